@@ -32,7 +32,7 @@ help:
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m mucudnn.bench.suites.training.demo
+	$(BIN)/python -m mucudnn.bench.suites.accuracy.demo
 
 # A process for each core, up to four: a process takes up to 1 GiB. Each file runs in one, which its fixtures expect.
 # A test that hangs ends its process (pyproject.toml), and with it the run: pytest-xdist 3.8 hangs when it starts another.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,8 +27,9 @@ from mucudnn.bench.folders.header import (
 from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
 from mucudnn.bench.report.export import write_json
-from mucudnn.measuring.timing.load import Load
+from mucudnn.measuring.timing.load import Load, Watch
 from mucudnn.words.errors import InvalidInputError, OutputError
+from mucudnn.words.progress import Progress, share_of, silent
 
 if TYPE_CHECKING:
     from mucudnn.tuning.result import TunedProblem
@@ -129,6 +130,29 @@ def folder_if_named(path: Path | None, header: Header) -> Iterator[FolderWriter 
         return
     with open_folder(path, header) as folder:
         yield folder
+
+
+def write_missing(
+    path: Path,
+    header: Header,
+    wanted: Sequence[tuple[Subject, Callable[[Progress], Iterable[Row]]]],
+    progress: Progress = silent,
+    watch: Watch | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> None:
+    """Measure the subjects that a folder does not have yet, and write its summary.
+
+    wanted: each subject with the function that returns its rows, which gets its share of the progress. watch: tells the
+    load meanwhile. Raises what ``open_folder`` and the functions raise.
+    """
+    watch = watch or Watch()
+    with open_folder(path, header) as folder:
+        for index, (subject, rows_of) in enumerate(wanted):
+            if not folder.known(subject):
+                mark = watch.mark()
+                rows = [*rows_of(share_of(progress, index / len(wanted), 1 / len(wanted)))]
+                folder.add(rows, watch.since(mark))
+        folder.write_summary(left_out)
 
 
 def _made_or_found(path: Path, header: Header) -> Header:

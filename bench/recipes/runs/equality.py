@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mucudnn.bench.recipes.benchmarks import Cell, Place
 from mucudnn.bench.recipes.settings import config_of
-from mucudnn.bench.suites.training.equality import STEPS, benchmark_equality
+from mucudnn.bench.suites.accuracy.equality import STEPS, benchmark_equality
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy
 from mucudnn.words.units import parse_bytes
 

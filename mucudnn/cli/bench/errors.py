@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
@@ -43,31 +43,24 @@ def errors(
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import objective_for
     from mucudnn.bench.sources.trainable import trainable_model
-    from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
-    from mucudnn.bench.suites.step_errors.report import step_errors_record, step_errors_rows, step_errors_table
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.bench.suites.accuracy.steps import benchmark_step_errors, errors_tables
+    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import Config
 
-    config = Config(**choices)
     options.use_threads(threads)
     torch.manual_seed(0)
     model, shape = trainable_model(source, input_shape=input_shape)
-    with progress_bar() as progress, importable(source), blamed_in_training(source, (batch or 1, *shape)):
-        benchmark = benchmark_step_errors(
-            source,
-            model,
-            shape,
+    with (
+        shown(out, errors_tables, json_file, csv_file) as folder,
+        progress_bar() as progress,
+        importable(source),
+        blamed_in_training(source, (batch or 1, *shape)),
+    ):
+        benchmark_step_errors(
+            *(source, model, shape, folder),
             batch_size=batch or 1,
-            config=config,
+            config=Config(**choices),
             memory_formats=memory_formats,
             objective=objective_for(source),
             progress=progress,
-            out=out,
         )
-    console = output()
-    console.print(step_errors_table(benchmark))
-    console.print(str(benchmark.environment))
-    write_each(
-        (csv_file, lambda path: write_csv(path, step_errors_rows(benchmark))),
-        (json_file, lambda path: write_json(path, step_errors_record(benchmark))),
-    )

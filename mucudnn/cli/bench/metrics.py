@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mucudnn.bench.report.export import write_each
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Configuration, counts_in
 
 if TYPE_CHECKING:
-    from mucudnn.bench.suites.metrics.modules import Called
+    from rich.table import Table
+
+    from mucudnn.bench.folders.reading import ResultFolder
+    from mucudnn.bench.suites.accuracy.modules import Called
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -90,42 +94,40 @@ def metrics(
     runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
     algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
     """
-    from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.pages.measured import measured
-    from mucudnn.bench.pages.reports import write_frame
-    from mucudnn.bench.report.plots import require_matplotlib, save_png
+    from mucudnn.bench.report.plots import require_matplotlib
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
-    from mucudnn.bench.suites.metrics.modules import benchmark_module
-    from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
+    from mucudnn.bench.suites.accuracy.layers import Choices, benchmark_metrics
+    from mucudnn.bench.suites.accuracy.modules import benchmark_module
     from mucudnn.measuring.whole_runs import Machine
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.terminal.console import progress_bar
 
     if plot_file is not None:
         require_matplotlib()
     if module_name is not None and (layer_name or algorithms or configurations):
         raise click.UsageError("--module is measured as it is: leave out --layer, --algorithms and --configuration")
-    chosen = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
+    layer = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
     options.use_threads(threads)
-    with ExitStack() as stack:
-        path = out or Path(stack.enter_context(TemporaryDirectory()))
-        with progress_bar() as progress:
-            choices = Choices(operations, algorithms, rounds, repetitions, configurations)
-            if chosen is not None:
-                benchmark_metrics(source, chosen, choices, path, device=device, progress=progress)
-            elif module_name is not None:
-                called, machine = _called(source, module_name, device, **sizes), Machine.current(device)
-                benchmark_module(source, module_name, called, choices, path, machine=machine, progress=progress)
-        folder = read_folder(path)
-    console = output()
-    console.print(errors_table(folder))
-    console.print(times_table(folder))
-    console.print(in_words(folder), soft_wrap=True)
-    console.print(str(folder.header.environment))
+    choices = Choices(operations, algorithms, rounds, repetitions, configurations)
+    with shown(out, partial(_told, csv_file, plot_file)) as folder, progress_bar() as progress:
+        if layer is not None:
+            benchmark_metrics(source, layer, choices, folder, device=device, progress=progress)
+        elif module_name is not None:
+            called, machine = _called(source, module_name, device, **sizes), Machine.current(device)
+            benchmark_module(source, module_name, called, choices, folder, machine=machine, progress=progress)
+
+
+def _told(csv_file: Path | None, plot_file: Path | None, folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield what is printed, and write the files: the CSV has also what follows from the samples."""
+    from mucudnn.bench.pages.measured import measured
+    from mucudnn.bench.pages.reports import write_frame
+    from mucudnn.bench.report.plots import save_png
+    from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
+
     write_each(
         (csv_file, lambda path: write_frame(measured(folder), path)),
         (plot_file, lambda path: save_png(draw_error_maps(folder), path)),
     )
+    yield from metrics_tables(folder)
 
 
 def _called(
@@ -136,7 +138,7 @@ def _called(
 
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.bench.sources.trainable import trainable_model
-    from mucudnn.bench.suites.metrics.modules import called_module
+    from mucudnn.bench.suites.accuracy.modules import called_module
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.command_files import FileCommand
 from mucudnn.words.problem import Operation
 
@@ -31,18 +31,9 @@ def numerics(
 
     Computed on small images, in seconds. docs/numerics.md says why, and what to do about it.
     """
-    from mucudnn.bench.suites.numerics.benchmark import benchmark_numerics
-    from mucudnn.bench.suites.numerics.report import in_words, numerics_record, numerics_rows, numerics_table
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.bench.suites.accuracy.numerics import benchmark_numerics, numerics_tables
+    from mucudnn.terminal.console import progress_bar
 
     options.use_threads(threads)
-    with progress_bar() as progress:
-        benchmark = benchmark_numerics(operations, dtype, progress, out)
-    console = output()
-    console.print(numerics_table(benchmark))
-    console.print(in_words(benchmark), soft_wrap=True)
-    console.print(str(benchmark.environment))
-    write_each(
-        (csv_file, lambda path: write_csv(path, numerics_rows(benchmark))),
-        (json_file, lambda path: write_json(path, numerics_record(benchmark))),
-    )
+    with shown(out, numerics_tables, json_file, csv_file) as folder, progress_bar() as progress:
+        benchmark_numerics(operations, dtype, folder, progress=progress)

@@ -22,9 +22,9 @@ from mucudnn.bench.recipes.recipe_file import read_recipe
 from mucudnn.bench.recipes.report import _limits_in_words, criteria_table, results_table
 from mucudnn.bench.recipes.running import Outcome, run_recipe
 from mucudnn.bench.recipes.runs import convolutions, program
+from mucudnn.bench.suites.accuracy import equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.solver.networks import benchmark_division
-from mucudnn.bench.suites.training import equality
 from mucudnn.database.database import Database
 from mucudnn.words.errors import InvalidInputError, OutputError
 

@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
+from rich.table import Table
 from support.command_line import invoke, one_layer
 from torch import Tensor
 
@@ -22,18 +23,18 @@ from mucudnn.bench.folders.speedups import overhead_of
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.report import report_of
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.metrics.benchmark import Choices, benchmark_metrics
-from mucudnn.bench.suites.metrics.calls import Computation, alone, compute, through_module
-from mucudnn.bench.suites.metrics.errors import MAP_CELLS, ErrorNorms, distinct_results, error_map
-from mucudnn.bench.suites.metrics.gradients import PASSED, cut_down, directional_error, exact, gradcheck
-from mucudnn.bench.suites.metrics.report import draw_error_maps, errors_table, in_words, times_table
+from mucudnn.bench.suites.accuracy.calls import alone, configuration_of, of_few, through_module
+from mucudnn.bench.suites.accuracy.errors import MAP_CELLS, distinct_results, error_map, error_norms
+from mucudnn.bench.suites.accuracy.gradients import PASSED, cut_down, directional_error, exact, gradcheck
+from mucudnn.bench.suites.accuracy.layers import Choices, benchmark_metrics
+from mucudnn.bench.suites.accuracy.report import draw_error_maps, in_words, metrics_tables
 from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.kernels.contract.reference import relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.gemm import GEMM
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.timing.timer import WallClock
-from mucudnn.measuring.whole_runs import Machine
+from mucudnn.measuring.whole_runs import Machine, run_whole
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.results import MicroConfig
@@ -62,13 +63,12 @@ def test_norms_are_those_of_the_definition() -> None:
     torch.manual_seed(0)
     actual, expected = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     error = np.abs(actual.numpy().astype(np.float64) - expected.numpy())
-    norms = ErrorNorms.of(actual, expected)
-    assert norms.l1 == pytest.approx(error.sum())
-    assert norms.l2 == pytest.approx(np.sqrt((error**2).sum()))
-    assert norms.largest == error.max()
-    assert norms.relative == pytest.approx(relative_l2_error(actual, expected))
-    assert ErrorNorms.of(expected, expected) == ErrorNorms(0, 0, 0, 0)
-    assert ErrorNorms.of(torch.tensor([nan]), torch.tensor([0.0])) == ErrorNorms(inf, inf, inf, inf)
+    norms = error_norms(actual, expected)
+    assert norms["error_l1"] == pytest.approx(error.sum())
+    assert norms["error_l2"] == pytest.approx(np.sqrt((error**2).sum()))
+    assert norms["error_max"] == error.max()
+    assert set(error_norms(expected, expected).values()) == {0.0}
+    assert set(error_norms(torch.tensor([nan]), torch.tensor([0.0])).values()) == {inf}
 
 
 def test_a_map_has_the_mean_error_at_each_pixel_and_in_each_cell_of_large_images() -> None:
@@ -146,32 +146,29 @@ def test_every_algorithm_computes_the_same_through_a_module_and_alone(
     expected = exact(problem, operands)
     for algorithm in algorithms():
         if algorithm.supports(problem) is None:
-            computation = Computation.undivided(algorithm, 2)
-            through = through_module(computation, problem, operands)().detach()
+            configuration = configuration_of(MicroConfig(algorithm.name, 2))
+            through = through_module(configuration, problem, operands)().detach()
             own = operands.with_own_result(operation)
-            result = alone(computation, problem, own)()
+            result = alone(configuration, problem, own)()
             by_itself = own.written(operation) if result is None else result
             assert relative_l2_error(through, expected) < 1e-5, algorithm.name
             assert torch.equal(through, by_itself), algorithm.name
-            assert torch.equal(through, compute(computation, problem, operands)), algorithm.name
+            assert torch.equal(through, run_whole(problem, configuration, operands)), algorithm.name
 
 
 @pytest.mark.parametrize("operation", Operation)
 def test_a_configuration_computes_the_same_through_a_module_and_alone(operation: Operation) -> None:
     problem = PROBLEM.with_operation(operation)
-    operands, by_name = random_operands(problem, 7), {algorithm.name: algorithm for algorithm in algorithms()}
-    chosen = [by_name["winograd-2x2"], by_name["gemm"]]
+    operands = random_operands(problem, 7)
     parts = [MicroConfig("winograd-2x2", 2), MicroConfig("winograd-2x2", 2), MicroConfig("gemm", 3)]
-    computation = Computation.of(chosen, parts)
+    configuration = configuration_of(*parts)
     own = operands.with_own_result(operation)
-    alone(computation, problem, own)()
-    for result in (own.written(operation), through_module(computation, problem, operands)().detach()):
+    alone(configuration, problem, own)()
+    for result in (own.written(operation), through_module(configuration, problem, operands)().detach()):
         assert relative_l2_error(result, exact(problem, operands)) < 1e-5
-    few = computation.of_few(2)
-    assert few.configuration.micro_configs == (MicroConfig("winograd-2x2", 1), MicroConfig("gemm", 1))
-    assert Computation.of(chosen[:1], parts[:2]).of_few(2).configuration.micro_configs == (
-        *(MicroConfig("winograd-2x2", 1),) * 2,
-    )
+    few = of_few(configuration, 2)
+    assert few.micro_configs == (MicroConfig("winograd-2x2", 1), MicroConfig("gemm", 1))
+    assert of_few(configuration_of(*parts[:2]), 2).micro_configs == (MicroConfig("winograd-2x2", 1),) * 2
 
 
 # The benchmark
@@ -281,7 +278,8 @@ def test_an_algorithm_that_fails_has_a_row_with_the_reason(tmp_path: Path, monke
     folder = measure(tmp_path / "out", FORWARD)
     assert gemm_row(folder)["failure"] == "no luck"
     assert isnan(float(str(gemm_row(folder)["overhead_s"])))
-    for table in (errors_table(folder), times_table(folder)):
+    for table in [*metrics_tables(folder)][:2]:
+        assert isinstance(table, Table)
         assert "no luck" in table.columns[2]._cells
     assert report_of(folder).tables
 

@@ -6,23 +6,23 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from support.clock.machine import ENVIRONMENT
 from support.command_line import invoke
-from support.snapshots import assert_as_stored, printed
+from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
+from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import Line, Row
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.step_errors import benchmark as benchmark_module
-from mucudnn.bench.suites.step_errors.benchmark import benchmark_step_errors
-from mucudnn.bench.suites.step_errors.report import step_errors_record, step_errors_table
-from mucudnn.bench.suites.step_errors.result import StepErrors, StepErrorsBenchmark
-from mucudnn.running.environment import Environment
+from mucudnn.bench.suites.accuracy import steps
+from mucudnn.bench.suites.accuracy.steps import benchmark_step_errors, errors_tables
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
@@ -36,8 +36,9 @@ def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 10, 3), nn.AvgPool2d(8), nn.Flatten())
 
 
-def measure(model: nn.Module) -> StepErrorsBenchmark:
-    return benchmark_step_errors("tiny", model, SHAPE, batch_size=4, config=CONFIG, memory_formats=CONTIGUOUS)
+def measure(model: nn.Module, out: Path) -> tuple[Line, ...]:
+    benchmark_step_errors("tiny", model, SHAPE, out, batch_size=4, config=CONFIG, memory_formats=CONTIGUOUS)
+    return read_folder(out).lines
 
 
 def step(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -48,36 +49,36 @@ def step(model: nn.Module, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     return output.detach().double(), [p.grad.double() for p in own.parameters() if p.grad is not None]
 
 
-def test_errors_are_those_of_the_definition() -> None:
+def test_errors_are_those_of_the_definition(tmp_path: Path) -> None:
     model = tiny()
-    torchs, ours = measure(model).rows
+    torchs, ours = measure(model, tmp_path / "out")
     (output, gradients), (exact_output, exact_gradients) = (step(model, t) for t in (torch.float32, torch.float64))
-    assert torchs.output == pytest.approx(float((output - exact_output).norm() / exact_output.norm()))
+    assert torchs["output"] == pytest.approx(float((output - exact_output).norm() / exact_output.norm()))
     found, exact = (torch.cat([g.flatten() for g in every]) for every in (gradients, exact_gradients))
-    assert torchs.gradients == pytest.approx(float((found - exact).norm() / exact.norm()))
+    assert torchs["relative_error"] == pytest.approx(float((found - exact).norm() / exact.norm()))
     own = [float((f - e).norm() / e.norm()) for f, e in zip(gradients, exact_gradients, strict=True)]
     names = [name for name, _ in model.named_parameters()]
-    assert (torchs.worst, torchs.worst_parameter) == (pytest.approx(max(own)), names[own.index(max(own))])
-    assert 0 < ours.output < 1e-5
-    assert 0 < ours.gradients < 1e-3
-    assert (torchs.operations, ours.operations) == (0, 5)  # the first layer needs no dx
+    assert (torchs["worst"], torchs["worst_parameter"]) == (pytest.approx(max(own)), names[own.index(max(own))])
+    assert 0 < ours["output"] < 1e-5
+    assert 0 < ours["relative_error"] < 1e-3
+    assert (torchs["operations"], ours["operations"]) == (0, 5)  # the first layer needs no dx
 
 
-def test_a_wrong_convolution_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_convolution_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoilt(model: nn.Module, arguments: object, config: Config) -> nn.Module:
         with torch.no_grad():
             next(model.parameters()).mul_(1.01)
         return model
 
     monkeypatch.setattr(mucudnn, "optimize", spoilt)
-    torchs, ours = measure(tiny()).rows
-    assert torchs.gradients < 1e-3 < ours.gradients
+    torchs, ours = measure(tiny(), tmp_path / "out")
+    assert torchs["relative_error"] < 1e-3 < ours["relative_error"]
 
 
-def test_the_model_stays_as_it_is() -> None:
+def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
     model = tiny()
     before = copy.deepcopy(model.state_dict())
-    measure(model)
+    measure(model, tmp_path / "out")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -94,28 +95,27 @@ class Drawing(nn.Module):
         return scores
 
 
-def test_models_that_draw_at_random_draw_the_same_in_float64() -> None:
-    for row in measure(Drawing()).rows:
-        assert row.output < 1e-5
+def test_models_that_draw_at_random_draw_the_same_in_float64(tmp_path: Path) -> None:
+    for row in measure(Drawing(), tmp_path / "out"):
+        assert row["output"] < 1e-5
 
 
-def test_nothing_is_put_back_before_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_put_back_before_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(mucudnn, "optimize", lambda model, arguments, config: seen.append(config) or model)
-    measure(tiny())
+    measure(tiny(), tmp_path / "out")
     assert seen == [replace(CONFIG, confirm=False)]
 
 
-def test_what_is_printed_and_recorded() -> None:
-    environment = Environment("Some CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2", "")
-    rows = tuple(
-        StepErrors(variant, MemoryFormat.CONTIGUOUS, 5e-5 * k, 1e-8, 2.4e-2, 0.1, "stem.weight", 3 * (k - 1), k - 1)
-        for k, variant in ((1, "torch"), (2, "mucudnn"))
-    )
-    benchmark = StepErrorsBenchmark("resnet50", 8, Config(), environment, rows)
-    assert_as_stored("bench-errors", printed(step_errors_table(benchmark)))
-    record = json.loads(json.dumps(step_errors_record(benchmark)))
-    assert record["rows"][1]["output"] == 1e-4
+def test_what_is_printed(tmp_path: Path) -> None:
+    subject = {"network": "resnet50", "batch_size": 8, "memory_format": "contiguous"}
+    header = Header("errors", "resnet50", {"batch_sizes": [8]}, ENVIRONMENT, tuple(subject), wanted=1, is_timed=False)
+    with open_folder(tmp_path / "out", header) as folder:
+        for k, variant in ((1, "torch"), (2, "mucudnn")):
+            more = {"output": 5e-5 * k, "loss": 1e-8, "worst": 0.1, "worst_parameter": "stem.weight"}
+            more |= {"operations": 3 * (k - 1), "ours": k - 1}
+            folder.add([Row(subject, variant, relative_error=2.4e-2, more=more)])
+    assert_as_stored("bench-errors", *errors_tables(read_folder(tmp_path / "out")))
 
 
 def test_a_model_that_does_not_take_the_input_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,20 +141,11 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert result.exit_code == 0, result.output
     assert "own_model_of_errors:make, batch 2: one training step in float32 against float64" in result.output
-    assert [row["variant"] for row in json.loads(json_file.read_text())["rows"]] == ["torch", "mucudnn"]
+    assert [row["contestant"] for row in json.loads(json_file.read_text())["rows"]] == ["torch", "mucudnn"]
     assert len(csv_file.read_text().splitlines()) == 3
 
 
 def test_what_the_folder_has_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {
-        "batch_size": 4,
-        "config": CONFIG,
-        "memory_formats": CONTIGUOUS,
-        "out": tmp_path / "folder",
-    }
-    first = benchmark_step_errors("tiny", tiny(), SHAPE, **asked)
-    monkeypatch.setattr(benchmark_module, "_compared", None)
-    again = benchmark_step_errors("tiny", tiny(), SHAPE, **asked)
-    assert again.rows == first.rows
-    rows = read_folder(tmp_path / "folder").rows.set_index("contestant")
-    assert rows.loc["torch", "relative_error"] == first.rows[0].gradients
+    first = measure(tiny(), tmp_path / "out")
+    monkeypatch.setattr(steps, "_compared", None)
+    assert measure(tiny(), tmp_path / "out") == first

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from support.snapshots import assert_as_stored
 
+from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.training.demo import training_table
-from mucudnn.bench.suites.training.side_by_side import (
-    Difference,
-    GradientErrors,
-    TrainingComparison,
-    train_in_turns,
-)
+from mucudnn.bench.suites.accuracy.demo import training_table
+from mucudnn.bench.suites.accuracy.equality import train_in_turns
 
 
 def test_training_of_equal_models_has_no_difference() -> None:
@@ -24,17 +21,17 @@ def test_training_of_equal_models_has_no_difference() -> None:
             torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.Linear(4 * 6 * 6, 10)
         )
 
-    comparison = train_in_turns(model(), model(), labelled_batches(20, 8, (3, 8, 8)))
-    assert comparison.difference.loss == 0
-    assert comparison.difference.gradient == 0
-    assert comparison.losses[-1] < comparison.losses[0]
+    _, ours = train_in_turns(model(), model(), labelled_batches(20, 8, (3, 8, 8)), {})
+    assert ours.more["loss_difference"] == 0
+    assert ours.more["gradient_difference"] == 0
+    assert ours.more["losses"][-1] < ours.more["losses"][0]
 
 
 def test_training_of_unequal_models_has_the_difference() -> None:
     models = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10)) for _ in range(2)]
-    comparison = train_in_turns(*models, labelled_batches(2, 8, (3, 2, 2)))
-    assert comparison.difference.loss > 0
-    assert comparison.difference.gradient > 0
+    _, ours = train_in_turns(*models, labelled_batches(2, 8, (3, 2, 2)), {})
+    assert ours.more["loss_difference"] > 0
+    assert ours.more["gradient_difference"] > 0
 
 
 class Drifting(torch.nn.Linear):
@@ -50,9 +47,9 @@ class Drifting(torch.nn.Linear):
 def test_gradients_are_compared_in_the_first_step_where_weights_are_the_same() -> None:
     models = [torch.nn.Sequential(torch.nn.Flatten(), layer) for layer in (torch.nn.Linear(12, 10), Drifting(12, 10))]
     models[1].load_state_dict(models[0].state_dict())
-    comparison = train_in_turns(*models, labelled_batches(3, 8, (3, 2, 2)))
-    assert comparison.difference.loss > 1e-3
-    assert comparison.difference.gradient == 0
+    _, ours = train_in_turns(*models, labelled_batches(3, 8, (3, 2, 2)), {})
+    assert ours.more["loss_difference"] > 1e-3
+    assert ours.more["gradient_difference"] == 0
 
 
 def test_errors_of_gradients_are_those_of_rounding() -> None:
@@ -62,12 +59,17 @@ def test_errors_of_gradients_are_those_of_rounding() -> None:
     rough = copy.deepcopy(model)
     for parameter in rough.parameters():
         parameter.data *= 1.001
-    errors = train_in_turns(model, rough, labelled_batches(2, 8, (3, 8, 8))).errors
-    assert 0 < errors.torch < 1e-5
-    assert errors.mucudnn > 1e-4
+    torchs, ours = train_in_turns(model, rough, labelled_batches(2, 8, (3, 8, 8)), {})
+    assert torchs.relative_error is not None
+    assert ours.relative_error is not None
+    assert 0 < torchs.relative_error < 1e-5
+    assert ours.relative_error > 1e-4
 
 
 def test_training_table_prints_times_differences_and_errors() -> None:
-    differences = Difference(1e-6, 3e-5), Difference(2e-6, 4e-5)
-    comparison = TrainingComparison((0.5,), (0.25,), (2.3, 1.1), *differences, GradientErrors(5e-7, 6e-7))
-    assert_as_stored("demo", training_table(comparison))
+    torchs = Row({}, "torch", (0.5,), relative_error=5e-7)
+    ours = Row({}, "mucudnn", (0.25,), relative_error=6e-7)
+    theirs, own = ({"loss_difference": loss, "gradient_difference": 3e-5} for loss in (2e-6, 1e-6))
+    theirs["gradient_difference"] = 4e-5
+    table = training_table(replace(torchs, more=theirs), replace(ours, more={**own, "losses": [2.3, 1.1]}))
+    assert_as_stored("demo", table)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from math import inf, nan
 from pathlib import Path
 
@@ -18,11 +17,20 @@ from support.snapshots import assert_as_stored
 from torch import Tensor
 
 from mucudnn import Config, ConvProblem, Operation, tune
+from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.suites.numerics import benchmark as numerics
-from mucudnn.bench.suites.numerics.benchmark import dependent_results, geometries, measure, with_pixel
-from mucudnn.bench.suites.numerics.report import in_words, numerics_table
-from mucudnn.bench.suites.numerics.result import SAMPLES, AlgorithmNumerics, NumericsBenchmark
+from mucudnn.bench.folders.rows import Line, Row
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.suites.accuracy import numerics
+from mucudnn.bench.suites.accuracy.numerics import (
+    SAMPLES,
+    benchmark_numerics,
+    dependent_results,
+    geometries,
+    measure,
+    numerics_tables,
+    with_pixel,
+)
 from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
@@ -33,15 +41,29 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 PAGE = TESTS.parent / "docs" / "numerics.md"
 WINOGRAD = [winograd for winograd in ALGORITHMS if winograd.stride == 1]  # as the geometries
+PROBLEMS = {
+    (str(problem.operation), f"{problem.r}x{problem.s}", f"{problem.h}x{problem.w}"): problem
+    for operation in Operation
+    for problem in geometries(operation)
+}
 IMAGES = [operation for operation in Operation if operation is not Operation.BACKWARD_FILTER]
 
 
+Rows = dict[tuple[str, Operation], Line]  # by algorithm and operation
+
+
 @pytest.fixture(scope="module")
-def rows() -> dict[tuple[str, Operation], AlgorithmNumerics]:
-    found: dict[tuple[str, Operation], AlgorithmNumerics] = {}
-    for row in numerics.benchmark_numerics().rows:
-        found.setdefault((row.algorithm, row.problem.operation), row)
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    folder = tmp_path_factory.mktemp("numerics") / "out"
+    benchmark_numerics(tuple(Operation), "float32", folder)
+    found: Rows = {}
+    for row in read_folder(folder).lines:
+        found.setdefault((row["contestant"], Operation(row["operation"])), row)
     return found
+
+
+def problem_of(row: Line) -> ConvProblem:
+    return PROBLEMS[row["operation"], row["filter"], row["image"]]
 
 
 def pixel_alone(problem: ConvProblem) -> Operands:
@@ -81,59 +103,59 @@ def in_tiles(winograd: Winograd, position: int, size: int, padding: int) -> int:
     return sum(i // winograd.m in reading for i in range(size))
 
 
-def test_every_algorithm_has_a_row_for_each_operation(rows: dict[tuple[str, Operation], AlgorithmNumerics]) -> None:
+def test_every_algorithm_has_a_row_for_each_operation(rows: Rows) -> None:
     every = ((a, problem) for a in algorithms() for operation in Operation for problem in geometries(operation))
     assert set(rows) == {(a.name, problem.operation) for a, problem in every if a.supports(problem) is None}
 
 
-def test_as_the_issue_found_them(rows: dict[tuple[str, Operation], AlgorithmNumerics]) -> None:
+def test_as_the_issue_found_them(rows: Rows) -> None:
     """One NaN in a map of 16x16, eight channels to eight, a filter of 3x3 with padding."""
     names = ("native", "winograd-4x4", "winograd-6x6", "fft")
-    assert [rows[name, Operation.FORWARD].nan_results for name in names] == [72, 200, 288, 2048]
+    assert [rows[name, Operation.FORWARD]["nan_results"] for name in names] == [72, 200, 288, 2048]
 
 
 @pytest.mark.parametrize("winograd", WINOGRAD, ids=lambda a: a.name)
 @pytest.mark.parametrize("operation", IMAGES)
 def test_winograd_spoils_what_its_matrices_connect_within_the_tiles_that_read_the_pixel(
-    rows: dict[tuple[str, Operation], AlgorithmNumerics], winograd: Winograd, operation: Operation
+    rows: Rows, winograd: Winograd, operation: Operation
 ) -> None:
     row = rows[winograd.name, operation]
-    problem = row.problem
+    problem = problem_of(row)
     assert problem.h == problem.w
     padding = problem.padding[0] if operation is Operation.FORWARD else problem.r - 1 - problem.padding[0]
     args = (winograd, problem.h // 2, problem.h, padding)
-    assert row.nan_results == row.inf_results == problem.k * reached(*args) ** 2
-    assert problem.k * problem.r * problem.s <= row.nan_results <= problem.k * in_tiles(*args) ** 2
+    assert row["nan_results"] == row["inf_results"] == problem.k * reached(*args) ** 2
+    assert problem.k * problem.r * problem.s <= row["nan_results"] <= problem.k * in_tiles(*args) ** 2
 
 
 @pytest.mark.parametrize("operation", Operation)
 def test_what_is_local_spoils_what_the_definition_says_and_fourier_transforms_all_that_they_read(
-    rows: dict[tuple[str, Operation], AlgorithmNumerics], operation: Operation
+    rows: Rows, operation: Operation
 ) -> None:
     for (name, of), row in rows.items():
         if of is not operation:
             continue
-        problem = row.problem
+        problem = problem_of(row)
         expected = int(dependent_results(problem, pixel_alone(problem)).sum())
-        if row.local:
-            assert row.nan_results == row.inf_results == expected, name
+        if row["local"]:
+            assert row["nan_results"] == row["inf_results"] == expected, name
         if name == "fft":
             everything = problem.r * problem.s if operation is Operation.BACKWARD_FILTER else problem.h * problem.w
-            assert row.nan_results == row.inf_results == problem.k * everything
-        assert row.nan_results >= expected, name
+            assert row["nan_results"] == row["inf_results"] == problem.k * everything
+        assert row["nan_results"] >= expected, name
 
 
 def test_transforms_overflow_earlier_and_lose_what_is_small_beside_an_outlier(
-    rows: dict[tuple[str, Operation], AlgorithmNumerics],
+    rows: Rows,
 ) -> None:
     torchs = rows["native", Operation.FORWARD]
     for name in ("winograd-4x4", "winograd-6x6", "fft"):
         row = rows[name, Operation.FORWARD]
-        assert row.largest < torchs.largest / 2, name
-        assert row.outlier_error > 1000 * torchs.outlier_error, name
+        assert row["largest"] < torchs["largest"] / 2, name
+        assert row["outlier_error"] > 1000 * torchs["outlier_error"], name
     for row in rows.values():
-        assert row.keeps_subnormals, row.algorithm
-        assert row.relative_error < 1e-5, row.algorithm
+        assert row["keeps_subnormals"], row["contestant"]
+        assert row["relative_error"] < 1e-5, row["contestant"]
 
 
 def test_the_numbers_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +171,12 @@ def test_the_numbers_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = measure("native", problem)
     monkeypatch.setattr(numerics, "run_whole", hiding)
     row = measure("native", problem)
-    assert (row.nan_results, row.inf_results, row.keeps_subnormals) == (0, 0, False)
+    assert [row.more[name] for name in ("nan_results", "inf_results", "keeps_subnormals")] == [0, 0, False]
+    assert row.relative_error is not None
+    assert honest.relative_error is not None
     assert row.relative_error > 1000 * honest.relative_error
-    assert row.outlier_error > 1000 * honest.outlier_error
-    assert row.largest <= 2.0**100 < honest.largest
+    assert row.more["outlier_error"] > 1000 * honest.more["outlier_error"]
+    assert row.more["largest"] <= 2.0**100 < honest.more["largest"]
 
 
 @pytest.mark.parametrize("value", [nan, inf])
@@ -168,17 +192,17 @@ def test_the_pixel_is_one_element(value: float) -> None:
 # The table, the command and the page
 
 
-def test_the_table_has_a_line_for_each_geometry_and_a_value_for_each_operation() -> None:
-    problem = ConvProblem(Operation.FORWARD, 4, 16, 16, 4, 3, 3, padding=(1, 1))
-    known = [
-        AlgorithmNumerics(
-            name, problem.with_operation(operation), name == TORCHS_OWN, results, results, 2.0**127, error, True, error
-        )
-        for operation in Operation
-        for name, results, error in ((TORCHS_OWN, 36, 1e-7), ("winograd-4x4", 100 + len(operation), 1e-6))
-    ]
-    benchmark = NumericsBenchmark(tuple(known), HERE, datetime.now(UTC))
-    assert_as_stored("bench-numerics", numerics_table(benchmark), in_words(benchmark))
+def test_the_table_has_a_line_for_each_geometry_and_a_value_for_each_operation(tmp_path: Path) -> None:
+    columns = ("operation", "filter", "image", "dtype")
+    header = Header(*("numerics", "small images", {"dtype": "float32"}, HERE), columns, wanted=3, is_timed=False)
+    with open_folder(tmp_path / "out", header) as folder:
+        for operation in Operation:
+            subject = dict(zip(columns, (str(operation), "3x3", "16x16", "float32"), strict=True))
+            for name, results, error in (("native", 36, 1e-7), ("winograd-4x4", 100 + len(operation), 1e-6)):
+                more = {"local": name == "native", "nan_results": results, "inf_results": results}
+                more |= {"largest": 2.0**127, "outlier_error": error, "keeps_subnormals": True}
+                folder.add([Row(subject, name, relative_error=error, more=more)])
+    assert_as_stored("bench-numerics", *numerics_tables(read_folder(tmp_path / "out")))
 
 
 def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:
@@ -188,20 +212,19 @@ def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:
     for expected in ("winograd-4x4", "float16", "NaN spoils", "3×3, 16×16", "beside torch's own (native): forward "):
         assert expected in result.output
     record = json.loads((tmp_path / "n.json").read_text())
-    assert {row["problem"]["dtype"] for row in record["rows"]} == {"float16"}
+    assert {row["dtype"] for row in record["rows"]} == {"float16"}
     with (tmp_path / "n.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
-    assert [line["algorithm"] for line in lines] == [row["algorithm"] for row in record["rows"]]
-    assert lines[0]["padding"] == "1x1"
+    assert [line["contestant"] for line in lines] == [row["contestant"] for row in record["rows"]]
 
 
-def test_the_page_has_the_counts_of_every_algorithm(rows: dict[tuple[str, Operation], AlgorithmNumerics]) -> None:
+def test_the_page_has_the_counts_of_every_algorithm(rows: Rows) -> None:
     """Rounding errors depend on the machine; what is spoilt does not."""
     table = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
     names = {name for name, _ in rows}
     said = {line[0]: line[2] for line in reversed(table) if (line or [""])[0] in names}  # the first of several
     for name in names:
-        counts = [f"{rows[name, operation].nan_results:,}" for operation in Operation]
+        counts = [f"{rows[name, operation]['nan_results']:,}" for operation in Operation]
         assert said[name] in (" / ".join(counts), counts[0]), name
     assert set(said) == names
 
@@ -243,8 +266,8 @@ def test_solve_and_explain_heed_strict(tmp_path: Path) -> None:
 
 def test_what_the_folder_has_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("bench", "numerics", "--operations", "forward", "--threads", "1", "--out", tmp_path / "folder")
-    cases = [*numerics._cases(Operation.FORWARD, "float32")][:3]
-    monkeypatch.setattr(numerics, "_cases", lambda *_: iter(cases))
+    case = geometries(Operation.FORWARD)[0], ["native", "gemm", "fft"]
+    monkeypatch.setattr(numerics, "_cases", lambda *_: [case])
     first = invoke(*asked)
     assert first.exit_code == 0, first.output
     monkeypatch.setattr(numerics, "measure", None)

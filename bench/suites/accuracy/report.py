@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +12,15 @@ from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.bench.report.tables import milliseconds, new_table
-from mucudnn.bench.suites.metrics.gradients import PASSED
-from mucudnn.bench.suites.metrics.modules import MODULE
+from mucudnn.bench.suites.accuracy.gradients import PASSED
+from mucudnn.bench.suites.accuracy.modules import MODULE
 from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_Record = dict[Any, Any]
+_Cells = Callable[[_Record], Sequence[str]]
 _INCHES = 2.1  # of a map
 _LEAST_OF_LARGEST = 1e-3  # shade of a map that has no errors, beside the largest
 _NAMES = ("operation", "algorithm")
@@ -38,51 +39,36 @@ _OF_MODULES = (
 )
 
 
-def errors_table(folder: ResultFolder) -> Table:
-    """Return a row for each operation and contestant: errors, gradients, repeatability."""
+def metrics_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield tables of errors and of times, with a row for each operation and contestant, and what they mean."""
+    rows = measured(folder).to_dict("records")
     errors = {"relative_error": "relative", "error_l1": "L1", "error_l2": "L2", "error_max": "maximum"}
-    titles = (*errors.values(), "gradient", "gradcheck", "results")
-    return _table(
-        folder,
-        titles,
+    yield _table(
+        *(folder, rows, (*errors.values(), "gradient", "gradcheck", "results")),
         lambda row: (
             *(_if_known(row[name], "{:.1e}".format) for name in (*errors, "gradient_error")),
             _if_known(row["gradcheck"], lambda text: text.partition(":")[0]),
             f"{row['distinct_results']:.0f} of {row['runs']:.0f}",
         ),
     )
-
-
-def times_table(folder: ResultFolder) -> Table:
-    """Return a row for each operation and contestant: latency, throughput, overhead, workspace."""
-    titles = ("ms", "IQR", "samples/s", "GFLOP/s", "overhead (µs)", "95 % interval", "workspace")
-    return _table(
-        folder,
-        titles,
+    yield _table(
+        *(folder, rows, ("ms", "IQR", "samples/s", "GFLOP/s", "overhead (µs)", "95 % interval", "workspace")),
         lambda row: (
             *(milliseconds(row["time_s"]), f"{row['spread']:.0%}"),
             f"{row['samples_per_s']:.1f}",
             _if_known(row.get("flops_per_s"), lambda rate: f"{rate / 1e9:.1f}"),
             _if_known(row["overhead_s"], lambda seconds: f"{seconds * 1e6:.0f}"),
-            _known(row["overhead_low_s"], row["overhead_high_s"]),
+            _if_known(row["overhead_low_s"], lambda low: f"{low * 1e6:.0f} to {row['overhead_high_s'] * 1e6:.0f}"),
             _if_known(row["workspace_bytes"], lambda size: format_bytes(int(size))),
         ),
     )
+    yield in_words(folder)
 
 
-def _if_known(value: Any, text: Callable[[Any], str]) -> str:
-    """Return the text of a value; empty for none."""
-    return "" if value is None or value != value else text(value)
-
-
-def _known(low_s: float, high_s: float) -> str:
-    return "" if isnan(low_s) else f"{low_s * 1e6:.0f} to {high_s * 1e6:.0f}"
-
-
-def _table(folder: ResultFolder, titles: Sequence[str], cells: Callable[[dict[Any, Any]], Sequence[str]]) -> Table:
+def _table(folder: ResultFolder, rows: Sequence[_Record], titles: Sequence[str], cells: _Cells) -> Table:
     printed = new_table(f"{folder.header.source}, {folder.header.settings['layer']}", _NAMES, titles)
     before = ""
-    for row in measured(folder).to_dict("records"):
+    for row in rows:
         operation = str(row["operation"])
         if operation != before:
             printed.add_section()
@@ -90,6 +76,11 @@ def _table(folder: ResultFolder, titles: Sequence[str], cells: Callable[[dict[An
         printed.add_row(operation if operation != before else "", row["contestant"], *texts)
         before = operation
     return printed
+
+
+def _if_known(value: Any, text: Callable[[Any], str]) -> str:
+    """Return the text of a value; empty for none."""
+    return "" if value is None or value != value else text(value)
 
 
 def in_words(folder: ResultFolder) -> str:

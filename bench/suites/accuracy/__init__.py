@@ -1,0 +1,6 @@
+"""Measures errors against float64: of operators, of modules, on unusual images, of a step, and of a training.
+
+Operators and modules have the metrics of level 0 of Deep500 (Ben-Nun et al., 2019, "A modular benchmarking
+infrastructure for high-performance and reproducible deep learning"). Every benchmark writes rows into a result folder,
+from which tables are made.
+"""

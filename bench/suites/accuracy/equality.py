@@ -1,0 +1,143 @@
+"""Trains torch's and mucudnn's convolutions side by side, from the same seed: whether both learn the same, how fast.
+
+Rounding differs between any two implementations, and training amplifies it. So losses are compared step by step, the
+gradients in the first step only, where both models have the same weights: with torch's, and with those of float64.
+Torch is also compared with itself in the other memory format: that is the yardstick.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import mucudnn
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.writing import write_missing
+from mucudnn.bench.report.records import config_record
+from mucudnn.bench.sources.trainable import trainable_model
+from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee, labelled_batches
+from mucudnn.running.environment import current_environment
+from mucudnn.words.config import Config
+from mucudnn.words.progress import Progress, silent
+
+STEPS = 8
+_COLUMNS = ("network", "batch_size", "choices")
+
+
+def benchmark_equality(
+    network: str,
+    configs: Sequence[Config],
+    out: Path,
+    *,
+    batch_size: int,
+    steps: int = STEPS,
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> None:
+    """Train the network with torch and, in turns with it, as each config tunes it, into the folder ``out``.
+
+    configs: those that differ in policy or limit alone. What the folder has already is not trained again. steps: of
+    each model, on random images with labels that can be learnt; the first is not timed.
+
+    Raises what ``open_folder`` and ``mucudnn.optimize`` raise.
+    """
+    settings = {
+        **config_record(replace(configs[0], database=None)),
+        "batch_sizes": [batch_size],
+        "steps": steps,
+        "policy": [str(config.policy) for config in configs],
+        "workspace_limit": [config.workspace_limit_bytes for config in configs],
+    }
+    environment = current_environment(device)
+
+    def rows_of(subject: Subject, config: Config, progress: Progress) -> tuple[Row, Row]:
+        torch.manual_seed(0)
+        model, shape = trainable_model(network)
+        model = model.to(device)
+        batches = [(x.to(device), labels.to(device)) for x, labels in labelled_batches(steps, batch_size, shape)]
+        ours: nn.Module = mucudnn.optimize(copy.deepcopy(model), batches[0][0], config, progress=progress)
+        progress("training, in turns", 0.9)
+        torchs_row, our_row = train_in_turns(model, ours, batches, subject)
+        return torchs_row, replace(our_row, policy=str(config.policy), limit_bytes=config.workspace_limit_bytes)
+
+    wanted = []
+    for config in configs:
+        values = (network, batch_size, f"{config.policy}, workspace limit {config.workspace_limit_bytes}")
+        subject: Subject = dict(zip(_COLUMNS, values, strict=True))
+        wanted.append((subject, partial(rows_of, subject, config)))
+    write_missing(out, Header("equality", network, settings, environment, _COLUMNS, len(wanted)), wanted, progress)
+
+
+def train_in_turns(
+    torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch], subject: Subject
+) -> tuple[Row, Row]:
+    """Train both models, every batch being one step of either, and return torch's row and ours.
+
+    The first step is a warm-up that is not timed. relative_error: the largest of a parameter's gradient in the first
+    step, against float64. Columns: loss_difference, gradient_difference: the largest relative ones from torch's, of any
+    step's loss and of any gradient in the first step; of torch's own from its other memory format. Of ours also
+    loss_over_yardstick, gradient_over_yardstick: how many times as far as that; ``None`` where torch's own do not
+    differ; losses: step by step.
+
+    The other format and float64 come afterwards: a third model's memory in between would slow the other two.
+    """
+    kept = list(batches)
+    again, ours_again = copy.deepcopy(torch_model), copy.deepcopy(mucudnn_model)
+    torchs, ours, difference = _in_turns(torch_model, mucudnn_model, kept)
+    channels_last = copy.deepcopy(again).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    torchs_error, our_error = _gradient_errors(copy.deepcopy(again), ours_again, kept[0])
+    _, _, yardstick = _in_turns(again, channels_last, kept)
+    over = {
+        name.replace("difference", "over_yardstick"): found / yardstick[name] if yardstick[name] else None
+        for name, found in difference.items()
+    }
+    losses = [step.loss for step in ours]
+    torchs_row, our_row = (
+        Row(subject, name, samples_s=[step.time_s for step in steps[1:]])
+        for name, steps in (("torch", torchs), ("mucudnn", ours))
+    )
+    return (
+        replace(torchs_row, relative_error=torchs_error, more=yardstick),
+        replace(our_row, relative_error=our_error, more={**difference, **over, "losses": losses}),
+    )
+
+
+def _in_turns(
+    reference: nn.Module, model: nn.Module, batches: Sequence[Batch]
+) -> tuple[list[TrainedStep], list[TrainedStep], dict[str, float]]:
+    """Return the steps of both, and how far ``model`` is from the reference."""
+    trainees = Trainee(reference), Trainee(model)
+    steps: list[tuple[TrainedStep, TrainedStep]] = []
+    gradient = 0.0
+    for seed, (images, labels) in enumerate(batches):
+        a, b = (trainee.step(images, labels, seed) for trainee in trainees)
+        steps.append((a, b))
+        if seed == 0:
+            gradient = _gradient_difference(reference, model)
+    loss = max(abs(a.loss - b.loss) / abs(a.loss) for a, b in steps)
+    own, others = ([pair[which] for pair in steps] for which in (0, 1))
+    return own, others, {"loss_difference": loss, "gradient_difference": gradient}
+
+
+def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Batch) -> tuple[float, float]:
+    """Return errors of both models' gradients after one step of each, against one of torch's model in float64."""
+    images, labels = first
+    exact = copy.deepcopy(torch_model).double()
+    Trainee(exact).step(images.double(), labels, seed=0)
+    for model in (torch_model, mucudnn_model):
+        Trainee(model).step(images, labels, seed=0)
+    return _gradient_difference(exact, torch_model), _gradient_difference(exact, mucudnn_model)
+
+
+def _gradient_difference(reference: nn.Module, model: nn.Module) -> float:
+    """Return the largest ‖a - b‖ / ‖a‖ of any parameter's gradient."""
+    pairs = zip(reference.parameters(), model.parameters(), strict=True)
+    gradients = [(a.grad, b.grad) for a, b in pairs if a.grad is not None and b.grad is not None]
+    return max(float((a - b).norm() / a.norm()) for a, b in gradients)

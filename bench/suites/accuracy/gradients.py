@@ -1,0 +1,202 @@
+"""Numerical checks of gradients: what an operation computes against differences of the function itself.
+
+- ``gradcheck``: torch's own, in float64, of a layer cut down to few channels and, where the algorithm computes that,
+  few pixels. Some algorithms have other code for float64.
+- ``gradcheck_elements``: torch's own, of any function in float64, at elements that are drawn and sums of outputs.
+- ``directional_error``: differences in the layer's own dtype, on the layer itself with ``SAMPLES`` samples, or more
+  where a configuration has more algorithms. The convolution is linear in x and in w: a difference over a step as long
+  as the operand is exact but for rounding.
+
+One operation of a layer is computed by the contestant, the other two by the reference, so that a check blames nobody
+else: of forward the differences are of what it computes, of the backward operations it gives the gradient.
+
+Torch's fast mode looks at random sums of elements with a tolerance that grows with their number, and passes what is 5 %
+wrong. So it is not used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.reference import reference
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.words.errors import first_line
+from mucudnn.words.problem import ConvProblem, Operation
+
+SAMPLES = 2
+PASSED = "passed"
+_CHANNELS = 3  # of a group, in the layer cut down
+_GROUPS = 2
+_WINDOWS = 2  # pixels of y beside the first, in each direction
+ELEMENTS = 64  # of all tensors together, and of outputs: more are not looked at one by one
+SUMS = 4
+# Two elements of a derivative are alike within a part of the largest one, or what rounding makes of the outputs.
+_OF_LARGEST, _OF_ROUNDING = 1e-5, 1e-8
+
+Compute = Callable[[ConvProblem, Operands], Tensor]
+
+
+def gradcheck(problem: ConvProblem, compute: Compute, samples: int = SAMPLES) -> str:
+    """Run torch's gradcheck on a problem in float64, on so many samples; return ``PASSED``, or what failed.
+
+    compute: computes the problem's operation. Raises what ``compute`` raises.
+    """
+    operands = random_operands(problem, samples)
+    x, w = (tensor.requires_grad_() for tensor in (operands.x, operands.w))
+    by_operation = dict.fromkeys(Operation, exact) | {problem.operation: compute}
+    return _verdict(partial(_convolution, problem, by_operation), (x, w))
+
+
+def _verdict(function: Callable[..., Tensor], inputs: Sequence[Tensor], **tolerance: float) -> str:
+    """Run torch's gradcheck of all elements of the inputs."""
+    try:
+        with torch.enable_grad():
+            torch.autograd.gradcheck(function, inputs, check_undefined_grad=False, **tolerance)  # type: ignore[arg-type]
+    except GradcheckError as error:
+        return f"failed: {first_line(error)}"
+    return PASSED
+
+
+def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
+    """Return the problem in float64 with few channels: with few pixels, too, and with all of them.
+
+    Filter, stride, padding and dilation stay. Some algorithms are for large images alone.
+    """
+    groups = min(problem.groups, _GROUPS)
+    c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
+    h, w = (
+        min(size, (taps - 1) * dilation + 1 + _WINDOWS * stride)
+        for size, taps, dilation, stride in zip(
+            (problem.h, problem.w), (problem.r, problem.s), problem.dilation, problem.stride, strict=True
+        )
+    )
+    large = replace(problem, c=c, k=k, groups=groups, dtype="float64")
+    return replace(large, h=h, w=w), large
+
+
+def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu", samples: int = SAMPLES) -> float:
+    """Return the relative error of the derivative along a random direction u, against differences.
+
+    The loss is <v, y> with v along the exact derivative of y, so that it is as long as can be. forward: the differences
+    (y(x + u) - y(x - u)) / 2 are the contestant's, the derivative is <dx, u>, exact. Backward data: the contestant's
+    <dx, u> against exact differences along u of x; backward filter: <dw, u>, along u of w.
+
+    compute: computes the operation of a problem. It raises what ``compute`` raises.
+    """
+    at, direction = (random_operands(problem, samples, device, seed) for seed in (0, 1))
+    if problem.operation is Operation.FORWARD:
+        plus, minus = ((at.x + sign * direction.x) for sign in (1, -1))  # rounded to the dtype
+        step = (plus.double() - minus.double()) / 2
+        v = exact(problem, replace(at, x=step))
+        ends = (compute(problem, replace(at, x=x)).double() for x in (plus, minus))
+        difference = float(((next(ends) - next(ends)) / 2 * v).sum())
+        return abs(difference / float((v * v).sum()) - 1)
+    of_data = problem.operation is Operation.BACKWARD_DATA
+    moved = replace(at, x=direction.x) if of_data else replace(at, w=direction.w)
+    along = direction.x if of_data else direction.w
+    y = exact(problem.with_operation(Operation.FORWARD), moved)
+    v = y.to(dtype=at.y.dtype, memory_format=TORCH_FORMATS[problem.memory_format])
+    derivative = float((compute(problem, replace(at, y=v)).double() * along.double()).sum())
+    return abs(derivative / float((v.double() * y).sum()) - 1)
+
+
+def exact(problem: ConvProblem, operands: Operands) -> Tensor:
+    """Compute the operation in float64."""
+    return reference(problem, operands.x, operands.w, operands.y)
+
+
+def _convolution(problem: ConvProblem, compute: Mapping[Operation, Compute], x: Tensor, w: Tensor) -> Tensor:
+    y: Tensor = _Convolution.apply(x, w, problem, compute)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose three operations are computed by functions that are handed in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, problem: ConvProblem, compute: Mapping[Operation, Compute]) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.problem, ctx.compute = problem, compute
+        return _computed(ctx, Operation.FORWARD, Operands(x, w, x.new_empty(problem.y_shape(len(x)))))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, w = ctx.saved_tensors
+        operands = Operands(x, w, dy)
+        dx = _computed(ctx, Operation.BACKWARD_DATA, operands)
+        return dx, _computed(ctx, Operation.BACKWARD_FILTER, operands), None, None
+
+
+def _computed(ctx: Any, operation: Operation, operands: Operands) -> Tensor:
+    in_format = TORCH_FORMATS[ctx.problem.memory_format]
+    x, w, y = (t.detach().contiguous(memory_format=in_format) for t in (operands.x, operands.w, operands.y))
+    result: Tensor = ctx.compute[operation](ctx.problem.with_operation(operation), Operands(x, w, y))
+    return result
+
+
+def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> str:
+    """Run torch's gradcheck of a function of float64 tensors; return ``PASSED`` with what was drawn, or what failed.
+
+    A numerical derivative takes two calls for each element, and an exact one a backward pass for each output. Of more
+    than ``ELEMENTS`` elements so many are drawn, of more outputs ``SUMS`` random sums are checked.
+
+    compute: the function. It gets tensors in place of ``tensors``. Raises what ``compute`` raises.
+    """
+    places = _places([tensor.numel() for tensor in tensors])
+    counts = [len(one) for one in places]
+    outputs = compute(tensors).numel()
+    weights = torch.randn(outputs, SUMS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = weights.to(tensors[0].device) if outputs > ELEMENTS else None
+
+    def of_shifts(shifts: Tensor) -> Tensor:
+        parts = zip(tensors, places, torch.split(shifts, counts), strict=True)
+        y = compute([_shifted(tensor, where, by) for tensor, where, by in parts]).flatten()
+        return y if sums is None else y @ sums
+
+    shifts = tensors[0].new_zeros(sum(counts), requires_grad=True)
+    verdict = _verdict(of_shifts, (shifts,), atol=_tolerance(of_shifts, shifts))
+    drawn = _what_was_drawn(sum(counts), sum(tensor.numel() for tensor in tensors), outputs)
+    return verdict + drawn if verdict == PASSED else verdict
+
+
+def _places(sizes: Sequence[int]) -> list[Tensor]:
+    """Return the positions to check in each tensor: all where they are few, else some of the tensors in turns."""
+    if sum(sizes) <= ELEMENTS:
+        return [torch.arange(size) for size in sizes]
+    drawn = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(sizes), generator=drawn).tolist()
+    turns = Counter(islice((index for turn in range(ELEMENTS) for index in order if turn < sizes[index]), ELEMENTS))
+    return [torch.randperm(size, generator=drawn)[: turns[index]] for index, size in enumerate(sizes)]
+
+
+def _shifted(tensor: Tensor, places: Tensor, by: Tensor) -> Tensor:
+    """Return the tensor with some elements moved, as a function of how far."""
+    if not len(places):
+        return tensor.detach()
+    every = by.new_zeros(tensor.numel()).index_put((places.to(by.device),), by)
+    return tensor.detach() + every.view(tensor.shape)
+
+
+def _tolerance(of_shifts: Callable[[Tensor], Tensor], shifts: Tensor) -> float:
+    with torch.enable_grad():
+        derivative = torch.autograd.functional.jacobian(of_shifts, shifts)  # type: ignore[no-untyped-call]
+        outputs = of_shifts(shifts).detach()
+    return _OF_LARGEST * float(derivative.abs().max()) + _OF_ROUNDING * float(outputs.abs().max())
+
+
+def _what_was_drawn(elements: int, of: int, outputs: int) -> str:
+    if elements == of and outputs <= ELEMENTS:
+        return ""
+    against = f"{SUMS} random sums of the {outputs} outputs" if outputs > ELEMENTS else f"all {outputs} outputs"
+    which = f"all {of} elements" if elements == of else f"{elements} of {of} elements, drawn"
+    return f": {which}, each against {against}"

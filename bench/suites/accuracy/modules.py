@@ -1,0 +1,270 @@
+"""Measures a module of a model, whatever it computes, into a result folder, with the metrics of operators.
+
+It is called with what the model calls it with. The reference is a copy in float64, which computes the same with all
+that the module is made of. Modules are in eval mode: dropout would draw other numbers for both.
+
+The rows are called as those of a convolution: forward is the output, backward data the gradient of the input, and
+backward filter those of all parameters together.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from itertools import chain
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.writing import write_missing
+from mucudnn.bench.suites.accuracy.errors import with_errors
+from mucudnn.bench.suites.accuracy.gradients import SAMPLES, gradcheck_elements
+from mucudnn.bench.suites.accuracy.layers import Choices, Untimed, timed
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.words.errors import InvalidInputError, first_line
+from mucudnn.words.problem import Operation, dtype_name
+from mucudnn.words.progress import Progress, silent
+
+WHOLE = "."  # name of the model itself
+MODULE = "module"  # the contestant
+_COLUMNS = ("layer", "operation", "batch_size", "dtype")
+_STEP = 1e-5  # of differences, beside the length of what is moved
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A module, and what it is called with: its first floating tensor is the input whose gradient is measured."""
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The floating tensors that it is called with, the input first."""
+        return _floating((self.arguments, dict(self.named)))
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters that are trained, by name."""
+        return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+
+    def computed(self) -> Tensor:
+        """Return the floating output; several are flattened and joined. Raises what the module raises."""
+        return _output(self.module(*self.arguments, **self.named))
+
+    def computed_with(self, operation: Operation, moved: Sequence[Tensor]) -> Tensor:
+        """Return the same with other tensors in place of those whose gradient the operation is."""
+        if operation is Operation.BACKWARD_FILTER:
+            own = dict(zip(self.parameters, moved, strict=True))
+            return _output(functional_call(self.module, own, self.arguments, dict(self.named)))
+        x = self.inputs[0]
+        given, named = tree_map(lambda value: moved[0] if value is x else value, (self.arguments, dict(self.named)))
+        return _output(self.module(*given, **named))
+
+    def moved(self, operation: Operation) -> list[Tensor]:
+        """Return the leaves whose gradient the operation is; of forward none."""
+        x = self.inputs[0].requires_grad_(operation is Operation.BACKWARD_DATA)
+        by_operation = {Operation.BACKWARD_DATA: [x], Operation.BACKWARD_FILTER: [*self.parameters.values()]}
+        return by_operation.get(operation, [])
+
+    def call_of(self, operation: Operation) -> Callable[[], Tensor]:
+        """Return the call that is measured: the module's, or autograd's for a forward pass that was made before."""
+        moved = self.moved(operation)
+        if operation is Operation.FORWARD:
+            return self.computed
+        with torch.enable_grad():
+            y = self.computed()
+        return partial(_gradient, y, moved, _direction(y.detach()))
+
+    def copied(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Called:
+        """Copy the module, and what it is called with, each floating tensor of both changed."""
+
+        def changed(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return change(value.detach()) if value.is_floating_point() else value.detach()
+
+        own = copy.deepcopy(self.module)
+        with torch.no_grad():
+            for place in chain(own.parameters(), own.buffers()):
+                if place.is_floating_point():
+                    place.data = change(place.data)
+        return Called(own, tree_map(changed, self.arguments), tree_map(changed, dict(self.named)))
+
+    def first_samples(self) -> Called:
+        """Return a copy that is called with the first ``SAMPLES`` samples of tensors that have a batch."""
+        n = len(self.inputs[0])
+
+        def cut(one: Any) -> Any:
+            return one[:SAMPLES].clone() if isinstance(one, Tensor) and one.ndim and len(one) == n else one
+
+        few = self.copied()
+        return Called(few.module, tree_map(cut, few.arguments), tree_map(cut, few.named))
+
+
+def called_module(model: nn.Module, name: str, arguments: tuple[Tensor, ...]) -> Called:
+    """Return a module with what the model calls it with, the first time, when the model is called.
+
+    name: as ``named_modules`` has it, ``WHOLE``: the model itself. The model is left in eval mode. Raises
+    ``InvalidInputError`` where there is no such module, or it is not called with a floating tensor, and what the model
+    raises.
+    """
+    by_name = {place or WHOLE: module for place, module in model.eval().named_modules()}
+    if name not in by_name:
+        close = get_close_matches(name, by_name, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InvalidInputError(f"the model has no module {name!r}; {hint}{WHOLE} is the whole model")
+    found: list[Called] = []
+
+    def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not found:
+            found.append(Called(module, given, named).copied())
+
+    handle = by_name[name].register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            model(*arguments)
+    finally:
+        handle.remove()
+    if not found or not found[0].inputs:
+        raise InvalidInputError(f"{name} is not called with a floating tensor when the model is called")
+    return replace(found[0], module=by_name[name])
+
+
+def benchmark_module(
+    source: str,
+    name: str,
+    called: Called,
+    choices: Choices,
+    out: Path,
+    *,
+    machine: Machine,
+    progress: Progress = silent,
+) -> None:
+    """Measure a module into the folder ``out``; what it has already is not measured again.
+
+    choices: its algorithms and configurations do not count. A module without a parameter that is trained has no
+    backward filter.
+
+    Raises what ``open_folder`` raises, and ``InvalidInputError`` where there is no copy in float64, or that fails.
+    """
+    operations = [one for one in choices.operations if one is not Operation.BACKWARD_FILTER or called.parameters]
+    x = called.inputs[0]
+    settings = {
+        "layer": name,
+        "input_shape": list(x.shape),
+        "dtype": dtype_name(x.dtype),
+        "operations": [str(operation) for operation in operations],
+        "rounds": choices.rounds,
+        "runs": choices.runs,
+    }
+    header = Header(*("metrics", source, settings, machine.environment), _COLUMNS, wanted=len(operations))
+    exact = _exact(called)
+
+    def rows_of(subject: Subject, operation: Operation, progress: Progress) -> list[Row]:
+        progress(f"{name}, {operation}", 0.0)
+        return timed([_untimed(subject, called, exact, operation, choices.runs)], choices, machine)
+
+    wanted = []
+    for operation in operations:
+        values = (name, str(operation), len(x) if x.ndim else 1, dtype_name(x.dtype))
+        subject: Subject = dict(zip(_COLUMNS, values, strict=True))
+        wanted.append((subject, partial(rows_of, subject, operation)))
+    write_missing(out, header, wanted, progress, machine.watch)
+
+
+def _exact(called: Called) -> Called:
+    try:
+        exact = called.copied(Tensor.double)
+        exact.computed()
+    except Exception as error:  # the user's code can raise anything
+        raise InvalidInputError(
+            f"the module cannot be computed in float64, with which it is compared: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
+    return exact
+
+
+def _untimed(subject: Subject, called: Called, exact: Called, operation: Operation, runs: int) -> Untimed:
+    row = Row(subject, MODULE)
+    try:
+        call, expected = called.call_of(operation), exact.call_of(operation)().detach()
+        gradients: dict[str, Any] = {"gradient_error": nan, "gradcheck": None}
+        if operation is not Operation.FORWARD:
+            gradients = {
+                "gradient_error": _directional_error(exact, operation, call().detach(), expected),
+                "gradcheck": _gradcheck(exact, operation),
+            }
+        return Untimed(with_errors(replace(row, more=gradients), call, expected, runs), (call,))
+    except Exception as error:  # the user's code can raise anything
+        return Untimed(replace(row, failure=first_line(error)))
+
+
+def _directional_error(exact: Called, operation: Operation, own: Tensor, right: Tensor) -> float:
+    """Return the relative error of the derivative along the exact gradient, against central differences.
+
+    own, right: gradients of the module and of its float64 copy, ``exact``, whose differences they are. The step is a
+    small part of what is moved.
+    """
+    own, right = own.double().flatten(), right.flatten()
+    moved = exact.moved(operation)
+    length = float(torch.linalg.vector_norm(_joined(moved).detach())) or 1.0
+    step = right * (_STEP * length / (float(torch.linalg.vector_norm(right)) or 1.0))
+    before, ends = [tensor.detach().clone() for tensor in moved], []
+    parts = torch.split(step, [tensor.numel() for tensor in moved])
+    with torch.no_grad():
+        v = _direction(exact.computed())
+        for sign in (1, -1):
+            for tensor, was, by in zip(moved, before, parts, strict=True):
+                tensor.copy_(was + sign * by.view(tensor.shape))
+            ends.append(float((exact.computed() * v).sum()))
+        for tensor, was in zip(moved, before, strict=True):
+            tensor.copy_(was)
+    difference = (ends[0] - ends[1]) / 2
+    return abs(float((own * step).sum()) / difference - 1) if difference else nan
+
+
+def _gradcheck(exact: Called, operation: Operation) -> str:
+    """Run torch's gradcheck on ``SAMPLES`` samples in float64; of a large module on elements that are drawn."""
+    if exact.inputs[0].device.type != "cpu":
+        return "not done: it runs on the CPU"
+    few = exact.first_samples()
+    return gradcheck_elements(partial(few.computed_with, operation), few.moved(operation))
+
+
+def _gradient(y: Tensor, moved: list[Tensor], v: Tensor) -> Tensor:
+    found = torch.autograd.grad(y, moved, v, retain_graph=True, allow_unused=True)
+    whole = [torch.zeros_like(of) if one is None else one for one, of in zip(found, moved, strict=True)]
+    return whole[0] if len(whole) == 1 else _joined(whole)
+
+
+def _direction(y: Tensor) -> Tensor:
+    """Return the gradient of the loss by the output: the same numbers for every dtype, of a normal distribution."""
+    drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    return drawn.to(dtype=y.dtype, device=y.device)
+
+
+def _output(result: Any) -> Tensor:
+    found = _floating(result)
+    if not found:
+        raise InvalidInputError("the module returns no floating tensor, so that there is nothing to compare")
+    return found[0] if len(found) == 1 else _joined(found)
+
+
+def _floating(value: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor) and one.is_floating_point()]
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

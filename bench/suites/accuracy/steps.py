@@ -1,0 +1,194 @@
+"""Computes one training step of a network in float64, and in float32 by torch and by mucudnn, and compares them.
+
+All steps have the same parameters, images and random draws. Dropout is switched off: what it drops depends on the
+dtype. There is no optimizer: gradients are what a step is for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+import mucudnn
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.writing import write_missing
+from mucudnn.bench.report.records import config_record
+from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
+from mucudnn.bench.sources.trainee import labelled_batches
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.contract.reference import relative_l2_error
+from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.running.environment import current_environment
+from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.progress import Progress, silent
+
+TORCH, MUCUDNN = "torch", "mucudnn"
+_Made = Callable[[nn.Module, tuple[Tensor, ...]], nn.Module]  # of the model and its arguments
+
+
+def benchmark_step_errors(
+    network: str,
+    model: nn.Module,
+    input_shape: tuple[int, int, int],
+    out: Path,
+    *,
+    batch_size: int,
+    config: Config,
+    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+    objective: Objective = CLASSIFICATION,
+    progress: Progress = silent,
+) -> None:
+    """Compare steps of ``model``, which is on the CPU, in float32, and left as it is, in the folder ``out``.
+
+    What the folder has already is not computed again. The model's first argument is x: (N, *input_shape). objective:
+    what it is trained for, on images with ten labels.
+
+    Raises what ``open_folder`` and ``optimize`` raise, and whatever the model raises.
+    """
+    settings = {
+        "batch_sizes": [batch_size],
+        "memory_formats": list(memory_formats),
+        **config_record(replace(config, database=None)),
+    }
+    columns = ("network", "batch_size", "memory_format")
+    environment = current_environment()
+    header = Header(*("errors", network, settings, environment), columns, wanted=len(memory_formats), is_timed=False)
+    comparison = _Comparison(model, input_shape, batch_size, config, objective)
+    wanted = []
+    for memory_format in memory_formats:
+        subject: Subject = dict(zip(columns, (network, batch_size, str(memory_format)), strict=True))
+        wanted.append((subject, partial(comparison.rows, subject, memory_format)))
+    write_missing(out, header, wanted, progress)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Results of a step, as they are computed. output: all outputs, flattened and joined."""
+
+    output: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    model: nn.Module
+
+
+class _Comparison:
+    """Steps of a model without dropout, and the same step in float64."""
+
+    def __init__(
+        self, model: nn.Module, shape: tuple[int, int, int], batch_size: int, config: Config, objective: Objective
+    ) -> None:
+        self._model, self._objective = copy.deepcopy(model).train(), objective
+        for module in self._model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        ((images, labels),) = labelled_batches(1, batch_size, shape)
+        self._arguments, self._target = objective.arguments(images), objective.target(images, labels)
+        # All that tuning chose is compared: confirming may put torch's own back.
+        self._config = replace(config, confirm=False)
+        self._exact = cache(partial(self._step, _as_torch, torch.float64, torch.contiguous_format))
+
+    def rows(self, subject: Subject, memory_format: MemoryFormat, progress: Progress) -> Iterator[Row]:
+        """Yield torch's row and ours."""
+        progress("float64", 0.0)
+        exact = self._exact()
+        variants: dict[str, _Made] = {TORCH: _as_torch, MUCUDNN: self._optimized}
+        for number, (variant, made) in enumerate(variants.items(), start=1):
+            progress(f"{variant} {memory_format}", number / 3)
+            found = self._step(made, torch.float32, TORCH_FORMATS[memory_format])
+            yield _compared(Row(subject, variant), found, exact)
+
+    def _optimized(self, model: nn.Module, arguments: tuple[Tensor, ...]) -> nn.Module:
+        return mucudnn.optimize(model, arguments, self._config)
+
+    def _step(self, made: _Made, dtype: torch.dtype, memory_format: torch.memory_format) -> _Step:
+        """Compute a step of a copy of the model, in this dtype and memory format, and as it is ``made``."""
+        own = copy.deepcopy(self._model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
+        images, *others = (_in(tensor, dtype) for tensor in self._arguments)
+        arguments = (images.contiguous(memory_format=memory_format), *others)
+        own = made(own, arguments)
+        torch.manual_seed(0)
+        with _DrawnInFloat32():
+            output = own(*arguments)
+            loss = self._objective.loss(output, _in(self._target, dtype))
+        loss.backward()  # type: ignore[no-untyped-call]
+        values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
+        gradients = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
+        return _Step(values, loss.detach(), gradients, own)
+
+
+def _as_torch(model: nn.Module, arguments: tuple[Tensor, ...]) -> nn.Module:
+    return model
+
+
+class _DrawnInFloat32(TorchFunctionMode):
+    """Lets models draw the same normal numbers in every dtype."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.randn_like:
+            return torch.randn(args[0].shape).to(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor in this dtype; labels, and times of diffusion, stay whole numbers."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _compared(row: Row, found: _Step, exact: _Step) -> Row:
+    """Return the row with relative L2 errors against float64.
+
+    relative_error: of all parameters' gradients together. Columns: output: of all that the model returns; loss; worst:
+    of ``worst_parameter``, whose own gradient has the largest error; operations: number of those that were tuned, and
+    ours: of those that do not run torch's own.
+    """
+    own = {name: relative_l2_error(gradient, exact.gradients[name]) for name, gradient in found.gradients.items()}
+    worst = max(own, key=lambda name: own[name])
+    together = [
+        torch.cat([step.gradients[name].double().flatten() for name in exact.gradients]) for step in (found, exact)
+    ]
+    tuned = [of.configuration for m in found.model.modules() if isinstance(m, TunedModule) for of in m.tuned]
+    more = {
+        "output": relative_l2_error(found.output, exact.output),
+        "loss": relative_l2_error(found.loss, exact.loss),
+        "worst": own[worst],
+        "worst_parameter": worst,
+        "operations": len(tuned),
+        "ours": sum(not configuration.is_baseline for configuration in tuned),
+    }
+    return replace(row, relative_error=relative_l2_error(*together), more=more)
+
+
+def errors_tables(folder: ResultFolder) -> Iterator[Table]:
+    """Yield a table with a line for each variant and memory format."""
+    (batch_size,) = folder.header.settings["batch_sizes"]
+    printed = new_table(
+        f"{folder.header.source}, batch {batch_size}: one training step in float32 against float64",
+        ("variant", "memory format", "worst parameter"),
+        ["output", "loss", "gradients", "worst", "ours"],
+    )
+    for row in folder.lines:
+        errors = (row[name] for name in ("output", "loss", "relative_error", "worst"))
+        texts = ("not finite" if error is None else f"{error:.1e}" for error in errors)
+        ours = f"{row['ours']} of {row['operations']}" if row["operations"] else ""
+        printed.add_row(row["contestant"], row["memory_format"], row["worst_parameter"], *texts, ours)
+    printed.caption = (
+        "relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the largest; "
+        "ours: operations of convolutions that do not run torch's own"
+    )
+    yield printed
