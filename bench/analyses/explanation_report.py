@@ -13,7 +13,7 @@ from mucudnn.bench.analyses.explanation import ExplainedLayer, Explanation
 from mucudnn.bench.report.export import CURVE, write_csv, write_each
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import long_name, milliseconds, new_table, short_name
-from mucudnn.terminal.whole_files import beside
+from mucudnn.terminal.files import beside
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes, format_seconds
 

@@ -16,7 +16,7 @@ from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.judging import Judgement, all_rows, judge
 from mucudnn.bench.recipes.recipe_file import RecipeFile
 from mucudnn.bench.report.export import write_json
-from mucudnn.terminal.whole_files import whole_text
+from mucudnn.terminal.files import whole_text
 from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.words.progress import share_of
 

@@ -1,6 +1,6 @@
 """Writes results for programs, in one way for every command and benchmark: a record as JSON, rows as CSV.
 
-Each file is whole at any moment, as in ``whole_files``.
+Each file is whole at any moment, as in ``terminal.files``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mucudnn.terminal.whole_files import whole_text
+from mucudnn.terminal.files import whole_text
 from mucudnn.words.errors import OutputError
 
 if TYPE_CHECKING:

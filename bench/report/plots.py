@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mucudnn.terminal.whole_files import whole_file
+from mucudnn.terminal.files import whole_file
 from mucudnn.words.errors import UnavailableError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 
 
 @click.command(cls=FileCommand)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 
 _WRONG = 1  # exit status
 

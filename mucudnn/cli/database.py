@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, InputFile, OutputFile
-from mucudnn.terminal.whole_files import whole_text
+from mucudnn.terminal.files import FileCommand, InputFile, OutputFile, whole_text
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import format_bytes
 

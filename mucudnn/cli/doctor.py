@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_bytes

@@ -11,7 +11,7 @@ import click
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.selections import layer_of_source, named_layer
-from mucudnn.terminal.command_files import FileCommand, NamedOrFile
+from mucudnn.terminal.files import FileCommand, NamedOrFile
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
@@ -47,7 +47,8 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
 @options.memory_format
 @click.option(
     "--device-properties",
-    type=NamedOrFile("FILE|h200"),
+    metavar="FILE|h200",
+    type=NamedOrFile(),
     help="List for a device that need not be here: h200, or a JSON file of its properties; default: the GPU.",
 )
 @click.option(

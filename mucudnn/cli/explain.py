@@ -10,7 +10,7 @@ import click
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, solve_stored, tune_with_progress, tuning_environment
-from mucudnn.terminal.command_files import FileCommand, InputFile
+from mucudnn.terminal.files import FileCommand, InputFile
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import parse_bytes
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from pathlib import Path
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
 import mucudnn
-from mucudnn.cli.shared.commands import add_commands, in_options, show_warning
 from mucudnn.cli.shared.ranks import ranks_of_torchrun
-from mucudnn.terminal.streams import Guarded, guarded, occupy_closed, refusal_of_stdout
-from mucudnn.words.errors import MucudnnError, first_line
+from mucudnn.terminal.files import CommandError
+from mucudnn.terminal.streams import guarded_streams, show_warning
+from mucudnn.words.errors import first_line
 
 COMMANDS = (
     "batch",
@@ -36,12 +36,6 @@ COMMANDS = (
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
-class CommandError(click.ClickException):
-    """Shown as one paragraph, without a traceback."""
-
-    exit_code = 2
-
-
 class CommandGroup(click.Group):
     """Turns mucudnn's own errors into exit status 2, and Ctrl-C into 130 and a word on what is kept."""
 
@@ -50,17 +44,18 @@ class CommandGroup(click.Group):
 
         A reader of a pipe may stop before the end: that is status 0.
         """
-        occupy_closed()
-        with guarded("stderr"), guarded("stdout") as output:
-            if fault := refusal_of_stdout():
-                _end(f"standard output cannot be written: {fault}; lead it elsewhere, as with > FILE")
-            if not _has_folder():
-                _end("the current folder does not exist any more; change to another")
+        with guarded_streams() as output:
             try:
                 return super().main(*args, **rest)
             except SystemExit as end:
-                if not end.code and output is not None:
-                    _require_printed(output)
+                output.flush()
+                if not end.code and output.fault is not None and not isinstance(output.fault, BrokenPipeError):
+                    reason = output.fault.strerror
+                    click.echo(
+                        f"Error: standard output could not be written: {reason}; all files and measurements are kept",
+                        err=True,
+                    )
+                    raise SystemExit(CommandError.exit_code) from None
                 raise
 
     def invoke(self, ctx: click.Context) -> object:
@@ -68,8 +63,6 @@ class CommandGroup(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
                 return super().invoke(ctx)
-        except MucudnnError as error:
-            raise CommandError(in_options(error)) from error
         except click.exceptions.Exit:  # which --help raises: a RuntimeError, and no lack of memory
             raise
         except (RuntimeError, MemoryError) as error:
@@ -94,31 +87,14 @@ def _lack_of_memory(error: Exception) -> str | None:
     return first_line(error) if is_out_of_memory(error) else None
 
 
-def _end(message: str) -> NoReturn:
-    click.echo(f"Error: {message}", err=True)
-    raise SystemExit(CommandError.exit_code)
-
-
-def _has_folder() -> bool:
-    try:
-        return Path.cwd().is_dir()
-    except FileNotFoundError:
-        return False
-
-
-def _require_printed(output: Guarded) -> None:
-    sys.stdout.flush()
-    if output.fault is not None and not isinstance(output.fault, BrokenPipeError):
-        _end(f"standard output could not be written: {output.fault.strerror}; all files and measurements are kept")
-
-
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(mucudnn.__version__, prog_name="mucudnn")
 def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""
 
 
-add_commands(main, "mucudnn.cli", COMMANDS)
+for name in COMMANDS:
+    main.add_command(getattr(import_module(f"mucudnn.cli.{name}"), name))
 
 
 def run() -> NoReturn:

@@ -8,7 +8,7 @@ import click
 
 from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, InputFolder, OutputFile
+from mucudnn.terminal.files import FileCommand, OutputFile, ResultFolder
 
 _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
 
@@ -18,11 +18,12 @@ _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
     help=f"Draw one picture of the result folder DIR, as the page of mucudnn report has it.\n\n\b\n{_LIST}",
 )
 @click.argument("kind", type=click.Choice([*KINDS]))
-@click.argument("folder", metavar="DIR", type=InputFolder("DIR"))
+@click.argument("folder", metavar="DIR", type=ResultFolder())
 @click.option(
     "--out",
+    metavar="FILE.png|svg",
     required=True,
-    type=OutputFile("FILE.png|svg", suffix=(".png", ".svg")),
+    type=OutputFile(suffix=(".png", ".svg")),
     help="The file to draw into.",
 )
 @click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, NamedOrFile
+from mucudnn.terminal.files import FileCommand, NamedOrFile
 
 _FAILED = 1
 
@@ -32,7 +32,7 @@ def list_recipes() -> None:
 
 
 @recipe.command(cls=FileCommand)
-@click.argument("name", metavar="NAME", type=NamedOrFile("NAME"))
+@click.argument("name", metavar="NAME", type=NamedOrFile())
 def show(name: str) -> None:
     """Print the recipe NAME, to begin one of your own with: mucudnn recipe show NAME > mine.toml."""
     from mucudnn.bench.recipes.sections import read_sections
@@ -42,7 +42,7 @@ def show(name: str) -> None:
 
 
 @recipe.command(cls=FileCommand)
-@click.argument("name", metavar="FILE", type=NamedOrFile("FILE"))
+@click.argument("name", metavar="FILE", type=NamedOrFile())
 @options.database
 @options.threads
 @options.device

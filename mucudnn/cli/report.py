@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
-from mucudnn.terminal.command_files import FileCommand, InputFolder, OutputFile
+from mucudnn.terminal.files import FileCommand, OutputFile, ResultFolder
 
 _SECOND = "operations"  # what is beside the layers of --csv
 
 
 @click.command(cls=FileCommand)
-@click.argument("folder", metavar="DIR", type=InputFolder("DIR", or_file=True))
+@click.argument("folder", metavar="DIR", type=ResultFolder(or_file=True))
 @click.option(
     "--html",
     "html_file",
-    type=OutputFile("FILE.html", suffix=".html"),
+    metavar="FILE.html",
+    type=OutputFile(suffix=".html"),
     help="Write one page that needs nothing else: tables to sort and to filter, and pictures.",
 )
 @click.option(
@@ -35,7 +36,7 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
     from mucudnn.bench.pages import reports
     from mucudnn.bench.report.export import write_each
     from mucudnn.terminal.console import output
-    from mucudnn.terminal.whole_files import beside, whole_text
+    from mucudnn.terminal.files import beside, whole_text
 
     def write_html(path: Path) -> None:
         page = reports.html_of(found)

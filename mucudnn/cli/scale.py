@@ -15,7 +15,7 @@ from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.rank_numbers import parse_ranks
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import AllReduce, Link
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat

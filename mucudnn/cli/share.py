@@ -10,9 +10,13 @@ import click
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import solve_stored
-from mucudnn.terminal.command_files import FileCommand, InputFiles
+from mucudnn.terminal.files import FileCommand, InputFile
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import parse_seconds
+
+
+def _profiles(text: str) -> tuple[Path, ...]:
+    return tuple(InputFile().convert(part.strip(), None, None) for part in text.split(","))
 
 
 def _times(text: str) -> tuple[float, ...]:
@@ -34,7 +38,7 @@ def _times(text: str) -> tuple[float, ...]:
 @click.option(
     "--profiles",
     required=True,
-    type=InputFiles("FILE,..."),
+    type=options.Text("FILE,...", _profiles),
     help="What mucudnn database export wrote on each device (or its database); one named twice is two devices.",
 )
 @click.option(

@@ -10,13 +10,13 @@ import click
 from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import load_limited, solve_stored
-from mucudnn.terminal.command_files import FileCommand, InputFile, SourceFile
+from mucudnn.terminal.files import SOURCE, FileCommand, InputFile
 
 
 @click.command(cls=FileCommand)
-@click.argument("stored", type=InputFile("DATABASE|PROFILE"))
+@click.argument("stored", metavar="DATABASE|PROFILE", type=InputFile())
 @click.option(
-    "--network", required=True, type=SourceFile("NAME"), help="Whose convolutions; any SOURCE of mucudnn tune."
+    "--network", metavar="NAME", required=True, type=SOURCE, help="Whose convolutions; any SOURCE of mucudnn tune."
 )
 @options.batch
 @options.input_shape

@@ -11,7 +11,7 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete
 from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 
 
 @click.command(cls=FileCommand)

@@ -6,13 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from mucudnn.terminal.command_files import FileCommand
-from mucudnn.words.errors import MucudnnError
 from mucudnn.words.progress import Progress
 
 PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
@@ -21,20 +18,6 @@ PIPED_WIDTH = 320  # columns that a table may have which goes to a file or anoth
 def output() -> Console:
     """Return standard output, wide enough for every table where it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
-
-
-class ModuleCommand(FileCommand):
-    """A command that ``python -m`` runs: mucudnn's own errors, and files, are told without a traceback, status 1."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except MucudnnError as error:
-            raise click.ClickException(str(error)) from error
-        except OSError as error:
-            if error.filename is None:
-                raise
-            raise click.FileError(error.filename, error.strerror) from error
 
 
 @contextmanager

@@ -88,4 +88,4 @@ def test_what_is_no_profile_is_refused(folder: Path) -> None:
 def test_a_profile_is_not_written_over(folder: Path) -> None:
     named = f"{folder / 'slow.jsonl'},{folder / 'fast.jsonl'}"
     command = ("share", folder / "layers.csv", "--profiles", named, "--json", folder / "fast.jsonl")
-    assert "is what '--profiles' reads" in fail(*command)
+    assert "is also '--profiles'" in fail(*command)

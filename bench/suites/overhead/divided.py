@@ -35,8 +35,8 @@ from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.checked_run import run
 from mucudnn.running.environment import current_environment
-from mucudnn.terminal.command_files import OutputFile, OutputFolder
-from mucudnn.terminal.console import ModuleCommand, output
+from mucudnn.terminal.console import output
+from mucudnn.terminal.files import FileCommand, OutputFile, OutputFolder
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -197,7 +197,7 @@ def _add(folder: FolderWriter, overhead: Overhead) -> None:
         folder.add([Row(_subject(kind), name, samples_s) for name, samples_s in samples.items()])
 
 
-@click.command(cls=ModuleCommand)
+@click.command(cls=FileCommand)
 @click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
 @click.option("--json", "json_file", type=OutputFile(), help="Write them here, too.")

@@ -5,9 +5,9 @@ A new one is a file here, whose function has the file's name, and a line in ``CO
 
 from __future__ import annotations
 
-import click
+from importlib import import_module
 
-from mucudnn.cli.shared.commands import add_commands
+import click
 
 COMMANDS = (
     "compare",
@@ -31,4 +31,5 @@ def bench() -> None:
     """Measure torch against mucudnn, in turns in one run; how long the solvers take; what differs in the numbers."""
 
 
-add_commands(bench, __name__, COMMANDS)
+for name in COMMANDS:
+    bench.add_command(getattr(import_module(f"{__name__}.{name}"), name))

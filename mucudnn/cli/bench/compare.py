@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, InputFolder
+from mucudnn.terminal.files import FileCommand, ResultFolder
 from mucudnn.words.errors import InvalidInputError
 
 _SLOWER = 1  # exit status
@@ -27,8 +27,8 @@ def parse_tolerance(text: str) -> float:
 
 
 @click.command(cls=FileCommand)
-@click.argument("before", type=InputFolder("A"))
-@click.argument("after", type=InputFolder("B"))
+@click.argument("before", type=ResultFolder())
+@click.argument("after", type=ResultFolder())
 @click.option(
     "--tolerance",
     type=options.Text("PERCENT", parse_tolerance),

@@ -12,7 +12,7 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.cli.shared.results import shown
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import Communication
 from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.words.problem import MemoryFormat

@@ -11,7 +11,7 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.results import shown
 from mucudnn.cli.shared.selections import filters_of, parse_limits_or_none
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.problem import MemoryFormat, Operation, Pair
 from mucudnn.words.units import parse_seconds, parse_time_limit

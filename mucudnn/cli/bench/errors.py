@@ -9,7 +9,7 @@ import click
 
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.results import shown
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
 

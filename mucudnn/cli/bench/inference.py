@@ -11,7 +11,7 @@ import click
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bytes
@@ -33,7 +33,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 
 
 @click.command(cls=FileCommand)
-@click.argument("source", type=SourceFile("SOURCE"))
+@click.argument("source", type=SOURCE)
 @options.batch_of(1)
 @options.input_shape
 @options.memory_format

@@ -11,12 +11,12 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.results import shown
 from mucudnn.cli.shared.selections import filters_of, parse_limits
-from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.problem import Pair
 
 
 @click.command(cls=FileCommand)
-@click.argument("source", type=SourceFile("SOURCE"), default="deepbench-train")
+@click.argument("source", type=SOURCE, default="deepbench-train")
 @options.batch_of(256)
 @options.input_shape
 @options.dtype

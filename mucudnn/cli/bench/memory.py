@@ -10,7 +10,7 @@ import click
 from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.results import shown
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:

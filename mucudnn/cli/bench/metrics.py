@@ -14,7 +14,7 @@ from mucudnn.bench.report.export import write_each
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.results import shown
 from mucudnn.cli.shared.selections import layer_of_source, named_layer
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Configuration, counts_in
 

@@ -8,7 +8,7 @@ import click
 
 from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand
+from mucudnn.terminal.files import FileCommand
 
 
 @click.command(cls=FileCommand)

@@ -10,7 +10,7 @@ import click
 
 from mucudnn.bench.report.export import write_csv
 from mucudnn.cli.shared import options
-from mucudnn.terminal.command_files import FileCommand, OutputFolder
+from mucudnn.terminal.files import FileCommand, OutputFolder
 from mucudnn.words.errors import InvalidInputError
 
 _TOLERANCE = 0.05
@@ -38,7 +38,7 @@ def machine_name(device: str, capability: str, threads: int) -> str:
 
 
 @click.command(cls=FileCommand)
-@click.argument("results", metavar="DIR", type=OutputFolder("DIR"))
+@click.argument("results", metavar="DIR", type=OutputFolder())
 @click.option("--machine", type=options.Text("NAME", parse_name), help="Folder of this machine; default: its device.")
 @click.option(
     "--as",

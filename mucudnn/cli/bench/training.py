@@ -11,14 +11,14 @@ from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.suites.training.setting import How, Precision
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.results import shown
-from mucudnn.terminal.command_files import FileCommand, SourceFile
+from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
 @click.command(cls=FileCommand)
-@click.argument("sources", type=SourceFile("SOURCE"), nargs=-1, required=True)
+@click.argument("sources", type=SOURCE, nargs=-1, required=True)
 @click.option(
     "--batch",
     "batch_sizes",

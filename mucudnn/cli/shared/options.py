@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
-from mucudnn.terminal.command_files import DatabaseFile, OutputFile, OutputFolder, SourceFile
+from mucudnn.terminal.files import SOURCE, InputFile, OutputFile, OutputFolder
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, LEAST_MAX_RELATIVE_ERROR, BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
@@ -209,7 +209,7 @@ operations = click.option(
 )
 database = click.option(
     "--database",
-    type=DatabaseFile(),
+    type=InputFile(),
     help="SQLite file of the measurements; default: in your cache folder.",
 )
 json_file = click.option("--json", "json_file", type=OutputFile(), help="Write the results to this JSON file, too.")
@@ -221,7 +221,7 @@ _OUT = "all samples in this result folder. The same command goes on there where 
 out_folder = click.option("--out", type=OutputFolder(), help=f"Keep {_OUT}")
 out_folder_required = click.option("--out", type=OutputFolder(), required=True, help=f"Keep {_OUT}")
 plot_file = click.option(
-    "--plot", "plot_file", type=OutputFile("FILE.png", suffix=".png"), help="Draw them into this PNG file, too."
+    "--plot", "plot_file", metavar="FILE.png", type=OutputFile(suffix=".png"), help="Draw them into this PNG file, too."
 )
 threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
 
@@ -432,7 +432,7 @@ measuring = together(
 )
 """The choices of a ``mucudnn.Config`` that do not bound its workspace."""
 
-source_argument = click.argument("source", type=SourceFile("SOURCE"))
+source_argument = click.argument("source", type=SOURCE)
 source = together(source_argument, batch, input_shape)
 """Options that say where the convolutions come from."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mucudnn.bench.report.export import write_json
-from mucudnn.terminal.whole_files import beside, require_writable, whole_file, whole_text
+from mucudnn.terminal.files import beside, require_writable, whole_file, whole_text
 from mucudnn.words.errors import OutputError
 
 FILES = ("result.json", "result.json.new")
@@ -124,7 +124,6 @@ def link_into_nothing(folder: Path) -> Path:
         (circle, "Too many levels of symbolic links"),
         (lambda folder: folder / ("x" * 300), "File name too long"),
         (lambda folder: Path("/proc/out.json"), "cannot be written|does not exist"),
-        (lambda folder: Path("/dev/full"), "No space left on device"),
         (lambda folder: Path("/sys/kernel/out"), "cannot be written|does not exist"),
     ],
 )
@@ -161,7 +160,7 @@ def test_devices_and_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "out"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "-"])
 def test_standard_output_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
     """Also in a file: neither what was printed before nor after is lost."""
     code = (
@@ -174,6 +173,6 @@ def test_standard_output_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
     assert only(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize(("first", "second"), [("a/m.csv", "a/m-curve.csv"), ("m", "m-curve"), (".", "-curve")])
+@pytest.mark.parametrize(("first", "second"), [("a/m.csv", "a/m-curve.csv"), ("m", "m-curve"), ("-", "-")])
 def test_the_name_of_a_second_file(first: str, second: str) -> None:
     assert beside(Path(first), "curve") == Path(second)

@@ -1,0 +1,290 @@
+"""Paths that commands take, and files that are replaced as a whole, never in the place of a database."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, TextIO
+
+import click
+
+from mucudnn.terminal.streams import in_options
+from mucudnn.words.errors import MucudnnError, OutputError
+
+SIDECARS = ("-wal", "-shm", "-journal")  # of an SQLite file
+_SQLITE = b"SQLite format 3\0"
+_STANDARD_OUTPUT = ("-", "/dev/stdout")
+
+
+class InputFile(click.Path):
+    """A file that is read, perhaps more than once, so that pipes and devices are refused; ``~`` is the home folder.
+
+    It need not exist: what reads it says so in its own words.
+    """
+
+    def __init__(self, *, folder: bool = False) -> None:
+        super().__init__(dir_okay=folder, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("'' is empty; name a file", param, ctx)
+        path = Path(os.fsdecode(super().convert(os.path.expanduser(value), param, ctx)))  # noqa: PTH111  # text for click
+        if path.exists() and not path.is_file() and not path.is_dir():
+            self.fail(f"{path} is no file that can be read again; name a file", param, ctx)
+        return path
+
+
+class NamedOrFile(InputFile):
+    """Text that names something built in, or a file."""
+
+    def __init__(self, empty: str = "'' is empty; name a file") -> None:
+        super().__init__(folder=True)
+        self.empty = empty
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail(self.empty, param, ctx)
+        super().convert(value, param, ctx)
+        return value
+
+
+SOURCE = NamedOrFile("'' is no source; name a network, a table, a CSV file, package.module:factory or file.py:factory")
+
+
+class OutputFile(click.Path):
+    """A file that is written as a whole; ``-`` is standard output.
+
+    suffix: how its name ends, one way or several. second: word for what is written beside it.
+    """
+
+    def __init__(self, *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
+        super().__init__(allow_dash=True, path_type=Path)
+        self.name = "file"
+        self.suffixes = (suffix,) if isinstance(suffix, str) else suffix
+        self.second = second
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("'' is empty; name a file", param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not str(path).lower().endswith(self.suffixes):
+            kinds, ends = " or ".join(one.lstrip(".").upper() for one in self.suffixes), " or ".join(self.suffixes)
+            self.fail(f"{str(path)!r} is not a {kinds} file; name one that ends in {ends}", param, ctx)
+        return path
+
+    def files(self, path: Path) -> list[Path]:
+        """Return all files that are written for this path."""
+        return [path, beside(path, self.second)] if self.second else [path]
+
+
+class ResultFolder(click.Path):
+    """A folder of results that is read. or_file: whether it may be a file, too, which a benchmark wrote."""
+
+    def __init__(self, *, or_file: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.or_file = or_file
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.is_dir() and not (self.or_file and path.is_file()):
+            other = ", or its file of --json" if self.or_file else ""
+            self.fail(f"{path} is no folder; name one that a benchmark wrote with --out{other}", param, ctx)
+        return path
+
+
+class OutputFolder(click.Path):
+    """A folder of results, made where it is missing."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+        self.name = "DIR"
+
+
+class CommandError(click.ClickException):
+    """Ends a command with a message and status 2."""
+
+    exit_code = 2
+
+
+class FileCommand(click.Command):
+    """A command whose outputs are checked before it runs: nothing is measured whose result could not be written.
+
+    mucudnn's own errors are shown as one paragraph, without a traceback, with status 2.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        check_outputs(ctx)
+        try:
+            return super().invoke(ctx)
+        except MucudnnError as error:
+            raise CommandError(in_options(error)) from error
+
+
+def check_outputs(ctx: click.Context) -> None:
+    """Refuse an output that cannot be written, or that is another file of the command. Raises ``BadParameter``."""
+    given = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
+    taken = {
+        f"{os.path.realpath(name)}{suffix}": param
+        for param, value in given
+        if not isinstance(param.type, OutputFile)
+        for name in _names(value)
+        for suffix in ("", *SIDECARS)
+    }
+    for param, value in given:
+        if not isinstance(param.type, OutputFile) or value is None:
+            continue
+        for path in param.type.files(value):
+            try:
+                require_writable(path)
+            except OutputError as error:
+                raise click.BadParameter(str(error), ctx, param) from error
+            if is_stream(path):
+                continue
+            real = Path(os.path.realpath(path))
+            folder = taken.get(str(real.parent))
+            if folder is not None and (real.exists() or isinstance(folder.type, OutputFolder)):
+                raise click.BadParameter(f"{path} is in the folder of the results; name a file elsewhere", ctx, param)
+            if other := taken.get(str(real)):
+                hint = other.get_error_hint(ctx)
+                raise click.BadParameter(f"{path} is also {hint} and would be lost; name another file", ctx, param)
+            taken[str(real)] = param
+
+
+def _names(value: object) -> Iterator[str]:
+    """Yield what may be names of files in the value of a parameter; ``file.py:factory`` names a file, too."""
+    if isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _names(each)
+    elif isinstance(value, (str, Path)):
+        yield from filter(None, (str(value), str(value).rpartition(":")[0]))
+
+
+@contextmanager
+def whole_text(path: Path) -> Iterator[TextIO]:
+    """Open a stream of text, in UTF-8 and with line ends as they are given; see ``whole_file``."""
+    with whole_file(path) as stream:
+        text = TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
+        try:
+            yield text
+        finally:
+            text.detach()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a stream whose content replaces the file when the block ends; after an exception the file is what it was.
+
+    A link stays a link: the file that it names is replaced. Mode and owner stay, too. Devices, pipes and standard
+    output are written to as they are.
+
+    Raises ``OutputError`` for what ``require_writable`` refuses, and where writing fails.
+    """
+    with _explained(path):
+        _require_replaceable(path)
+        with _stream(path) if is_stream(path) else _replacing(path) as stream:
+            yield stream
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is measured. Leaves no trace.
+
+    Raises ``OutputError`` where the file cannot be written, or is a database or a part of one.
+    """
+    with _explained(path):
+        _require_replaceable(path)
+        if not is_stream(path):
+            with _folder_beside(path):
+                pass
+
+
+def is_stream(path: Path) -> bool:
+    """Whether what is written there replaces nothing: a device, a pipe, or standard output."""
+    return str(path) in _STANDARD_OUTPUT or (path.exists() and not path.is_file())
+
+
+def beside(path: Path, what: str) -> Path:
+    """Return the name of a second file that goes with one; a stream has both.
+
+    >>> str(beside(Path("memory.csv"), "curve"))
+    'memory-curve.csv'
+    """
+    return path if is_stream(path) and not path.is_dir() else path.with_name(f"{path.stem}-{what}{path.suffix}")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{path} cannot be written: {reason}; mend that, or name another file") from error
+
+
+def _require_replaceable(path: Path) -> None:
+    """Raises ``OutputError`` for folders, databases and Python files, and where the folder is missing."""
+    if is_stream(path) and not path.is_dir():
+        return
+    target = Path(os.path.realpath(path))
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder; name a file")
+    for folder in (path.parent, target.parent):
+        if not folder.is_dir():
+            raise OutputError(f"the folder {folder} does not exist; make it, or name another file")
+    if target.suffix == ".py":
+        raise OutputError(f"{path} is a Python file; name another one")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise OutputError(f"{path} cannot be written; mend its permissions, or name another file")
+    if _is_database(target):
+        raise OutputError(f"{path} is an SQLite database, which would be lost; name another file")
+    for sidecar in SIDECARS:
+        database = Path(str(target).removesuffix(sidecar))
+        if database != target and _is_database(database):  # it has rows that are nowhere else
+            raise OutputError(f"{target} belongs to the database {database}, which would lose rows; name another file")
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except (FileNotFoundError, PermissionError):  # a file that may be written and not read is an output
+        return False
+
+
+def _folder_beside(path: Path) -> TemporaryDirectory[str]:
+    """Make a folder on the file system of the file that is replaced. Files in it get the mode of new files there."""
+    parent = Path(os.path.realpath(path)).parent
+    return TemporaryDirectory(prefix=".mucudnn-", dir=parent, ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    with _folder_beside(path) as folder:
+        new = Path(folder) / "new"
+        with new.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())  # network file systems tell here that there is no room, or never
+        if path.exists():
+            found = path.stat()
+            with suppress(PermissionError):  # only root gives files away
+                os.chown(new, found.st_uid, found.st_gid)
+            new.chmod(stat.S_IMODE(found.st_mode))
+        new.replace(os.path.realpath(path))
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[BinaryIO]:
+    """Write to a stream as it is; a reader of a pipe may stop before the end."""
+    if str(path) in _STANDARD_OUTPUT:  # opened anew, a file that it was led to would begin again
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    else:
+        with suppress(BrokenPipeError), path.open("wb") as stream:
+            yield stream
