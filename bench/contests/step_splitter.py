@@ -5,15 +5,38 @@ Steps that are split are none of those whose time is told: the clock is read aro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
+from typing import Self
 
 from torch import nn
 
-from mucudnn.bench.contests.step_split import StepSplit
 from mucudnn.measuring.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.words.problem import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """Seconds of a step's parts: convolutions in place, forward and backward, and all that is not a convolution."""
+
+    forward_s: float
+    backward_s: float
+    rest_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.forward_s + self.backward_s + self.rest_s
+
+    @classmethod
+    def median(cls, samples: Sequence[Self]) -> Self:
+        """Return each part's median; there must be a sample."""
+        return cls(
+            forward_s=median(one.forward_s for one in samples),
+            backward_s=median(one.backward_s for one in samples),
+            rest_s=median(one.rest_s for one in samples),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +66,6 @@ class StepSplitter:
             self._split(1)
             self._is_warm = True
         self.samples.append(self._split(steps))
-
-    def median(self) -> StepSplit | None:
-        """Each part's median over the samples; ``None`` without a sample."""
-        return StepSplit.median(self.samples) if self.samples else None
 
     def _split(self, steps: int) -> StepSplit:
         with self.times.recording():

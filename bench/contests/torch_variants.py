@@ -12,7 +12,7 @@ from typing import ParamSpec, Self, TypeVar
 
 import torch
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
 from mucudnn.measuring.timing.timer import Runner, T, here
 

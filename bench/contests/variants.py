@@ -7,6 +7,8 @@ from enum import StrEnum
 
 from mucudnn.words.errors import InvalidInputError
 
+TORCH = "torch"  # the contestant with which result folders compare the others
+
 
 class Variant(StrEnum):
     """Convolutions of a step, and whether the model is compiled.

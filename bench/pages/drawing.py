@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 from numpy.typing import ArrayLike, NDArray
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.words.torch_settings import TORCHS_OWN

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.speedups import Estimate, speedup_of
 from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, has_problems, machines_of, with_layers
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.folders.speedups import Estimate, overhead_of, speedup_of

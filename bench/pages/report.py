@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
 from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published

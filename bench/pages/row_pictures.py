@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.pages.drawing import (
     FAINT,

@@ -9,7 +9,7 @@ from math import nan
 import pandas
 from rich.table import Table
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.recipes.judging import groups, speedup
 from mucudnn.bench.recipes.running import Outcome
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Key, Line, row_key, subject_key
 from mucudnn.bench.folders.speedups import Estimate

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.table import Table
 
 import mucudnn
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import HEADER_FILE
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import Key, Line, subject_key

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns

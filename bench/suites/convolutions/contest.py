@@ -8,8 +8,8 @@ from functools import partial
 from math import inf
 from statistics import median
 
-from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import Row, Subject, problem_columns
 from mucudnn.bench.report.records import configuration_record
 from mucudnn.bench.sources.layers import Layer

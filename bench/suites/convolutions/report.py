@@ -10,7 +10,7 @@ import pandas
 from rich.table import Table
 
 from mucudnn.bench.contests.bounds import MachineLimits, means_by_kind
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import SUMMARY_FILE
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import problem_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import Row
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.measuring.operands import Operands

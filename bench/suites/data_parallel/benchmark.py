@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
-from mucudnn.bench.contests.step_split import StepSplit
-from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.contests.step_splitter import StepSplit, StepSplitter
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.report.records import config_record

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.contests.names import TORCH
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.report.tables import bound_in_words, milliseconds, new_table, ratio, spread
 

@@ -65,14 +65,9 @@ def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock) -> N
     model = nn.Sequential(layer)
     splitter = StepSplitter.of(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
     splitter.sample(4)
-    split = splitter.median()
-    assert split is not None
+    (split,) = splitter.samples
     assert (split.forward_s, split.backward_s) == (1, 0)
     assert [executable is not None for executable in choices.executables.values()] == [True]  # it was not torch's own
-
-
-def test_nothing_is_split_before_there_is_a_sample() -> None:
-    assert StepSplitter.of(tiny(), lambda: None, TickingClock(), lambda call: call()).median() is None
 
 
 def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:

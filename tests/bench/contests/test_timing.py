@@ -11,9 +11,9 @@ import torch
 from support.clock.machine import FakeClock
 from support.clock.ticking import TickingClock
 
-from mucudnn.bench.contests.names import TORCH
 from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, time_in_turns, try_in_turns
 from mucudnn.bench.contests.torch_variants import torch_variants
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.measuring.timing.timer import here
 
 
