@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import nn
 from mucudnn.bench.sources import layers, tracked
 from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.sources.networks import registry
-from mucudnn.bench.suites.solver import benchmark as solver_benchmark
+from mucudnn.bench.suites import solver as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
 from mucudnn.distributed.link import freeing_what_failed
@@ -125,9 +126,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for module in (registry, layers):
         monkeypatch.setattr(module, "NETWORKS", {"alexnet": registry.Network(tiny, input_shape=(3, 8, 8))})
-    front, division = solver_benchmark.time_front, solver_benchmark.time_division
-    monkeypatch.setattr(solver_benchmark, "time_front", lambda size, bar_s: front(4, bar_s))
-    monkeypatch.setattr(solver_benchmark, "time_division", lambda problems, size, bar_s: division(2, 2, bar_s))
+    monkeypatch.setattr(solver_benchmark, "_WANTED", {"front": (partial(solver_benchmark.time_front, 4), 1.0)})
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
     monkeypatch.setattr(layers, "_DEEPBENCH", tmp_path / "deepbench.csv")  # the real ones have layers of seconds
     monkeypatch.setattr(tracked, "_FILE", tmp_path / "t.csv")

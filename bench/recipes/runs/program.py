@@ -7,8 +7,7 @@ from pathlib import Path
 from mucudnn.bench.recipes.benchmarks import Cell, Place
 from mucudnn.bench.recipes.runs.convolutions import table_of
 from mucudnn.bench.recipes.settings import config_of
-from mucudnn.bench.suites.solver.benchmark import ROUNDS
-from mucudnn.bench.suites.solver.networks import benchmark_division
+from mucudnn.bench.suites.solver import ROUNDS, benchmark_division
 from mucudnn.words.config import BatchSizePolicy
 
 

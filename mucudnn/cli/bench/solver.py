@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.files import FileCommand
 
 
@@ -16,11 +16,7 @@ from mucudnn.terminal.files import FileCommand
 @options.out_folder
 def solver(json_file: Path | None, out: Path | None) -> None:
     """Time the solvers on made-up measurements, beside the times that they must not exceed."""
-    from mucudnn.bench.suites.solver.benchmark import benchmark_solvers
-    from mucudnn.bench.suites.solver.report import solver_record
-    from mucudnn.terminal.console import output
+    from mucudnn.bench.suites.solver import benchmark_solvers, solver_tables
 
-    benchmark = benchmark_solvers(out)
-    output().print(str(benchmark))
-    if json_file is not None:
-        write_json(json_file, solver_record(benchmark))
+    with shown(out, solver_tables, json_file) as folder:
+        benchmark_solvers(folder)

@@ -24,7 +24,7 @@ from mucudnn.bench.recipes.running import Outcome, run_recipe
 from mucudnn.bench.recipes.runs import convolutions, program
 from mucudnn.bench.suites.accuracy import equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-from mucudnn.bench.suites.solver.networks import benchmark_division
+from mucudnn.bench.suites.solver import benchmark_division
 from mucudnn.database.database import Database
 from mucudnn.words.errors import InvalidInputError, OutputError
 

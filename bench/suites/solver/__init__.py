@@ -1,4 +1,0 @@
-"""Times the solvers on made-up measurements of known size.
-
-No convolution is run here.
-"""
