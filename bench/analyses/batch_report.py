@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from mucudnn.bench.analyses.batch_sizes import BatchSweep, Curves
+from mucudnn.bench.analyses.batch_sizes import ENOUGH, BatchSweep, Curves
 from mucudnn.bench.analyses.cliffs import LEAST_MARGIN, Cliff, CliffKind, Curve, Point
-from mucudnn.bench.analyses.starving import ENOUGH
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.words.units import format_bytes

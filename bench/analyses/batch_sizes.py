@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 
 from mucudnn.bench.analyses.cliffs import SINGLE_SAMPLE, Cliff, Curve, Point, find_cliffs
-from mucudnn.bench.analyses.starving import starving_below
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.running.environment import Environment
 from mucudnn.solver.costs import Costs, pool
@@ -25,6 +24,8 @@ from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
+
+ENOUGH = 0.8  # of the best throughput: below it, the device starves
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,3 +225,17 @@ def _curves(
         for cliff in find_cliffs(curve, tuple(points[curve].values()), divide, limit_bytes)
     ]
     return Curves(names, operation, count, points, tuple(cliffs))
+
+
+def starving_below(seconds: Mapping[int, float]) -> int:
+    """Return the least of the batch sizes from which on a device has ``ENOUGH`` of its best throughput.
+
+    seconds: of that many samples; at least of one size.
+
+    >>> starving_below({1: 4.0, 2: 4.0, 4: 4.0, 8: 6.0})  # 0.25, 0.5, 1 and 1.33 samples a second
+    8
+    """
+    throughput = {n: n / seconds[n] for n in sorted(seconds)}
+    starved = [n for n, reached in throughput.items() if reached < ENOUGH * max(throughput.values())]
+    least = max(starved, default=0) + 1
+    return min((n for n in throughput if n >= least), default=least)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich.table import Table
+
+from mucudnn.bench.report.budget_plot import draw_curve, draw_segments
+from mucudnn.bench.report.export import CURVE, write_csv, write_each
+from mucudnn.bench.report.plots import new_figure
+from mucudnn.bench.report.records import Record, record_header
+from mucudnn.bench.report.tables import long_name, milliseconds, new_table, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.solver.curve import BudgetCurve, Marginal, marginal, next_faster, time_curve
+from mucudnn.terminal.files import beside
 from mucudnn.tuning.choose import Divided
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Configuration
+from mucudnn.words.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +55,18 @@ class Explanation:
     """A tuning with a divided budget, explained. ``curve``: time of all convolutions against the budget."""
 
     tuning: TableTuning
-    rows: tuple[ExplainedLayer, ...]
+    divided: Divided
     curve: BudgetCurve
     marginal: Marginal
 
     @property
-    def budget_bytes(self) -> int:
-        return self.marginal.here.budget_bytes
-
-    @property
-    def time_s(self) -> float:
-        """Time of all convolutions with this budget."""
-        return self.marginal.here.time_s
+    def rows(self) -> list[ExplainedLayer]:
+        """A row for each problem, in the order of the table, which is that of the tasks of the division."""
+        assignment = self.divided.division.assignment
+        return [
+            ExplainedLayer(row, assignment[task], next_faster(options, assignment[task]))
+            for row, (task, options) in zip(self.tuning.rows, self.divided.options.items(), strict=True)
+        ]
 
 
 def explain(tuning: TableTuning) -> Explanation:
@@ -61,17 +77,96 @@ def explain(tuning: TableTuning) -> Explanation:
     divided = tuning.divided
     if divided is None:
         raise InvalidInputError("there is no workspace budget to explain; give one, such as 256MiB")
-    budget = divided.division.budget_bytes
     counts = divided.division.counts
-    of_budget = marginal(divided.options, counts, budget)
+    of_budget = marginal(divided.options, counts, divided.division.budget_bytes)
     curve = time_curve(divided.options, counts, budgets=[of_budget.here.budget_bytes])
-    return Explanation(tuning, _rows(tuning, divided), curve, of_budget)
+    return Explanation(tuning, divided, curve, of_budget)
 
 
-def _rows(tuning: TableTuning, divided: Divided) -> tuple[ExplainedLayer, ...]:
-    """Explain each row; the tasks of a division are in the order of the rows."""
-    rows = []
-    for row, (task, options) in zip(tuning.rows, divided.options.items(), strict=True):
-        chosen = divided.division.assignment[task]
-        rows.append(ExplainedLayer(row, chosen, next_faster(options, chosen)))
-    return tuple(rows)
+def explanation_table(explanation: Explanation) -> Table:
+    """Per layer and operation: what it got, what the next faster configuration needs more, and saves; then totals."""
+    here, rows = explanation.marginal.here, explanation.rows
+    workspace = format_bytes(sum(row.chosen.workspace_bytes for row in rows))
+    printed = new_table(
+        f"{explanation.tuning.source}, workspace budget {format_bytes(here.budget_bytes)}",
+        ("layer", "operation", "configuration"),
+        ("count", "ms", "workspace", "next faster", "workspace more", "saves ms"),
+        footer=("total", "", "", "", milliseconds(here.time_s), workspace, "", "", ""),
+    )
+    for row in rows:
+        chosen, more = row.chosen, ("", "", "")
+        if row.next_faster is not None:
+            more = (str(row.next_faster), format_bytes(row.extra_bytes), milliseconds(row.saved_s))
+        printed.add_row(
+            *(short_name(row.row.names), str(row.row.tuned.problem.operation), str(chosen), str(row.row.count)),
+            *(milliseconds(row.row.count * chosen.time_s), format_bytes(chosen.workspace_bytes), *more),
+        )
+    return printed
+
+
+def in_words(explanation: Explanation) -> str:
+    """Say what some more or less memory would change, and how the division was found."""
+    here = explanation.marginal.here
+    time = f"{format_bytes(here.budget_bytes)}: {format_seconds(here.time_s)}"
+    return f"{time}; {explanation.marginal}\n{explanation.divided.division}"
+
+
+def explanation_record(explanation: Explanation) -> Record:
+    """Return what ``mucudnn explain --json`` writes."""
+    tuning = explanation.tuning
+    return {
+        **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
+        "source": tuning.source,
+        "problems": [_layer_record(row) for row in explanation.rows],
+        "marginal": explanation.marginal.to_json(),
+        "curve": explanation.curve.to_json(),
+        "division": explanation.divided.division.to_json(),
+    }
+
+
+def write_tables(explanation: Explanation, path: Path) -> None:
+    """Write one line for each problem; beside it one for each point of the curve: ``memory-curve.csv``."""
+    write_each(
+        (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
+        (beside(path, CURVE), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),
+    )
+
+
+def _layer_record(row: ExplainedLayer) -> Record:
+    """Times are of one call; ``saved_s`` is of all occurrences."""
+    return {
+        "layer": long_name(row.row.names),
+        "operation": str(row.row.tuned.problem.operation),
+        "count": row.row.count,
+        "batch_size": row.row.tuned.batch_size,
+        **_configuration("chosen", row.chosen),
+        **_configuration("next_faster", row.next_faster),
+        "extra_bytes": row.extra_bytes,
+        "saved_s": row.saved_s,
+    }
+
+
+def _configuration(what: str, configuration: Configuration | None) -> Record:
+    if configuration is None:
+        return {what: None, f"{what}_s": None, f"{what}_workspace_bytes": None}
+    return {
+        what: str(configuration),
+        f"{what}_s": configuration.time_s,
+        f"{what}_workspace_bytes": configuration.workspace_bytes,
+    }
+
+
+def draw_explanation(explanation: Explanation) -> Figure:
+    """Left the curve with the chosen point, right the largest segments and what the next faster would need more."""
+    here = explanation.marginal.here
+    budget = format_bytes(here.budget_bytes)
+    figure = new_figure(14, 6.5, f"{explanation.tuning.source}: what a workspace budget of {budget} buys")
+    curve, segments = figure.subplots(1, 2, width_ratios=(1, 1))
+    draw_curve(curve, explanation.curve, (here.budget_bytes, here.time_s))
+    curve.set_title(str(explanation.marginal).replace("; ", "\n"), fontsize=10, loc="left")
+    rows = [
+        (f"{short_name(row.row.names)} {row.row.tuned.problem.operation}", row.chosen.workspace_bytes, row.extra_bytes)
+        for row in explanation.rows
+    ]
+    draw_segments(segments, rows)
+    return figure

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mucudnn.bench.analyses.starving import starving_below
+from mucudnn.bench.analyses.batch_sizes import starving_below
 from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along
 from mucudnn.bench.scaling.steps import MeasuredSteps
 from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from mucudnn.bench.analyses.starving import ENOUGH
+from mucudnn.bench.analyses.batch_sizes import ENOUGH
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.scaling.local_batches import Convolutions

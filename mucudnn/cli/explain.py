@@ -100,15 +100,13 @@ _Files = tuple[Path | None, Path | None, Path | None]  # CSV, JSON, PNG
 
 
 def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
-    from mucudnn.bench.analyses import explanation_report as report
-    from mucudnn.bench.analyses.explanation import explain
-    from mucudnn.bench.analyses.explanation_plot import draw_explanation
+    from mucudnn.bench.analyses import explanation as report
     from mucudnn.bench.report.plots import save_png
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.terminal.console import output
 
     tuning = _tuned(load_source(source, **sizes), config, device, stored)
-    explanation = explain(tuning)
+    explanation = report.explain(tuning)
     console, (csv_file, json_file, plot_file) = output(), files
     console.print(report.explanation_table(explanation))
     console.print(report.in_words(explanation))
@@ -116,7 +114,7 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
     write_each(
         (csv_file, lambda path: report.write_tables(explanation, path)),
         (json_file, lambda path: write_json(path, report.explanation_record(explanation))),
-        (plot_file, lambda path: save_png(draw_explanation(explanation), path)),
+        (plot_file, lambda path: save_png(report.draw_explanation(explanation), path)),
     )
 
 

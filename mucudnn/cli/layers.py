@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mucudnn.cli.shared import options
 from mucudnn.terminal.files import FileCommand
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mucudnn.bench.sources.layers import LayerTable
+
 
 @click.command(cls=FileCommand)
 @options.source
 def layers(source: str, **sizes: Any) -> None:
     """List the convolutions of SOURCE: a network, a table, a CSV file, package.module:factory or file.py:factory."""
-    from mucudnn.bench.analyses.layers import layers_table
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.terminal.console import output
 
     output().print(layers_table(load_source(source, **sizes)))
+
+
+def layers_table(table: LayerTable) -> Table:
+    """Return the convolutions of a source, with their sizes."""
+    from mucudnn.bench.report.tables import new_table, short_name
+
+    columns = ("N", "C×H×W", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")
+    printed = new_table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)
+    for layer in table.layers:
+        problem = layer.problem
+        pairs = ((problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
+        printed.add_row(
+            *(short_name(layer.names) + ", transposed" * layer.transposed, str(layer.batch_size)),
+            *(f"{problem.c}×{problem.h}×{problem.w}", str(problem.k), *(f"{a}×{b}" for a, b in pairs)),
+            *(str(problem.groups), str(layer.count), f"{problem.flops(layer.batch_size) / 1e9:.2f}"),
+        )
+    return printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from support.problems.made_up_sweeps import MIB, curves, layer, measured_ms, pow
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
-from mucudnn.bench.analyses.batch_sizes import require_sweepable, sweep_batch_sizes
+from mucudnn.bench.analyses.batch_sizes import require_sweepable, starving_below, sweep_batch_sizes
 from mucudnn.bench.analyses.cliffs import Cliff, CliffKind, Curve
 from mucudnn.bench.report.export import write_csv
 from mucudnn.running.environment import Environment
@@ -291,3 +291,18 @@ def test_csv_and_json_have_every_point_and_every_cliff(tmp_path: Path) -> None:
     assert problem["cliffs"][0]["in_words"] == cliff
     assert problem["torch"][-1]["time_per_sample_s"] == pytest.approx(1.4e-3)
     assert (record["up_to"], record["measured_sizes"]) == (64, [1, 2, 4, 8, 16, 32, 64])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({1: 10, 2: 10, 3: 10, 4: 10, 5: 10, 6: 12, 7: 14}, 4),  # 1..5 samples take the same time
+        ({1: 1, 2: 2, 3: 3}, 1),
+        ({1: 1, 2: 2, 3: 30, 4: 4}, 4),  # a dip
+        ({8: 10, 1: 10, 4: 10, 2: 10}, 8),  # of the sizes that are known
+        ({1: 1, 2: 2, 4: 40}, 5),  # above all of them
+        ({1: inf, 2: 2, 4: 4}, 2),  # what cannot run
+    ],
+)
+def test_a_device_starves_below_the_batch_from_which_on_it_is_busy(seconds: dict[int, float], expected: int) -> None:
+    assert starving_below(seconds) == expected

@@ -11,10 +11,10 @@ import pytest
 from support.problems.stored_costs import MIB, TABLE, Stored
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.analyses.explanation import Explanation, explain
-from mucudnn.bench.analyses.explanation_plot import draw_explanation
-from mucudnn.bench.analyses.explanation_report import (
-    curve_path,
+from mucudnn.bench.analyses.explanation import (
+    Explanation,
+    draw_explanation,
+    explain,
     explanation_record,
     explanation_table,
     in_words,
@@ -78,7 +78,7 @@ def test_the_table_the_files_and_the_record_agree(tmp_path: Path) -> None:
     rows = lines_of(tmp_path / "memory.csv")
     assert [row["chosen"] for row in rows] == [row["chosen"] for row in record["problems"]] == ["large 8", "small 8"]
     assert [int(row["extra_bytes"]) for row in rows] == [0, 90 * MIB]
-    points = lines_of(curve_path(tmp_path / "memory.csv"))
+    points = lines_of(tmp_path / "memory-curve.csv")
     assert [float(p["time_s"]) for p in points] == [p["time_s"] for p in record["curve"]["points"]]
 
 

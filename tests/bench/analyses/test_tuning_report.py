@@ -6,13 +6,15 @@ import json
 import math
 
 import pytest
+from support.problems.stored_costs import TABLE, Stored
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.analyses.layers import layers_table
-from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
 from mucudnn.bench.sources.layers import load_source
-from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer, of_table, table_tasks
+from mucudnn.cli.layers import layers_table
 from mucudnn.running.environment import Environment
+from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
@@ -62,3 +64,32 @@ def test_an_empty_tuning_has_no_speedup_in_its_record() -> None:
     record = tuning_record(TableTuning("mynet", Config(), ENVIRONMENT, (), 1))
     assert record["total"]["speedup"] is None
     assert math.isclose(record["total"]["torch_s"], 0)
+
+
+def replayed(**bounds: object) -> TableTuning:
+    config = Config(operations=(Operation.FORWARD,), **bounds)  # type: ignore[arg-type]
+    return of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored()))
+
+
+def test_under_a_limit_each_problem_has_an_account() -> None:
+    found = replayed(workspace_limit="10MiB")
+    one, two = (row.tuned.account for row in found.rows)
+    assert one is not None
+    assert two is not None
+    assert [str(account.configuration) for account in (one, two)] == ["small 8", "small 8"]
+    assert (one.measurements, one.front_size, one.gap) == (3, 3, 0.0)
+    text = account_in_words(found)
+    assert "2 problems, each solved under its own limit: 240 ms by prediction, optimal" in text  # one occurs twice
+    assert "6 desirable configurations from 6 measurements" in text
+    record = json.loads(json.dumps(tuning_record(found)))
+    assert [account["objective_s"] for account in record["accounts"]] == pytest.approx([0.08, 0.08])
+    assert record["division"] is None
+
+
+def test_a_divided_budget_has_one_account() -> None:
+    found = replayed(workspace_budget="110MiB")
+    assert found.divided is not None
+    assert account_in_words(found) == str(found.divided.division)
+    record = json.loads(json.dumps(tuning_record(found)))
+    assert record["accounts"] is None
+    assert record["division"]["status"] == "optimal"
