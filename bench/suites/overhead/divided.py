@@ -10,24 +10,21 @@ BACKWARD_FILTER contains the addition of its dw to the sum. Not run on a GPU yet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Self
+from tempfile import TemporaryDirectory
 
 import click
 import torch
 
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import Row, Subject
-from mucudnn.bench.folders.writing import FolderWriter, open_folder
+from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.report.export import write_json
-from mucudnn.bench.report.records import Record, origin
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
 from mucudnn.measuring.operands import Operands, random_operands
@@ -39,6 +36,7 @@ from mucudnn.terminal.console import output
 from mucudnn.terminal.files import FileCommand, OutputFile, OutputFolder
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration, MicroConfig
 
 MICRO_BATCHES = 8
@@ -47,61 +45,42 @@ ROUNDS = 31
 _GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
 MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
 _ON_CPU = "gemm"
-_COLUMNS = ("size", "operation", "algorithm", "micro_batch_size", "in_graph")  # of a result folder
+_COLUMNS = ("size", "operation", "algorithm", "micro_batch_size", "in_graph")
 _DIVIDED, _ALONE = "divided call", "steps alone"
 
-Kind = tuple[str, Operation, str, int, bool]  # values of ``_COLUMNS``
 
+def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> None:
+    """Measure every operation of a small and a large problem, on CUDA in graphs, too, into the folder ``out``.
 
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """Times of one divided problem. ``in_graph``: replayed from a CUDA graph instead of called from Python.
-
-    call_s, steps_s: seconds of one call of all micro-batches, and of their steps alone. They are medians over the
-    rounds. call_samples_s, steps_samples_s: the same, one a round.
+    What it has already is not measured again. clock: ``None``: a wall clock. Raises ``UnavailableError`` for a device
+    that is not there, and what ``open_folder`` raises.
     """
-
-    size: str
-    operation: Operation
-    algorithm: str
-    micro_batch_size: int
-    in_graph: bool
-    call_s: float
-    steps_s: float
-    call_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    steps_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
-
-    @classmethod
-    def of(cls, kind: Kind, call_samples_s: Sequence[float], steps_samples_s: Sequence[float]) -> Self:
-        """Return the medians of samples."""
-        medians = median(call_samples_s), median(steps_samples_s)
-        return cls(*kind, *medians, tuple(call_samples_s), tuple(steps_samples_s))
-
-    @property
-    def per_micro_batch_s(self) -> float:
-        return (self.call_s - self.steps_s) / MICRO_BATCHES
-
-
-def measure_overheads(
-    device: str,
-    rounds: int = ROUNDS,
-    clock: Clock | None = None,
-    known: Callable[[Kind], Overhead | None] = lambda _: None,
-) -> Iterator[Overhead]:
-    """Measure every operation of a small and a large problem, in graphs only on CUDA. Yields each when it is measured.
-
-    clock: ``None``: a wall clock. known: returns what is not to be measured again. Raises ``UnavailableError`` for a
-    device that is not there.
-    """
-    current_environment(device)  # raises with what is missing
+    environment = current_environment(device)  # raises with what is missing
     clock = clock or wall_clock(device)
+
+    def rows_of(subject: Subject, problem: ConvProblem, chosen: Algorithm, progress: Progress) -> list[Row]:
+        n, in_graph = subject["micro_batch_size"], subject["in_graph"]
+        call_s, steps_s = _samples(problem, chosen, n, device, in_graph, rounds, clock)
+        return [Row(subject, _ALONE, steps_s), Row(subject, _DIVIDED, call_s)]
+
+    wanted = []
     for size, n in MICRO_BATCH_SIZES[device].items():
-        for operation in Operation:
-            problem = _GEOMETRY.with_operation(operation)
+        for problem in map(_GEOMETRY.with_operation, Operation):
             chosen = _algorithm(problem, n, device)
             for in_graph in (False, True) if device == "cuda" else (False,):
-                kind = size, operation, chosen.name, n, in_graph
-                yield known(kind) or Overhead.of(kind, *_samples(problem, chosen, n, device, in_graph, rounds, clock))
+                values = size, str(problem.operation), chosen.name, n, in_graph
+                subject: Subject = dict(zip(_COLUMNS, values, strict=True))
+                wanted.append((subject, partial(rows_of, subject, problem, chosen)))
+    settings = {"micro_batches": MICRO_BATCHES, "rounds": rounds}
+    write_missing(out, Header("overhead", "divided calls", settings, environment, _COLUMNS, len(wanted)), wanted)
+
+
+def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
+    """Yield each subject with seconds of a micro-batch: what the call takes beyond its steps, and the step; medians."""
+    rows = folder.rows.set_index("contestant")
+    for alone, divided in zip(*(rows.loc[[name]].to_dict("records") for name in (_ALONE, _DIVIDED)), strict=True):
+        step_s = alone["time_s"] / MICRO_BATCHES
+        yield {name: alone[name] for name in _COLUMNS}, divided["time_s"] / MICRO_BATCHES - step_s, step_s
 
 
 def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
@@ -157,46 +136,6 @@ def _captured(work: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def overhead_record(overheads: list[Overhead], device: str) -> Record:
-    """The object that ``--json`` writes."""
-    return {
-        **origin(current_environment(device), datetime.now(UTC)),
-        "micro_batches": MICRO_BATCHES,
-        "overheads": [_row(each) for each in overheads],
-    }
-
-
-def _row(overhead: Overhead) -> Record:
-    row = {name: value for name, value in asdict(overhead).items() if not name.endswith("_samples_s")}
-    return {**row, "per_micro_batch_s": overhead.per_micro_batch_s}
-
-
-def _header(device: str, rounds: int) -> Header:
-    wanted = len(MICRO_BATCH_SIZES[device]) * len(Operation) * (2 if device == "cuda" else 1)
-    settings = {"micro_batches": MICRO_BATCHES, "rounds": rounds}
-    environment = current_environment(device)
-    return Header("overhead", "divided calls", settings, environment, subject_columns=_COLUMNS, wanted=wanted)
-
-
-def _subject(kind: Kind) -> Subject:
-    return dict(zip(_COLUMNS, kind, strict=True))
-
-
-def _known(folder: FolderWriter | None, kind: Kind) -> Overhead | None:
-    """Return what an earlier run measured; ``None``: nothing."""
-    lines = [] if folder is None else folder.known(_subject(kind))
-    samples = {line["contestant"]: line["samples_s"] for line in lines}
-    return Overhead.of(kind, samples[_DIVIDED], samples[_ALONE]) if samples else None
-
-
-def _add(folder: FolderWriter, overhead: Overhead) -> None:
-    """Add what an earlier run has not measured."""
-    kind = overhead.size, overhead.operation, overhead.algorithm, overhead.micro_batch_size, overhead.in_graph
-    samples = {_ALONE: overhead.steps_samples_s, _DIVIDED: overhead.call_samples_s}
-    if not folder.known(_subject(kind)):
-        folder.add([Row(_subject(kind), name, samples_s) for name, samples_s in samples.items()])
-
-
 @click.command(cls=FileCommand)
 @click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
@@ -204,22 +143,18 @@ def _add(folder: FolderWriter, overhead: Overhead) -> None:
 @click.option("--out", type=OutputFolder(), help="Keep all samples in this result folder; what it has is not measured.")
 def main(device: str, rounds: int, json_file: Path | None, out: Path | None) -> None:
     """Measure what a divided call costs for each of its eight micro-batches, beyond their steps."""
-    console, done = output(), list[Overhead]()
     with ExitStack() as stack:
-        folder = None if out is None else stack.enter_context(open_folder(out, _header(device, rounds)))
-        for each in measure_overheads(device, rounds, known=partial(_known, folder)):
-            done.append(each)
-            how = "in a CUDA graph" if each.in_graph else "called from Python"
-            console.print(
-                f"{each.size} {each.operation}, {each.algorithm}, {MICRO_BATCHES} x {each.micro_batch_size}, {how}: "
-                f"{each.per_micro_batch_s * 1e6:+.2f} us a micro-batch over {each.steps_s / MICRO_BATCHES * 1e6:.1f} us"
-            )
-            if folder is not None:
-                _add(folder, each)
-            if json_file is not None:
-                write_json(json_file, overhead_record(done, device))
-        if folder is not None:
-            folder.write_summary()
+        path = out or Path(stack.enter_context(TemporaryDirectory()))
+        benchmark_divided(path, device, rounds)
+        folder = read_folder(path)
+    for of, overhead_s, step_s in overheads_s(folder):
+        how = "in a CUDA graph" if of["in_graph"] else "called from Python"
+        output().print(
+            f"{of['size']} {of['operation']}, {of['algorithm']}, {MICRO_BATCHES} x {of['micro_batch_size']}, {how}: "
+            f"{overhead_s * 1e6:+.2f} us a micro-batch over {step_s * 1e6:.1f} us"
+        )
+    if json_file is not None:
+        write_json(json_file, folder.to_json())
 
 
 if __name__ == "__main__":
