@@ -30,6 +30,14 @@ class Estimate:
     low: float = nan
     high: float = nan
 
+    def columns(self, name: str) -> dict[str, float]:
+        """Return the columns of tables; name: with ``{}`` where ``_low`` and ``_high`` stand.
+
+        >>> Estimate(2.0, 1.5, 3.0).columns("overhead{}_s")
+        {'overhead_s': 2.0, 'overhead_low_s': 1.5, 'overhead_high_s': 3.0}
+        """
+        return {name.format(""): self.value, name.format("_low"): self.low, name.format("_high"): self.high}
+
 
 def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimate:
     """Return the speedup of operations that run one after the other: the sum of torch's medians over that of ours.

@@ -67,9 +67,7 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
         "total_s": total_s,
         "flops_per_s": _sum(ours, "flops") / total_s,
         "over_bound": total_s / _sum(ours, "bound_s"),
-        "speedup": speedup.value,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
+        **speedup.columns("speedup{}"),
         **{name: _most(ours, name) for name in ("workspace_bytes", "relative_error", "load")},
         **{f"{PUBLISHED}{machine}": _sum(ours, f"{PUBLISHED}{machine}") for machine in machines},
     }
@@ -136,15 +134,14 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
     """
     if not has_problems(rows):
         return pandas.DataFrame()
-    found = []
-    for layer, every in _by_layer(with_layers(rows.dropna(subset=["policy"])), ["layer", *LAYER]).items():
+    found, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
+    for layer, every in _by_layer(with_layers(rows.dropna(subset=["policy"])), names[:-2]).items():
         undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == "undivided"}
         for (contestant, policy, limit), ours in every.items():
             if contestant == "mucudnn" and limit in undivided:
-                gain = _ratio(undivided[limit], ours)
-                found.append((*layer, policy, limit, gain.value, gain.low, gain.high))
-    columns = ["layer", *LAYER, "policy", "limit_bytes", "gain", "gain_low", "gain_high"]
-    return pandas.DataFrame(found, columns=pandas.Index(columns))
+                gain = _ratio(undivided[limit], ours).columns("gain{}")
+                found.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain)
+    return pandas.DataFrame(found)
 
 
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import nan
 from typing import Any
 
@@ -89,11 +89,11 @@ def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
         Estimate() if name == TORCH else speedup_of([by_turns.get(turns, [])], [samples])
         for name, turns, samples in zip(rows["contestant"], rows["turns"], rows["samples_s"], strict=True)
     ]
-    return rows.assign(
-        speedup=[one.value for one in found],
-        speedup_low=[one.low for one in found],
-        speedup_high=[one.high for one in found],
-    )
+    return _with_columns(rows, (one.columns("speedup{}") for one in found))
+
+
+def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    return rows.assign(**pandas.DataFrame(list(records), index=rows.index))
 
 
 def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -122,15 +122,10 @@ def _spread(samples: list[float]) -> float:
 def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add what follows from the samples, and make numbers of those columns that are there."""
     alone_s = [_samples_in(value) for value in rows[_ALONE]]
-    found = [overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True)]
+    found = (overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True))
     numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in _METRICS if name in rows}
-    return rows.assign(
-        **numbers,
-        samples_per_s=rows["batch_size"] / rows["time_s"],
-        overhead_s=[one.value for one in found],
-        overhead_low_s=[one.low for one in found],
-        overhead_high_s=[one.high for one in found],
-    )
+    rows = rows.assign(**numbers, samples_per_s=rows["batch_size"] / rows["time_s"])
+    return _with_columns(rows, (one.columns("overhead{}_s") for one in found))
 
 
 def _samples_in(value: object) -> list[float]:
@@ -140,8 +135,7 @@ def _samples_in(value: object) -> list[float]:
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:
-    records = [_bounds(row, limits) for row in rows[list(PROBLEM_COLUMNS)].to_dict("records")]
-    rows = rows.assign(**pandas.DataFrame(records, index=rows.index))
+    rows = _with_columns(rows, (_bounds(row, limits) for row in rows[list(PROBLEM_COLUMNS)].to_dict("records")))
     return rows.assign(over_bound=rows["time_s"] / rows["bound_s"], flops_per_s=rows["flops"] / rows["time_s"])
 
 

@@ -6,7 +6,7 @@ Versions are put side by side by their speedups over torch, which ran in the sam
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isnan
@@ -18,7 +18,7 @@ import mucudnn
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import HEADER_FILE
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.folders.rows import Key, Line, subject_key
+from mucudnn.bench.folders.rows import Key, subject_key
 from mucudnn.bench.folders.speedups import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.report.records import Record
 from mucudnn.bench.report.tables import new_table
@@ -90,23 +90,17 @@ def read_history(path: Path, source: str, tolerance: float) -> History:
 
 
 def _version(folder: ResultFolder, change: FolderComparison | None) -> Version:
-    pairs = _pairs(folder)
+    torchs, ours = (
+        {subject_key(line, folder.header): line for line in folder.lines if line["contestant"] == name}
+        for name in (TORCH, OURS)
+    )
+    pairs = {
+        key: (torchs[key]["samples_s"], line["samples_s"])
+        for key, line in ours.items()
+        if line["samples_s"] and key in torchs and torchs[key]["samples_s"] and torchs[key]["turns"] == line["turns"]
+    }
     speedups = {key: speedup_of([torch], [ours]) for key, (torch, ours) in pairs.items()}
     return Version(folder.path.name, folder, speedups, mean_speedup(list(pairs.values())), change)
-
-
-def _pairs(folder: ResultFolder) -> dict[Key, tuple[Sequence[float], Sequence[float]]]:
-    """Return torch's samples and ours of each subject that has both, of the same turns."""
-    by_contestant: dict[str, dict[Key, Line]] = {TORCH: {}, OURS: {}}
-    for line in folder.lines:
-        if line["contestant"] in by_contestant and line["samples_s"]:
-            by_contestant[line["contestant"]][subject_key(line, folder.header)] = line
-    torchs = by_contestant[TORCH]
-    return {
-        key: (torchs[key]["samples_s"], line["samples_s"])
-        for key, line in by_contestant[OURS].items()
-        if key in torchs and torchs[key]["turns"] == line["turns"]
-    }
 
 
 def versions_table(history: History) -> Table:
@@ -160,33 +154,24 @@ def slower_in_words(history: History) -> str:
 
 def history_rows(history: History) -> list[Record]:
     """Return lines of a CSV file: one for each version and subject."""
-    return [row for version in history.versions for row in _rows(version)]
-
-
-def _rows(version: Version) -> Iterator[Record]:
-    header = version.folder.header
-    for key, speedup in version.speedups.items():
-        yield {
+    return [
+        {
             "version": version.name,
-            "date": header.date.isoformat(),
-            **dict(zip(header.subject_columns, key, strict=True)),
-            **{"speedup": speedup.value, "speedup_low": speedup.low, "speedup_high": speedup.high},
+            "date": version.folder.header.date.isoformat(),
+            **dict(zip(version.folder.header.subject_columns, key, strict=True)),
+            **speedup.columns("speedup{}"),
         }
+        for version in history.versions
+        for key, speedup in version.speedups.items()
+    ]
 
 
 def current_version() -> str:
     """Name this version: mucudnn's own and, in a checkout, the commit, with ``-changed`` if files differ from it."""
-    commit, status = (_git(*command) for command in (("rev-parse", "--short=8", "HEAD"), ("status", "--porcelain")))
-    if commit is None:
-        return mucudnn.__version__
-    return f"{mucudnn.__version__}-{commit}{'-changed' if status else ''}"
-
-
-def _git(*command: str) -> str | None:
-    """Run git on the files of this package; ``None``: they are in no checkout, or there is no git."""
-    call = ("git", "-C", str(Path(mucudnn.__file__).resolve().parent), *command)
+    describe = ("describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=-changed")
+    call = ("git", "-C", str(Path(mucudnn.__file__).resolve().parent), *describe)
     try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=_GIT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+        commit = subprocess.run(call, capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # no checkout, or no git
+        return mucudnn.__version__
+    return f"{mucudnn.__version__}-{commit}"
