@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_json
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
@@ -97,24 +97,16 @@ def inference(
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
     import torch
 
-    from mucudnn.bench.folders.writing import folder_if_named
     from mucudnn.bench.sources.layers import importable
     from mucudnn.bench.sources.networks import NETWORKS, arguments_for
     from mucudnn.bench.sources.trainable import settle_statistics, trainable_model
-    from mucudnn.bench.suites.inference.benchmark import benchmark_inference
-    from mucudnn.bench.suites.inference.comparison import compare_runtimes
-    from mucudnn.bench.suites.inference.report import (
-        inference_record,
-        inference_table,
-        runtime_kinds_table,
-        runtimes_record,
-        runtimes_table,
-    )
-    from mucudnn.bench.suites.inference.stored import FILTERS, RUNTIMES, InferenceFolder, header_of
+    from mucudnn.bench.suites.inference.filters import benchmark_filters
+    from mucudnn.bench.suites.inference.report import inference_tables
+    from mucudnn.bench.suites.inference.run import FILTERS, RUNTIMES, InferenceRun
+    from mucudnn.bench.suites.inference.runtimes import compare_runtimes
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
-    from mucudnn.running.environment import current_environment
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import Config
 
     config = Config(**choices)
@@ -125,36 +117,15 @@ def inference(
     arguments = arguments_for(source, x)
     if source in NETWORKS:
         settle_statistics(model, arguments)
-    console, record = output(), {}
+    fusing = replace(config, fuse=fuse)
     parts = [*([FILTERS] if layers else []), *(f"{RUNTIMES}: {runtime}" for runtime in runtimes)]
-    named = source, tuple(x.shape), memory_format
-    header = header_of(*named, replace(config, fuse=fuse), rounds, parts, current_environment())
-    with folder_if_named(out, header) as folder, importable(source):  # processes inherit the path
-        kept = InferenceFolder(folder, *named)
+    with (
+        shown(out, inference_tables, json_file) as path,
+        importable(source),  # processes inherit the path
+        InferenceRun.opened(path, source, x.shape, memory_format, fusing, rounds, parts) as run,
+        progress_bar() as progress,
+    ):
         if layers:
-            with progress_bar() as progress:
-                benchmark = benchmark_inference(
-                    model.eval(), arguments, config, name=source, rounds=rounds, progress=progress, kept=kept
-                )
-            console.print(inference_table(benchmark))
-            console.print(str(benchmark.environment))
-            record = inference_record(benchmark)
+            benchmark_filters(run, model.eval(), arguments, config, progress)
         if runtimes:
-            with progress_bar() as progress:
-                comparison = compare_runtimes(
-                    *(model.eval(), arguments, replace(config, fuse=fuse)),
-                    name=source,
-                    rounds=rounds,
-                    runtimes=runtimes,
-                    progress=progress,
-                    kept=kept,
-                )
-            console.print(runtimes_table(comparison))
-            if (kinds := runtime_kinds_table(comparison)) is not None:
-                console.print(kinds)
-            console.print(str(comparison.environment))
-            record = runtimes_record(comparison) | record
-        if folder is not None:
-            folder.write_summary()
-    if json_file is not None:
-        write_json(json_file, record)
+            compare_runtimes(run, model.eval(), arguments, fusing, runtimes=runtimes, progress=progress)

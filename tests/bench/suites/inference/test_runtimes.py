@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,19 +16,16 @@ from support.own_jobs import MadeUpRuntime
 from support.snapshots import assert_as_stored
 from torch import nn
 
-from mucudnn.bench.contests.timing import MedianTime
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
+from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources import trainable
-from mucudnn.bench.suites.inference import comparison, runtime_job
-from mucudnn.bench.suites.inference.comparison import compare_runtimes, relative_difference
-from mucudnn.bench.suites.inference.report import runtime_kinds_table, runtimes_record, runtimes_table
-from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesComparison
+from mucudnn.bench.suites.inference import runtime_job, runtimes
+from mucudnn.bench.suites.inference.report import inference_tables
+from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, require_installed, store_model
-from mucudnn.bench.suites.inference.stored import InferenceFolder, header_of
+from mucudnn.bench.suites.inference.runtimes import compare_runtimes, relative_difference
 from mucudnn.cli.main import main
-from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import MemoryFormat
@@ -43,22 +38,26 @@ def tiny() -> nn.Sequential:
     return layers.eval()
 
 
+def compared(out: Path, job: Any, *runtimes: Runtime) -> ResultFolder:
+    named = "tiny", X.shape, MemoryFormat.CONTIGUOUS
+    with InferenceRun.opened(out, *named, Config(fuse=True), 2, [RUNTIMES]) as run:
+        compare_runtimes(run, tiny(), (X,), Config(), runtimes=runtimes, job=job, pause_s=0.0)
+    return read_folder(out)
+
+
 def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
-    """One is killed in its first call, and the others go on."""
+    """One is killed in its first call, and the others go on; the next run measures nothing."""
     log = tmp_path / "log"
     job = partial(MadeUpRuntime, outputs={"torch": [3.0, 4.0], "openvino": [3.0, 4.5]}, log=log)
     torch.set_num_threads(2)
-    found = compare_runtimes(
-        tiny(), X, rounds=2, runtimes=(Runtime.OPENVINO, Runtime.ONNX_RUNTIME), job=job, pause_s=0.0
-    )
-    torchs, killed, other = found.runtimes
-    assert [one.runtime for one in found.runtimes] == [Runtime.TORCH, Runtime.ONNX_RUNTIME, Runtime.OPENVINO]
-    assert (torchs.difference, other.difference) == (0.0, pytest.approx(0.1))
-    assert (killed.time, killed.failure) == (None, "killed by SIGKILL")
-    assert torchs.time is not None
-    assert other.time is not None
-    assert found.speedup(other) == torchs.time.time_s / other.time.time_s
-    assert found.over_best_other is None  # ours did not take part
+    folder = compared(tmp_path / "folder", job, Runtime.OPENVINO, Runtime.ONNX_RUNTIME)
+    torchs, killed, other = folder.lines
+    assert [line["contestant"] for line in folder.lines] == [Runtime.TORCH, Runtime.ONNX_RUNTIME, Runtime.OPENVINO]
+    assert (torchs["relative_difference"], other["relative_difference"]) == (0.0, pytest.approx(0.1))
+    assert (killed["samples_s"], killed["failure"]) == ([], "killed by SIGKILL")
+    assert len(torchs["samples_s"]) == len(other["samples_s"]) == 2
+    (table,) = inference_tables(folder)
+    assert "best of the others" not in str(table.caption)  # ours did not take part
     notes = [line.split() for line in log.read_text().splitlines()]
     assert [(name, what) for name, what, *_ in notes[:3]] == [
         ("torch", "ready"),
@@ -70,12 +69,13 @@ def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
     turns = [name for name, what, *_ in notes if what == "called"]
     changes = sum(before != after for before, after in pairwise(turns))
     assert changes in (2, 3)  # two rounds of two runtimes, each round in an order of its own
+    assert compared(tmp_path / "folder", None, Runtime.OPENVINO, Runtime.ONNX_RUNTIME).lines == folder.lines
 
 
 def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
     job = partial(MadeUpRuntime, outputs={"mucudnn": [1.0]}, log=tmp_path / "log")
     with pytest.raises(UnavailableError, match="torch, with which all others are compared, fails: killed by SIGKILL"):
-        compare_runtimes(tiny(), X, rounds=1, runtimes=(), job=job, pause_s=0.0)
+        compared(tmp_path / "folder", job)
 
 
 def test_models_must_be_picklable(tmp_path: Path) -> None:
@@ -146,46 +146,45 @@ def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatc
     require_installed(Runtime.TORCH_COMPILE)
 
 
-def made_up() -> RuntimesComparison:
-    torchs = RuntimeResult(Runtime.TORCH, "2.13", MedianTime(0.06, 0.01), 0.0, 1.5)
-    other = replace(torchs, runtime=Runtime.ONNX_RUNTIME, version="1.32", time=MedianTime(0.04, 0.02), difference=2e-7)
-    wrong = replace(other, runtime=Runtime.TORCH_COMPILE, version="2.13", time=MedianTime(0.05, 0.0), difference=0.2)
-    failed = RuntimeResult(Runtime.OPENVINO, "", failure="openvino not installed: pip install 'mucudnn[runtimes]'")
-    ours = replace(torchs, runtime=Runtime.MUCUDNN, version="0.1.0", time=MedianTime(0.03, 0.0), difference=3e-7)
-    both = replace(ours, runtime=Runtime.MUCUDNN_COMPILE, time=MedianTime(0.025, 0.0), kinds_s={"3x3": 0.02})
-    every = (torchs, wrong, other, failed, ours, both)
-    return RuntimesComparison("tiny", (2, 3, 8, 8), Config(fuse=True), current_environment(), 2, every, 25)
+def row(
+    runtime: Runtime, version: str, time_s: float, spread: float, difference: float, **kinds_s: float
+) -> tuple[Runtime, tuple[float, ...], str | None, dict[str, Any]]:
+    samples_s = (time_s * (1 - spread), time_s, time_s * (1 + spread))
+    more = {"version": version, "relative_difference": difference, "ready_after_s": 1.5, "kinds_s": kinds_s}
+    return runtime, samples_s, None, more
 
 
-def test_the_table_tells_times_differences_and_failures() -> None:
-    assert_as_stored("bench-inference-runtimes", runtimes_table(made_up()))
+def made_up(out: Path, wrong_s: float = 0.05, **torch_kinds_s: float) -> ResultFolder:
+    failure = "openvino not installed: pip install 'mucudnn[runtimes]'"
+    found = [
+        row(Runtime.TORCH, "2.13", 0.06, 0.01, 0.0, **torch_kinds_s),
+        row(Runtime.TORCH_COMPILE, "2.13", wrong_s, 0.0, 0.2),
+        row(Runtime.ONNX_RUNTIME, "1.32", 0.04, 0.02, 2e-7),
+        (Runtime.OPENVINO, (), failure, {"version": ""}),
+        row(Runtime.MUCUDNN, "0.1.0", 0.03, 0.0, 3e-7),
+        row(Runtime.MUCUDNN_COMPILE, "0.1.0", 0.025, 0.0, 3e-7, **({"3x3": 0.02} if torch_kinds_s else {})),
+    ]
+    named = "tiny", X.shape, MemoryFormat.CONTIGUOUS
+    torch.set_num_threads(2)
+    with InferenceRun.opened(out, *named, Config(fuse=True), 2, [RUNTIMES]) as run:
+        subject = run.subject(RUNTIMES)
+        run.folder.add([Row(subject, one, samples, failure=why, more=more) for one, samples, why, more in found])
+    return read_folder(out)
 
 
-def test_the_record_has_every_runtime() -> None:
-    record = json.loads(json.dumps(runtimes_record(made_up())))
-    assert record["best_other_over_mucudnn"] == pytest.approx(0.04 / 0.03)
-    assert record["fused"] is True
-    assert [one["runtime"] for one in record["runtimes"]] == list(Runtime)
-    assert record["runtimes"][3] == {
-        "runtime": "openvino",
-        "version": "",
-        "time_s": None,
-        "noise": None,
-        "speedup": None,
-        "relative_difference": None,
-        "ready_after_s": None,
-        "failure": "openvino not installed: pip install 'mucudnn[runtimes]'",
-        "images_per_s": None,
-        "kinds_s": {},
-    }
-    assert (record["runtimes"][5]["images_per_s"], record["runtimes"][5]["kinds_s"]) == (2 / 0.025, {"3x3": 0.02})
+def test_the_table_tells_times_differences_and_failures(tmp_path: Path) -> None:
+    (table,) = inference_tables(made_up(tmp_path))
+    assert_as_stored("bench-inference-runtimes", table)
 
 
-def test_what_computes_something_else_is_not_the_best_of_the_others() -> None:
-    fast = made_up()
-    wrong = replace(fast.runtimes[1], time=MedianTime(0.001, 0.0))
-    found = replace(fast, runtimes=(fast.runtimes[0], wrong, *fast.runtimes[2:]))
-    assert found.best_other is found.runtimes[2]
+def test_what_computes_something_else_is_not_the_best_of_the_others(tmp_path: Path) -> None:
+    (table,) = inference_tables(made_up(tmp_path, wrong_s=0.001))
+    assert "best of the others, onnxruntime / mucudnn, fused: 1.33×" in str(table.caption)
+
+
+def test_shares_of_time_are_told_where_they_are_known(tmp_path: Path) -> None:
+    _, kinds = inference_tables(made_up(tmp_path, **{"3x3": 0.03, "activation": 0.01, "rest": 0.04}))
+    assert_as_stored("bench-inference-kinds", kinds)
 
 
 def on_the_command_line(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
@@ -194,22 +193,15 @@ def on_the_command_line(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any
 
 
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given: dict[str, Any] = {}
-
-    def compared(model: nn.Module, arguments: Any, config: Config, **rest: Any) -> RuntimesComparison:
-        given.update(rest, config=config)
-        return replace(made_up(), config=config)
-
-    monkeypatch.setattr(comparison, "compare_runtimes", compared)
+    given: list[Any] = []
+    monkeypatch.setattr(runtimes, "compare_runtimes", lambda *args, **rest: given.append((args, rest)))
     file = tmp_path / "inference.json"
     done = on_the_command_line(monkeypatch, "--runtimes", "openvino, mucudnn", "--no-fuse", "--json", str(file))
     assert done.exit_code == 0, done.output
-    assert given["runtimes"] == (Runtime.OPENVINO, Runtime.MUCUDNN)
-    assert not given["config"].fuse
-    record = json.loads(file.read_text())
-    assert record["fused"] is False
-    assert len(record["layers"]) == 2
-    assert len(record["runtimes"]) == len(Runtime)
+    (((_, _, _, config), rest),) = given
+    assert rest["runtimes"] == (Runtime.OPENVINO, Runtime.MUCUDNN)
+    assert not config.fuse
+    assert len(read_result_file(file).rows) == 3 * (1 + 2)  # the whole model, and two layers
 
 
 def test_nothing_to_measure_and_unknown_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,30 +210,3 @@ def test_nothing_to_measure_and_unknown_names_are_refused(monkeypatch: pytest.Mo
     done = on_the_command_line(monkeypatch, "--runtimes", "tensorrt")
     assert done.exit_code == 2
     assert "'tensorrt' is no runtime; allowed are torch, torch-compile" in done.output
-
-
-def test_shares_of_time_are_told_where_they_are_known() -> None:
-    torchs, *others = made_up().runtimes
-    known = replace(torchs, kinds_s={"3x3": 0.03, "activation": 0.01, "rest": 0.04})
-    assert_as_stored("bench-inference-kinds", runtime_kinds_table(replace(made_up(), runtimes=(known, *others))))
-    unknown = tuple(replace(one, kinds_s={}) for one in made_up().runtimes)
-    assert runtime_kinds_table(replace(made_up(), runtimes=unknown)) is None
-
-
-def test_what_the_folder_has_is_not_measured_again(tmp_path: Path) -> None:
-    header = header_of("tiny", (2, 3, 8, 8), MemoryFormat.CONTIGUOUS, Config(), 2, ["runtimes"], current_environment())
-    job = partial(MadeUpRuntime, outputs={"torch": [3.0, 4.0], "openvino": [3.0, 4.5]}, log=tmp_path / "log")
-
-    def compared(made: Any) -> RuntimesComparison:
-        with open_folder(tmp_path / "folder", header) as folder:
-            kept = InferenceFolder(folder, "tiny", (2, 3, 8, 8), MemoryFormat.CONTIGUOUS)
-            runtimes = (Runtime.OPENVINO, Runtime.ONNX_RUNTIME)
-            return compare_runtimes(
-                tiny(), X, name="tiny", rounds=2, runtimes=runtimes, job=made, pause_s=0.0, kept=kept
-            )
-
-    first, again = compared(job), compared(None)
-    assert again.runtimes == first.runtimes
-    assert (
-        read_folder(tmp_path / "folder").rows.set_index("contestant")["failure"]["onnxruntime"] == "killed by SIGKILL"
-    )

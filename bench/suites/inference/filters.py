@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import mucudnn
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
-from mucudnn.bench.suites.inference.result import InferenceBenchmark, LayerResult, Variants
-from mucudnn.bench.suites.inference.stored import InferenceFolder
-from mucudnn.measuring.timing.timer import Clock, WallClock
-from mucudnn.running.environment import current_environment
+from mucudnn.bench.contests.variants import TORCH
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.suites.inference.run import FILTERS, KEPT, NOT_KEPT, WHOLE, InferenceRun
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.tuning.result import tuned_of
@@ -29,73 +28,54 @@ from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress, share_of, silent
 
-ROUNDS = 25
 
-
-def benchmark_inference(
-    model: nn.Module,
-    x: Tensor | tuple[Tensor, ...],
-    config: Config | None = None,
-    *,
-    name: str = "model",
-    rounds: int = ROUNDS,
-    clock: Clock | None = None,
-    progress: Progress | None = None,
-    kept: InferenceFolder | None = None,
-) -> InferenceBenchmark:
+def benchmark_filters(
+    run: InferenceRun, model: nn.Module, arguments: tuple[Tensor, ...], config: Config, progress: Progress = silent
+) -> None:
     """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time its calls.
 
-    x: (N, C, H, W), in the memory format to be measured; or a tuple of all arguments, x the first. config: its
-    operations do not count; without a config there is no workspace limit, and no bound on the cache. rounds: samples of
-    every variant. clock: clock of the measuring (not of the tuning). progress: as for ``tune``. kept: where
-    times are kept, and found that an earlier run measured.
+    arguments: all of the model, x (N, C, H, W) the first, in the memory format to be measured. config: its operations
+    do not count. What the folder has is not measured again.
 
     Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
     """
-    arguments = x if isinstance(x, tuple) else (x,)
     x = arguments[0]
     if x.device.type != FilterCache.device_type:
         raise UnavailableError(
             f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
             "model and x there"
         )
-    config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
-    report = progress or silent
-    models = _three_models(model, arguments, config, share_of(report, 0.0, 0.5))
-    report("the whole model", 0.5)
-    clock = clock or WallClock()
-
-    def measured(layer: str | None, measure: Callable[[], Variants]) -> Variants:
-        known = None if kept is None else kept.variants(layer)
-        found = known or measure()
-        if kept is not None and known is None:
-            kept.add_variants(layer, found)
-        return found
-
-    whole = measured(None, lambda: _measure([_call(one, arguments) for one in models], rounds, clock))
-    layers = []
-    shapes = _input_shapes(models[0], arguments)
-    for index, (layer, shape) in enumerate(shapes.items()):
-        report(layer, 0.5 + (index + 1) / (len(shapes) + 1) / 2)
-        modules = [one.get_submodule(layer) for one in models]
-        samples = _random_like(x, shape)
-        calls = [_call(module, (samples,)) for module in modules]
-        variants = measured(layer, partial(_measure, calls, rounds, clock))
-        layers.append(_layer_result(layer, modules, len(samples), variants))
-    return InferenceBenchmark(name, tuple(x.shape), config, current_environment(), whole, tuple(layers), rounds)
-
-
-def _three_models(
-    model: nn.Module, arguments: tuple[Tensor, ...], config: Config, progress: Progress
-) -> list[nn.Module]:
-    """Models with torch's convolutions, with ours, and with ours and cached filters, in ``eval()``, with shared
-    parameters.
-    """
+    config = replace(config, operations=(Operation.FORWARD,))
     own = copy.deepcopy(model).eval()
+    shapes = _input_shapes(own, arguments)
+    left = [layer for layer in (WHOLE, *shapes) if not run.is_known(FILTERS, layer)]
+    if not left:
+        return
+    models = [own, *_tuned_models(own, arguments, config, share_of(progress, 0.0, 0.5))]
+    for index, layer in enumerate(left):
+        progress(layer, 0.5 + index / len(left) / 2)
+        modules, inputs, more = models, arguments, dict[str, Any]()
+        if layer != WHOLE:
+            modules, inputs = [one.get_submodule(layer) for one in models], (_random_like(x, shapes[layer]),)
+            more = _of_layer(modules, shapes[layer][0])
+        times = time_in_turns([Contestant(_call(one, inputs)) for one in modules], run.rounds, run.clock)
+        subject = run.subject(FILTERS, layer)
+        run.folder.add(
+            [
+                Row(subject, name, time.samples_s, configuration=more.get(name), more=more.get("more", {}))
+                for name, time in zip((TORCH, NOT_KEPT, KEPT), times, strict=True)
+            ]
+        )
+
+
+def _tuned_models(
+    own: nn.Module, arguments: tuple[Tensor, ...], config: Config, progress: Progress
+) -> tuple[nn.Module, nn.Module]:
+    """Return models with our convolutions, without and with cached filters, which share the parameters of ``own``."""
     kept = mucudnn.optimize(_sharing(own), arguments, config, progress=progress)
     unkept = _sharing(kept)
     cache_filters(unkept, replace(config, cache_budget=0))
-    return [own, unkept, kept]
+    return unkept, kept
 
 
 def _sharing(model: nn.Module) -> nn.Module:
@@ -125,18 +105,23 @@ def _random_like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.randn(shape, dtype=x.dtype).contiguous(memory_format=torch_format)
 
 
-def _layer_result(name: str, modules: Sequence[nn.Module], batch_size: int, variants: Variants) -> LayerResult:
+def _of_layer(modules: Sequence[nn.Module], batch_size: int) -> dict[str, Any]:
+    """Return what runs without and with cached filters, and columns of their bytes."""
     _, unkept, kept = modules
     assert isinstance(unkept, mucudnn.Conv2d)
     assert isinstance(kept, mucudnn.Conv2d)
     tuned = next(tuned for tuned in tuned_of(unkept) if tuned.batch_size == batch_size)
-    return LayerResult(
-        name=name,
-        variants=variants,
-        filter_bytes=kept.weight.nbytes,
-        tuned=tuned,
-        kept=next((one for one in kept.cached_filters if one.problem == tuned.problem), None),
-    )
+    cached = next((one for one in kept.cached_filters if one.problem == tuned.problem), None)
+    not_kept = str(tuned.configuration)
+    return {
+        NOT_KEPT: not_kept,
+        KEPT: not_kept if cached is None else str(cached.configurations[batch_size]),
+        "more": {
+            "problem": str(tuned.problem),
+            "filter_bytes": kept.weight.nbytes,
+            "kept_bytes": 0 if cached is None else cached.prepared_bytes,
+        },
+    }
 
 
 def _call(module: nn.Module, arguments: tuple[Tensor, ...]) -> Callable[[], object]:
@@ -145,7 +130,3 @@ def _call(module: nn.Module, arguments: tuple[Tensor, ...]) -> Callable[[], obje
         return module(*arguments)
 
     return call
-
-
-def _measure(calls: Sequence[Callable[[], object]], rounds: int, clock: Clock) -> Variants:
-    return Variants(*time_in_turns([*map(Contestant, calls)], rounds, clock))

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from mucudnn.bench.contests.apart import PAUSE_S, OwnProcess, Ready
 from mucudnn.bench.contests.kind_times import median_by_kind
 from mucudnn.bench.contests.processes import OwnProcessError
-from mucudnn.bench.contests.timing import MedianTime
-from mucudnn.bench.suites.inference.result import RuntimeResult, RuntimesComparison
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, store_model, version_of
-from mucudnn.bench.suites.inference.stored import InferenceFolder
 from mucudnn.measuring.timing.rounds import sample_in_rounds
 from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer
-from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
@@ -40,38 +38,33 @@ _RULE = replace(EVERY_ROUND, sample_s=0.2)
 
 
 def compare_runtimes(
+    run: InferenceRun,
     model: nn.Module,
-    x: Tensor | tuple[Tensor, ...],
-    config: Config | None = None,
+    arguments: tuple[Tensor, ...],
+    config: Config,
     *,
-    name: str = "model",
-    rounds: int,
     runtimes: Sequence[Runtime] = tuple(Runtime),
     job: Callable[..., Callable[[], Ready[_Arrays]]] = RuntimeJob,
     ready_s: float = READY_S,
     sample_s: float = SAMPLE_S,
     pause_s: float = PAUSE_S,
     progress: Progress = silent,
-    kept: InferenceFolder | None = None,
-) -> RuntimesComparison:
+) -> None:
     """Get each runtime ready in a process of its own, one after the other, and time their calls of the model in turns.
 
-    x: (N, C, H, W), in the memory format in which torch and ours read it; or a tuple of all arguments, x the first.
-    config: how ours is tuned; its operations do not count. runtimes: torch's own is always one of them, with which
-    outputs are compared. job: makes the job of a runtime. ready_s, sample_s: most seconds to get ready, and of a
-    sample: a runtime that takes longer is ended. pause_s: between samples. kept: where what is
-    measured is kept, and found that an earlier run measured.
+    arguments: all of the model, x (N, C, H, W) the first, in the memory format in which torch and ours read it. config:
+    how ours is tuned; its operations do not count. runtimes: torch's own is always one of them, with which outputs are
+    compared. job: makes the job of a runtime. ready_s, sample_s: most seconds to get ready, and of a sample: a runtime
+    that takes longer is ended. pause_s: between samples. What the folder has is not measured again.
 
-    A runtime that is not installed, raises, is killed or takes too long is told with its reason, and the others go on.
-    Raises ``UnavailableError`` where the model cannot be pickled, or torch itself fails.
+    A runtime that is not installed, raises, is killed or takes too long has a row with the reason, and the others go
+    on. Raises ``UnavailableError`` where the model cannot be pickled, or torch itself fails.
     """
-    arguments = x if isinstance(x, tuple) else (x,)
-    config = replace(config or Config(workspace_limit=None, cache_budget=None), operations=(Operation.FORWARD,))
+    if run.is_known(RUNTIMES):
+        return
+    config = replace(config, operations=(Operation.FORWARD,))
     asked = [runtime for runtime in Runtime if runtime in runtimes or runtime is Runtime.TORCH]
-    threads, shape = torch.get_num_threads(), tuple(arguments[0].shape)
-    known = None if kept is None else kept.runtimes(asked)
-    if known is not None:
-        return RuntimesComparison(name, shape, config, current_environment(), threads, known, rounds)
+    threads = torch.get_num_threads()
     failures: dict[Runtime, str] = {}
     processes: dict[Runtime, _Process] = {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -87,19 +80,25 @@ def compare_runtimes(
                 failures[runtime] = str(error)
         _require_torch(failures)
         timers = {runtime: Timer(process.call, process, _RULE) for runtime, process in processes.items()}
-        for done in islice(sample_in_rounds([*timers.values()]), rounds):
-            progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
+        for done in islice(sample_in_rounds([*timers.values()]), run.rounds):
+            progress(f"round {done} of {run.rounds}", 0.5 + done / run.rounds / 2)
         kinds = {runtime: _kinds(process) for runtime, process in processes.items() if runtime.tells_layers}
         failures |= {runtime: str(timer.error) for runtime, timer in timers.items() if timer.error is not None}
         _require_torch(failures)
-        torchs = processes[Runtime.TORCH].found
-        results = tuple(
-            _result(runtime, failures, timers, processes, torchs, kinds.get(runtime, {})) for runtime in asked
-        )
-    comparison = RuntimesComparison(name, shape, config, current_environment(), threads, results, rounds)
-    if kept is not None:
-        kept.add_runtimes(comparison)
-    return comparison
+    subject, torchs = run.subject(RUNTIMES), processes[Runtime.TORCH].found
+    rows = []
+    for runtime in asked:
+        row = Row(subject, runtime, failure=failures.get(runtime), more={"version": version_of(runtime)})
+        if runtime not in failures:
+            process = processes[runtime]
+            more = {
+                "relative_difference": relative_difference(process.found, torchs),
+                "ready_after_s": process.ready_after_s,
+                "kinds_s": kinds.get(runtime, {}),
+            }
+            row = replace(row, samples_s=timers[runtime].samples_s, more={**row.more, **more})
+        rows.append(row)
+    run.folder.add(rows)
 
 
 def _kinds(process: _Process) -> dict[str, float]:
@@ -113,22 +112,6 @@ def _kinds(process: _Process) -> dict[str, float]:
 def _require_torch(failures: Mapping[Runtime, str]) -> None:
     if Runtime.TORCH in failures:
         raise UnavailableError(f"torch, with which all others are compared, fails: {failures[Runtime.TORCH]}")
-
-
-def _result(
-    runtime: Runtime,
-    failures: Mapping[Runtime, str],
-    timers: Mapping[Runtime, Timer],
-    processes: Mapping[Runtime, _Process],
-    torchs: _Arrays,
-    kinds_s: Mapping[str, float],
-) -> RuntimeResult:
-    if runtime in failures:
-        return RuntimeResult(runtime, version_of(runtime), failure=failures[runtime])
-    process = processes[runtime]
-    difference = relative_difference(process.found, torchs)
-    time_ = MedianTime.of(timers[runtime])
-    return RuntimeResult(runtime, version_of(runtime), time_, difference, process.ready_after_s, kinds_s=kinds_s)
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:

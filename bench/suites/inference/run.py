@@ -1,0 +1,71 @@
+"""One run of the inference benchmark: its result folder, and what all of its rows have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.writing import FolderWriter, open_folder
+from mucudnn.bench.report.records import config_record
+from mucudnn.measuring.timing.timer import Clock, WallClock
+from mucudnn.running.environment import current_environment
+from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat
+
+FILTERS, RUNTIMES = "kept filters", "runtimes"  # parts
+NOT_KEPT, KEPT = "mucudnn-not-kept", "mucudnn"  # contestants of the first, beside torch
+WHOLE = "the whole model"  # in place of a layer
+_COLUMNS = ("network", "part", "layer", "batch_size", "memory_format")
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRun:
+    """A run on one model with one input. clock: of the measuring, not of the tuning; runtimes have their own."""
+
+    folder: FolderWriter
+    name: str
+    batch_size: int
+    memory_format: MemoryFormat
+    rounds: int
+    clock: Clock = field(default_factory=WallClock)
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        out: Path,
+        name: str,
+        input_shape: Sequence[int],
+        memory_format: MemoryFormat,
+        config: Config,
+        rounds: int,
+        parts: Sequence[str],
+    ) -> Iterator[InferenceRun]:
+        """Open the folder ``out``. parts: the parts, each with what it compares. Raises what ``open_folder`` raises."""
+        settings = {
+            "input_shape": list(input_shape),
+            "memory_formats": [str(memory_format)],
+            "rounds": rounds,
+            "parts": list(parts),
+            **config_record(replace(config, database=None)),
+            "fuse": config.fuse,
+        }
+        header = Header(*("inference", name, settings, current_environment()), _COLUMNS, wanted=len(parts))
+        with open_folder(out, header) as folder:
+            try:
+                yield cls(folder, name, input_shape[0], memory_format, rounds)
+            finally:
+                folder.write_summary()
+
+    def subject(self, part: str, layer: str = WHOLE) -> dict[str, Any]:
+        """Return the columns of the rows of a layer, or of the whole model."""
+        values = (self.name, part, layer, self.batch_size, str(self.memory_format))
+        return dict(zip(_COLUMNS, values, strict=True))
+
+    def is_known(self, part: str, layer: str = WHOLE) -> bool:
+        """Whether an earlier run has measured it."""
+        return bool(self.folder.known(self.subject(part, layer)))
