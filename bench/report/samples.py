@@ -15,9 +15,9 @@ from rich.table import Table
 import mucudnn
 from mucudnn.bench.report.records import FORMAT_VERSION, Record
 from mucudnn.bench.report.tables import new_table
-from mucudnn.database.queries import StoredRow
+from mucudnn.database.configuration_keys import whole_run_from
 from mucudnn.database.samples import unpacked
-from mucudnn.database.schema import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, SAMPLES, problem_from, whole_run_from
+from mucudnn.database.schema import ENVIRONMENT_COLUMNS, PROBLEM_COLUMNS, SAMPLES, Row, problem_from
 from mucudnn.running.environment import Environment
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, source_of
@@ -28,26 +28,26 @@ _MS_PER_S, _HZ_PER_GHZ = 1e3, 1e9
 
 
 def wanted(
-    rows: Iterable[StoredRow],
+    rows: Iterable[Row],
     environments: Collection[Environment],
     operations: Collection[Operation] = tuple(Operation),
     algorithms: Collection[str] | None = None,
     parts: Collection[str] = (),
-) -> list[StoredRow]:
+) -> list[Row]:
     """Return the measurements and whole runs that are asked for.
 
     algorithms: names, or those of their sources; of a whole run one of them must run. None: all. parts: texts that must
     all be in the description of the problem, in capitals or not.
     """
 
-    def is_wanted(row: StoredRow) -> bool:
-        if row.table not in SAMPLES or row.values["kind"] == "failure":
+    def is_wanted(row: Row) -> bool:
+        if row["kind"] not in SAMPLES:
             return False
         in_description = str(problem_from(_problem(row))).lower()
         names = _algorithms(row)
         return (
-            environment_of(row.values) in environments
-            and row.values["operation"] in operations
+            environment_of(row) in environments
+            and row["operation"] in operations
             and (algorithms is None or not names.union(map(source_of, names)).isdisjoint(algorithms))
             and all(part.lower() in in_description for part in parts)
         )
@@ -55,15 +55,15 @@ def wanted(
     return [row for row in rows if is_wanted(row)]
 
 
-def series(rows: Iterable[StoredRow]) -> Iterator[Record]:
+def series(rows: Iterable[Row]) -> Iterator[Record]:
     """Yield the series of these rows as plain values, ``samples_s`` last; rows without samples have none."""
     for row in rows:
-        for column in SAMPLES[row.table]:
-            if (stored := row.values[column]) is not None:
-                described = {name: row.values[name] for name in (*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *_OF_SERIES)}
-                head = {"kind": row.values["kind"], "measured_at": row.values["measured_at"]}
+        for column in SAMPLES[row["kind"]]:
+            if (stored := row[column]) is not None:
+                described = {name: row[name] for name in (*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *_OF_SERIES)}
+                head = {"kind": row["kind"], "measured_at": row["measured_at"]}
                 of = column.replace("_samples_s", "_s")
-                yield {**head, **described, "of": of, "samples_s": list(unpacked(stored))}
+                yield {**head, **described, "of": of, "samples_s": unpacked(stored)}
 
 
 def environment_of(values: Mapping[str, Any]) -> Environment:
@@ -71,9 +71,9 @@ def environment_of(values: Mapping[str, Any]) -> Environment:
     return Environment(*(values[name] for name in ENVIRONMENT_COLUMNS))
 
 
-def in_words(rows: Sequence[StoredRow]) -> str:
+def in_words(rows: Sequence[Row]) -> str:
     """Say how many samples there are, and how many measurements have none."""
-    without = sum(all(row.values[column] is None for column in SAMPLES[row.table]) for row in rows)
+    without = sum(all(row[column] is None for column in SAMPLES[row["kind"]]) for row in rows)
     samples = sum(len(one["samples_s"]) for one in series(rows))
     told = f"{samples} samples of {len(rows) - without} measurements and whole runs"
     return f"{told}; {without} have none" if without else told
@@ -141,12 +141,12 @@ def _convolution(one: Mapping[str, Any]) -> str:
     return str(problem_from([one[name] for name in PROBLEM_COLUMNS]))
 
 
-def _problem(row: StoredRow) -> list[Any]:
-    return [row.values[name] for name in PROBLEM_COLUMNS]
+def _problem(row: Row) -> list[Any]:
+    return [row[name] for name in PROBLEM_COLUMNS]
 
 
-def _algorithms(row: StoredRow) -> frozenset[str]:
-    if row.values["kind"] == "measurement":
-        return frozenset((row.values["algorithm"],))
-    micro_configs, _, _ = whole_run_from(row.values["configuration"])
+def _algorithms(row: Row) -> frozenset[str]:
+    if row["kind"] == "measurement":
+        return frozenset((row["algorithm"],))
+    micro_configs, _, _ = whole_run_from(row["configuration"])
     return frozenset(m.algorithm for m in micro_configs)

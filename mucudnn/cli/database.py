@@ -18,7 +18,7 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.database.contents import DatabaseInfo
+    from mucudnn.database.rows import DatabaseInfo
     from mucudnn.running.environment import Environment
     from mucudnn.tuning.refresh import Refreshed
     from mucudnn.words.problem import Operation
@@ -65,6 +65,7 @@ def info(database: Path | None) -> None:
 def export(target: Path, export_format: ExportFormat | None, database: Path | None) -> None:
     """Write all rows to FILE, as CSV or as JSON lines."""
     from mucudnn.database.database import Database
+    from mucudnn.database.exports import export_csv, export_json_lines
 
     chosen = export_format or SUFFIXES.get(target.suffix.lower())
     if chosen is None:
@@ -73,7 +74,7 @@ def export(target: Path, export_format: ExportFormat | None, database: Path | No
             "--format json-lines"
         )
     with Database(database, read_only=True) as opened, whole_text(target) as stream:
-        (opened.export_csv if chosen is ExportFormat.CSV else opened.export_json_lines)(stream)
+        (export_csv if chosen is ExportFormat.CSV else export_json_lines)(opened, stream)
 
 
 @database.command(cls=FileCommand)
@@ -86,7 +87,7 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
     there is made. An export with values that there cannot be is refused.
     """
     from mucudnn.database.database import Database
-    from mucudnn.database.profiles import open_stored
+    from mucudnn.database.exports import open_stored
 
     with ExitStack() as stack:
         sources = [stack.enter_context(open_stored(other)) for other in others]
@@ -197,13 +198,12 @@ def samples(
     from mucudnn.bench.report import samples as report
     from mucudnn.bench.report.export import write_csv, write_each, write_json
     from mucudnn.database.database import Database
-    from mucudnn.database.queries import latest_valid
     from mucudnn.terminal.console import output
 
     with Database(database, read_only=True) as opened:
-        every = opened.every_row()
+        every = opened.every_row() if everything else opened.rows_that_count()
         environments = chosen_environments(opened.environments(), environment)
-    rows = report.wanted(every if everything else latest_valid(every), environments, operations, algorithms, problem)
+    rows = report.wanted(every, environments, operations, algorithms, problem)
     if not rows:
         raise InvalidInputError(
             "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"

@@ -24,7 +24,7 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.database.queries import StoredRow
+    from mucudnn.database.schema import Row
     from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
     from mucudnn.measuring.timing.load import Watch
     from mucudnn.running.environment import Environment
@@ -79,7 +79,7 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """Yield the CPU, how busy it is, torch, its libraries and the place of the database."""
-    from mucudnn.database.database import default_path
+    from mucudnn.database.rows import default_path
     from mucudnn.measuring.timing.load import watch_of
     from mucudnn.measuring.timing.processor_use import Processors
     from mucudnn.running.environment import current_environment
@@ -149,18 +149,18 @@ def barred(path: Path, here: Environment) -> Iterator[Finding]:
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
 
-    rows: list[StoredRow] = []
+    rows: list[Row] = []
     with suppress(MucudnnError), Database(path, read_only=True, create=False) as database:
         rows = [row for row in database.rows_that_count(here) if _is_barred(row)]
     if rows:
-        reasons = "; ".join(list(dict.fromkeys(str(row.values["reason"]) for row in rows))[-_MOST_REASONS:])
+        reasons = "; ".join(list(dict.fromkeys(str(row["reason"]) for row in rows))[-_MOST_REASONS:])
         yield Finding(
             "barred", f"{len(rows)} ways to compute a convolution: {reasons}", "mucudnn check tells of a model"
         )
 
 
-def _is_barred(row: StoredRow) -> bool:
-    return row.values["kind"] == "failure" and not row.values["passed_over"]
+def _is_barred(row: Row) -> bool:
+    return row["kind"] == "failure" and not row["passed_over"]
 
 
 def compiled() -> Finding:

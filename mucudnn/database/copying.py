@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from mucudnn.database.database import Database
-from mucudnn.database.network_folders import network_file_system
+from mucudnn.database.schema import Row
 from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.warning import warn
 
-Rows = Sequence[Mapping[str, Any]]  # by ``schema.ROW_COLUMNS``
+_NETWORK_FILE_SYSTEMS = (
+    *("afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2"),
+    *("smb3", "smbfs", "wekafs", "fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+)
 
 
 class CopyingDatabase(Database):
@@ -27,7 +33,7 @@ class CopyingDatabase(Database):
         super().__init__(MEMORY)
         file._file.copy_to(self._file)
         self._behind: Database | None = file
-        self._fresh: list[Mapping[str, Any]] = []
+        self._fresh: list[Row] = []
         network = None if file.path == MEMORY else network_file_system(file.path)
         self._is_written_late = network is not None
         if file.read_only:
@@ -40,19 +46,19 @@ class CopyingDatabase(Database):
                 stacklevel=2,
             )
 
-    def fresh_rows(self) -> Rows:
+    def fresh_rows(self) -> Sequence[Row]:
         """Return the rows that were added here since the last call, by others than ``take``."""
         rows, self._fresh = self._fresh, []
         return rows
 
-    def take(self, rows: Iterable[Mapping[str, Any]], *, copies: bool) -> None:
+    def take(self, rows: Iterable[Row], *, copies: bool) -> None:
         """Add rows of other processes, with their time stamps; those that are here stay. copies: into the file, too."""
         found = [*rows]
         self.add_exported(found)
         if copies and found:
             self._copy(Database.add_exported, found)
 
-    def commit(self, row: Mapping[str, Any]) -> None:
+    def commit(self, row: Row) -> None:
         if not self._is_written_late:
             self._copy(Database.commit, row)
         super().commit(row)
@@ -63,7 +69,7 @@ class CopyingDatabase(Database):
             self._copy(Database.add_rate, environment, rate)
         super().add_rate(environment, rate)
 
-    def _copy(self, add: Callable[..., None], *what: object) -> None:
+    def _copy(self, add: Callable[..., object], *what: object) -> None:
         if self._behind is None:
             return
         try:
@@ -75,3 +81,16 @@ class CopyingDatabase(Database):
 
 def _warn(why: str) -> None:
     warn(f"tuning goes on, but what it measures is kept in memory only: {why}", stacklevel=3)
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the name of the network file system that a file lies in; None: it lies in none, or nobody knows.
+
+    Locks of several hosts cannot be trusted there.
+    """
+    place, mount, kind = path.absolute().resolve(), "", ""
+    with suppress(OSError):
+        for found in psutil.disk_partitions(all=True):
+            if place.is_relative_to(found.mountpoint) and len(found.mountpoint) >= len(mount):
+                mount, kind = found.mountpoint, found.fstype
+    return kind if kind in _NETWORK_FILE_SYSTEMS else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from threading import get_ident, local
+from threading import get_ident
 from typing import Any
 
+from mucudnn.database import schema
 from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
 
 MEMORY = Path(":memory:")
@@ -32,10 +33,9 @@ _EXPLANATIONS = {
 
 
 class SqliteFile:
-    """A connection to ``path`` (or to memory, for ``MEMORY``), whose tables ``schema`` makes where there are none.
+    """A connection to ``path`` (or to memory, for ``MEMORY``), with the tables of ``schema``, made where missing.
 
-    application_id: tells our files from other programs'. version: of the schema; files of another one are refused.
-    Without ``create`` there must be a file with tables.
+    Files of other programs and of another version are refused. Without ``create`` there must be a file with tables.
 
     ``read_only`` is true where it was asked for and where the file or its folder cannot be written. Every method raises
     ``DatabaseError`` where the file cannot be used, after at most ``timeout_s`` of waiting for other processes (it says
@@ -43,17 +43,7 @@ class SqliteFile:
     whatever the current folder is.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        schema: Sequence[str],
-        application_id: int,
-        version: int,
-        read_only: bool,
-        create: bool,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, path: Path, *, read_only: bool, create: bool, timeout_s: float) -> None:
         self.path = path
         self._user = _this_thread()
         self._timeout_s, self._has_waited = timeout_s, False
@@ -63,7 +53,7 @@ class SqliteFile:
             self._prepare_place()
         self._connection = self._connect(self._uri(), timeout_s)
         try:
-            self._open(schema, application_id, version)
+            self._open()
         except BaseException:
             self.close()
             raise
@@ -152,26 +142,27 @@ class SqliteFile:
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
         return f"{uri}&immutable=1" if alone else uri
 
-    def _open(self, schema: Sequence[str], application_id: int, version: int) -> None:
+    def _open(self) -> None:
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
-            self._check(self._pragma("application_id") == application_id, "belongs to another program")
+            self._check(self._pragma("application_id") == schema.APPLICATION_ID, "belongs to another program")
             found = self._pragma("user_version")
-            self._check(found == version, f"has schema {found}, of another mucudnn, and this one reads {version} alone")
+            here = f"of another mucudnn, and this one reads {schema.VERSION} alone"
+            self._check(found == schema.VERSION, f"has schema {found}, {here}")
         else:
             self._check(self._may_make, "is empty")
-            self._create(schema)
+            self._create()
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
             if self._pragma("journal_mode") == "wal":  # safe against SIGKILL without waiting for the disk each time
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _create(self, schema: Sequence[str]) -> None:
+    def _create(self) -> None:
         # Some file systems cannot have a write-ahead log: SQLite's rollback journal serves as well, only slower.
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
             if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have made them meanwhile
-                for statement in schema:
+                for statement in schema.TABLES:
                     self._connection.execute(statement)
 
     @contextmanager
@@ -249,17 +240,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
-
-
-_of_thread = local()
-
-
-def memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
-    """Open a database in memory, or find what this thread has opened before: it is kept as long as the thread."""
-    kept: tuple[int, SqliteFile] | None = getattr(_of_thread, "kept", None)
-    if kept is None or kept[0] != os.getpid():
-        kept = _of_thread.kept = os.getpid(), open_file(MEMORY)
-    return kept[1]
 
 
 def can_be_made(path: Path) -> bool:

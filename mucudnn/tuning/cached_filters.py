@@ -94,7 +94,7 @@ def cache_filters_together(
         if team.is_first:
             cache()
             problems = {tuned.problem for module in modules.values() for tuned in tuned_of(module)}
-            rows = [row.values for row in known.rows_that_count(machine.environment, problems)]
+            rows = known.rows_that_count(machine.environment, problems)
         known.take(chain.from_iterable(team.gather(rows)), copies=team.is_writer)
         if not team.is_first:
             cache()

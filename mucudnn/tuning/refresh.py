@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from mucudnn.database import schema
+from mucudnn.database.configuration_keys import whole_run_from
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.database.queries import StoredRow
-from mucudnn.database.schema import PROBLEM_COLUMNS
+from mucudnn.database.rows import is_doubtful_row
+from mucudnn.database.schema import PROBLEM_COLUMNS, Row
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.profiler import ProfilingJob
@@ -112,11 +113,11 @@ def refresh(
     return _Refresh(database, machine, progress or silent).run(rows, wanted)
 
 
-def _is_wanted(row: StoredRow, everything: bool, before: str | None) -> bool:
-    if row.values["kind"] == "failure":
+def _is_wanted(row: Row, everything: bool, before: str | None) -> bool:
+    if row["kind"] == "failure":
         return False
-    is_old = before is not None and row.values["measured_at"] < before
-    return everything or is_old or row.is_doubtful
+    is_old = before is not None and row["measured_at"] < before
+    return everything or is_old or is_doubtful_row(row)
 
 
 class _Refresh:
@@ -130,7 +131,7 @@ class _Refresh:
         self.whole_runs: list[RefreshedRun] = []
         self.passed_over = 0
 
-    def run(self, rows: Sequence[StoredRow], wanted: Sequence[StoredRow]) -> Refreshed:
+    def run(self, rows: Sequence[Row], wanted: Sequence[Row]) -> Refreshed:
         every, again = _by_problem(rows), _by_problem(wanted)
         busy, interrupted = "", False
         try:
@@ -151,19 +152,19 @@ class _Refresh:
         made = (tuple(self.measurements), tuple(self.whole_runs))
         return Refreshed(self.machine.environment, len(wanted), *made, self.passed_over, busy, interrupted)
 
-    def _refresh(self, problem: ConvProblem, rows: Sequence[StoredRow], again: Sequence[StoredRow]) -> None:
+    def _refresh(self, problem: ConvProblem, rows: Sequence[Row], again: Sequence[Row]) -> None:
         """Refresh one problem. rows: all that count. again: those to be measured again."""
-        measured = [row for row in rows if row.values["kind"] == "measurement"]
-        sizes = sorted({row.values["micro_batch_size"] for row in measured}) or [1]
+        measured = [row for row in rows if row["kind"] == "measurement"]
+        sizes = sorted({row["micro_batch_size"] for row in measured}) or [1]
         here = {algorithm.name: algorithm for algorithm in self._algorithms(problem, sizes)}
         versions = {name: algorithm.version for name, algorithm in here.items()}
-        doubtful = [row for row in again if row.values["kind"] == "measurement"]
+        doubtful = [row for row in again if row["kind"] == "measurement"]
         if doubtful:
             known = {_micro_config(row): _measurement(row) for row in measured if _is_of(versions, row)}
             before = {_micro_config(row): _measurement(row) for row in doubtful if _is_of(versions, row)}
             self._measure(problem, sizes, [*here.values()], known, before)
             self.passed_over += len(doubtful) - sum(one.problem == problem for one in self.measurements)
-        self._run_whole(problem, [row for row in again if row.values["kind"] == "verification"], versions)
+        self._run_whole(problem, [row for row in again if row["kind"] == "verification"], versions)
 
     def _measure(
         self,
@@ -202,15 +203,15 @@ class _Refresh:
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
         return [*self.machine.algorithms, *offered]
 
-    def _run_whole(self, problem: ConvProblem, rows: Sequence[StoredRow], here: Mapping[str, int]) -> None:
+    def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
         """Run whole again what can be run here; of one batch size in the same turns, as when it was chosen."""
-        together: dict[tuple[int, How], list[tuple[Configuration, StoredRow]]] = defaultdict(list)
+        together: dict[tuple[int, How], list[tuple[Configuration, Row]]] = defaultdict(list)
         for row in rows:
-            micro_configs, versions, how = schema.whole_run_from(row.values["configuration"])
+            micro_configs, versions, how = whole_run_from(row["configuration"])
             if any(here.get(name) != version for name, version in versions.items()):
                 self.passed_over += 1
                 continue
-            configuration = Configuration(micro_configs, row.values["time_s"], 0)
+            configuration = Configuration(micro_configs, row["time_s"], 0)
             together[configuration.batch_size, how].append((configuration, row))
         for (_, how), runs in together.items():
             configurations = [configuration for configuration, _ in runs]
@@ -222,7 +223,7 @@ class _Refresh:
         self,
         problem: ConvProblem,
         configuration: Configuration,
-        row: StoredRow,
+        row: Row,
         how: How,
         outcome: Comparison | Exception | None,
         versions: Mapping[str, int],
@@ -230,7 +231,7 @@ class _Refresh:
         if not isinstance(outcome, Comparison):
             self.passed_over += 1
             return
-        before = WholeRun(*(row.values[name] for name in (*schema.TIMES, "load")))
+        before = WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
         self.store.add_whole_run(problem, configuration, versions, outcome.whole_run, how)
         self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome.whole_run))
 
@@ -245,20 +246,20 @@ class _Refresh:
         return [compare_cached(self.machine, problem, one, *run) for one in configurations]
 
 
-def _by_problem(rows: Sequence[StoredRow]) -> dict[ConvProblem, list[StoredRow]]:
-    found: dict[ConvProblem, list[StoredRow]] = defaultdict(list)
+def _by_problem(rows: Sequence[Row]) -> dict[ConvProblem, list[Row]]:
+    found: dict[ConvProblem, list[Row]] = defaultdict(list)
     for row in rows:
-        found[schema.problem_from([row.values[column] for column in PROBLEM_COLUMNS])].append(row)
+        found[schema.problem_from([row[column] for column in PROBLEM_COLUMNS])].append(row)
     return found
 
 
-def _is_of(versions: Mapping[str, int], row: StoredRow) -> bool:
-    return bool(versions.get(row.values["algorithm"]) == row.values["version"])
+def _is_of(versions: Mapping[str, int], row: Row) -> bool:
+    return bool(versions.get(row["algorithm"]) == row["version"])
 
 
-def _micro_config(row: StoredRow) -> MicroConfig:
-    return MicroConfig(row.values["algorithm"], row.values["micro_batch_size"])
+def _micro_config(row: Row) -> MicroConfig:
+    return MicroConfig(row["algorithm"], row["micro_batch_size"])
 
 
-def _measurement(row: StoredRow) -> Measurement:
-    return Measurement(_micro_config(row), *(row.values[name] for name in (*schema.COSTS, "load")))
+def _measurement(row: Row) -> Measurement:
+    return Measurement(_micro_config(row), *(row[name] for name in (*schema.COSTS, "load")))

@@ -10,9 +10,9 @@ from dataclasses import fields
 from itertools import chain
 from math import prod
 
-from mucudnn.database.copying import CopyingDatabase
+from mucudnn.database.copying import CopyingDatabase, network_file_system
 from mucudnn.database.database import Database
-from mucudnn.database.network_folders import network_file_system
+from mucudnn.database.schema import Row
 from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
@@ -44,7 +44,7 @@ def sharing(
     with closing(CopyingDatabase(file)) as known:
         shared = Sharing(team, known)
         problems = dict.fromkeys(task.problem for task in tasks)
-        shared.exchange_rows([row.values for row in file.rows_that_count(machine.environment, problems)])
+        shared.exchange_rows(file.rows_that_count(machine.environment, problems))
         yield shared, known
 
 
@@ -95,7 +95,7 @@ class Sharing(Alone):
                 if number not in own:
                     jobs[number].learn(findings)
 
-    def exchange_rows(self, rows: Sequence[Mapping[str, object]]) -> None:
+    def exchange_rows(self, rows: Sequence[Row]) -> None:
         """Send rows to all ranks: each keeps those of the others in memory, and one at each place in a file."""
         self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from support.effort import how_many
 from support.places import SUPPORT
 
 from mucudnn.database.database import Database
-from mucudnn.database.samples import from_export
+from mucudnn.database.exports import export_csv
 from mucudnn.running.environment import Environment
 from mucudnn.words.results import Failure, MicroConfig
 
@@ -99,9 +98,7 @@ def filled(path: Path, environments: Iterable[Environment], rows_each: int) -> N
     with Database(":memory:") as source:
         source.add(HERE, PROBLEM, 1, FAST)
         source.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("fft", 8), "too large"))
-        stream = io.StringIO()
-        source.export_json_lines(stream)
-    one, failed = (from_export(json.loads(line)) for line in stream.getvalue().splitlines())
+        one, failed = source.every_row()
 
     def rows() -> Iterator[dict[str, object]]:
         for number, environment in enumerate(environments):
@@ -141,7 +138,7 @@ def prepare_merge(folder: Path) -> None:
 def prepare_import(folder: Path) -> None:
     prepare_merge(folder)
     with Database(folder / "source.sqlite") as source, (folder / "source.csv").open("w", newline="") as stream:
-        source.export_csv(stream)
+        export_csv(source, stream)
 
 
 def prepare_export(folder: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERIFIED, VERSIONS
 
-from mucudnn.database import schema
+from mucudnn.database.configuration_keys import configuration_key, whole_run_from
 from mucudnn.database.database import Database
-from mucudnn.database.profiles import read_profile
+from mucudnn.database.exports import export_csv, export_json_lines, read_profile
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import (
     BUSY,
@@ -70,7 +70,7 @@ def test_what_was_disturbed_counts_only_where_there_is_nothing_else(
 ) -> None:
     with Database(tmp_path / "some.sqlite") as database:
         assert stored(database, added) == expected
-        assert [row.values["load"] for row in database.rows_that_count(HERE)] == [getattr(expected, "load", None)]
+        assert [row["load"] for row in database.rows_that_count(HERE)] == [getattr(expected, "load", None)]
         assert database.info().environments[0].measurements + database.info().environments[0].failures == len(added)
         assert database.prune(dry_run=True) == len(added) - 1
         assert that_counts(database) == expected
@@ -110,7 +110,7 @@ def test_exports_have_the_load(tmp_path: Path, form: str) -> None:
         stored(database, [BUSIER, QUIET, BUSIEST])
         database.add_failure(HERE, PROBLEM, 1, FAILED)
         database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, replace(VERIFIED, load=0.3))
-        (database.export_csv if form == "csv" else database.export_json_lines)(stream)
+        (export_csv if form == "csv" else export_json_lines)(database, stream)
     path.write_text(stream.getvalue(), newline="")
     with read_profile(path) as read:
         assert read.measurements(HERE, PROBLEM, VERSIONS) == (QUIET,)
@@ -171,11 +171,11 @@ def test_what_is_doubtful(noise: float, load: float | None, expected: bool) -> N
 def test_the_key_of_a_whole_run_tells_what_ran(how: object) -> None:
     parts = (MicroConfig("gemm", 8), MicroConfig("gemm", 8), MicroConfig("native", 4))
     versions = {"gemm": 1, "native": 2, "fft": 3}
-    key = schema.configuration_key(parts, versions, how)  # type: ignore[arg-type]
-    found, found_versions, found_how = schema.whole_run_from(key)
+    key = configuration_key(parts, versions, how)  # type: ignore[arg-type]
+    found, found_versions, found_how = whole_run_from(key)
     assert (found, found_how) == (parts, how)
     assert found_versions.items() <= versions.items()
-    assert json.loads(schema.configuration_key(found, found_versions, found_how)) == json.loads(key)
+    assert json.loads(configuration_key(found, found_versions, found_how)) == json.loads(key)
 
 
 HOWS = (
@@ -192,9 +192,9 @@ def test_pruning_and_exporting_keep_whole_runs_with_what_follows(tmp_path: Path)
             for added in (replace(run, time_s=3.0), run):  # the first is superseded
                 database.add_whole_run(*key, added, how)
         assert database.prune(environments=[HERE], versions=key[-1]) == len(HOWS)
-        for name, export in (("a.csv", database.export_csv), ("a.jsonl", database.export_json_lines)):
+        for name, export in (("a.csv", export_csv), ("a.jsonl", export_json_lines)):
             with (tmp_path / name).open("w", newline="") as stream:
-                export(stream)
+                export(database, stream)
             with read_profile(tmp_path / name) as read, Database(tmp_path / f"{name}.sqlite") as merged:
                 merged.merge(read)
                 for one in (database, read, merged):

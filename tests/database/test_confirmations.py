@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.database_rows import FULL, HERE, PROBLEM, fill, rows_of
 
-from mucudnn.database.contents import EnvironmentRows, MergeCounts
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.database.profiles import open_stored
+from mucudnn.database.exports import export_csv, export_json_lines, open_stored
+from mucudnn.database.rows import EnvironmentRows, MergeCounts
 from mucudnn.words.errors import InvalidInputError
 
 MODEL, OTHER_MODEL = "0a" * 32, "f" * 64
@@ -90,7 +90,7 @@ def test_it_is_merged_as_it_was_from_files_and_exports(path: Path, tmp_path: Pat
     if form != "sqlite":
         stream = io.StringIO(newline="")
         with Database(path) as database:
-            (database.export_csv if form == "csv" else database.export_json_lines)(stream)
+            (export_csv if form == "csv" else export_json_lines)(database, stream)
         source = tmp_path / f"rows.{form}"
         source.write_text(stream.getvalue(), newline="")
     with Database(tmp_path / "union.sqlite") as union, open_stored(source) as read, Database(path) as before:

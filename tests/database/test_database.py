@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, fill, rows_of
 
-from mucudnn.database import sqlite_file
-from mucudnn.database.contents import EnvironmentRows, MergeCounts
-from mucudnn.database.database import Database, default_path
+from mucudnn.database import rows
+from mucudnn.database.database import Database
+from mucudnn.database.exports import export_csv, export_json_lines
+from mucudnn.database.rows import EnvironmentRows, MergeCounts, default_path
 from mucudnn.running.environment import Environment
 from mucudnn.words import warning
 from mucudnn.words.errors import DatabaseError
@@ -111,7 +112,7 @@ def test_where_the_default_file_cannot_be_made_measurements_are_kept_in_memory(
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(warning, "_said", set())
-    monkeypatch.setattr(sqlite_file, "_of_thread", threading.local())
+    monkeypatch.setattr(rows, "_kept", threading.local())
     with pytest.warns(RuntimeWarning, match=r"cannot be made: .* this process alone; name a file with Config\("):
         database = Database()
     with database:
@@ -158,8 +159,8 @@ def test_info_counts_rows_by_environment(path: Path) -> None:
 def test_exports_have_every_row_and_value(path: Path) -> None:
     as_csv, as_json = io.StringIO(), io.StringIO()
     with Database(path) as database:
-        database.export_csv(as_csv)
-        database.export_json_lines(as_json)
+        export_csv(database, as_csv)
+        export_json_lines(database, as_json)
     records = [json.loads(line) for line in as_json.getvalue().splitlines()]
     assert [record["kind"] for record in records] == ["measurement", "failure", "verification"]
     assert records[0]["step_s"] == FAST.step_s

@@ -20,6 +20,7 @@ from support.effort import how_many
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.database.exports import export_csv, export_json_lines
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.results import Failure, MicroConfig, WholeRun
@@ -239,8 +240,8 @@ def write_everything(path: Path) -> None:
 
 def export_everything(path: Path) -> None:
     with Database(path, read_only=True) as database:
-        database.export_csv(io.StringIO())
-        database.export_json_lines(io.StringIO())
+        export_csv(database, io.StringIO())
+        export_json_lines(database, io.StringIO())
 
 
 def merge_everything(path: Path) -> None:

@@ -20,13 +20,13 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, V
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database
-from mucudnn.database.profiles import open_stored, read_profile
+from mucudnn.database.exports import COLUMNS, export_csv, export_json_lines, open_stored, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun, WithCachedFilter
 from mucudnn.words.samples import MeasuredSamples, PairedSamples
 
-FORMATS = {"csv": Database.export_csv, "json-lines": Database.export_json_lines}
+FORMATS = {"csv": export_csv, "json-lines": export_json_lines}
 TWO_BYTES = st.integers(0, 2**16)
 NOT_NEGATIVE = st.floats(min_value=0, allow_infinity=False)
 COSTS = NOT_NEGATIVE | st.integers(0, 2**63 - 1)
@@ -86,7 +86,7 @@ def test_what_is_exported_comes_back(
 ) -> None:
     times = iter(datetime(2026, 1, 31, 12, tzinfo=UTC) + timedelta(seconds=not same_time) * i for i in range(12))
     with pytest.MonkeyPatch.context() as patch, Database(":memory:") as database:
-        patch.setattr(schema, "now", lambda: next(times).isoformat(timespec="microseconds"))
+        patch.setattr("mucudnn.database.database.now", lambda: next(times).isoformat(timespec="microseconds"))
         for row in rows:
             add(database, row)
         text = exported(database, name)
@@ -134,7 +134,7 @@ def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_same_rows_are_exported_in_the_same_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "now", lambda: "2026-01-31T12:00:00.000000+00:00")
+    monkeypatch.setattr("mucudnn.database.database.now", lambda: "2026-01-31T12:00:00.000000+00:00")
     rows = [
         (HERE, PROBLEM, VERIFIED),
         (HERE, OTHER, FAST),
@@ -193,7 +193,7 @@ def test_values_that_there_cannot_be_are_refused_with_their_line(profile: Path, 
         rows[index][column] = value
         if form == "csv":
             stream = io.StringIO(newline="")
-            writer = csv.DictWriter(stream, schema.EXPORT_COLUMNS)
+            writer = csv.DictWriter(stream, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
             write(profile, stream.getvalue())

@@ -318,4 +318,4 @@ def test_whole_runs_with_a_fresh_workspace_or_an_epilogue_are_apart(opened: Data
 
 
 def test_nothing_here_needs_torch() -> None:
-    assert loaded_by("import mucudnn.database.selection, mucudnn.database.profiles, mucudnn.database.database") == set()
+    assert loaded_by("import mucudnn.database.selection, mucudnn.database.exports, mucudnn.database.database") == set()

@@ -30,7 +30,7 @@ from support.places import TESTS
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database
-from mucudnn.database.profiles import read_profile
+from mucudnn.database.exports import export_json_lines, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.results import (
     MicroConfig,
@@ -192,7 +192,7 @@ def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
 def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported.jsonl"
     with Database(path) as database, exported.open("w") as stream:
-        database.export_json_lines(stream)
+        export_json_lines(database, stream)
     with read_profile(exported) as read:
         assert read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
 
@@ -200,7 +200,7 @@ def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path
 def test_exports_of_another_version_are_refused(path: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported.jsonl"
     with Database(path) as database, exported.open("w") as stream:
-        database.export_json_lines(stream)
+        export_json_lines(database, stream)
     exported.write_text(exported.read_text().replace(f'"schema": {schema.VERSION}', f'"schema": {schema.VERSION - 1}'))
     with pytest.raises(DatabaseError, match=f"line 1: schema is {schema.VERSION - 1}; it must be {schema.VERSION}"):
         read_profile(exported)

@@ -17,8 +17,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import mucudnn
 from mucudnn.bench.sources.networks import arguments_for, build
+from mucudnn.database.configuration_keys import whole_run_from
 from mucudnn.database.database import Database
-from mucudnn.database.schema import whole_run_from
 from mucudnn.modules.fused import FusedConvolution
 from mucudnn.optimizing.fuse import fuse
 from mucudnn.words.errors import InvalidInputError
@@ -339,7 +339,7 @@ def test_equal_convolutions_are_tuned_apart_where_unlike_things_follow_them(tmp_
     }
     assert f"three.convolution: {report.layers[2][1].problem}, batch 2, with addition and ReLU6" in report.details()
     with Database(tmp_path / "m.sqlite") as database:
-        keys = [row.values["configuration"] for row in database.every_row() if row.values["configuration"]]
+        keys = [row["configuration"] for row in database.every_row() if row["configuration"]]
     assert {whole_run_from(key)[2] for key in keys} == {tuned.epilogue for _, tuned in report.layers}
 
 

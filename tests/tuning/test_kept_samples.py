@@ -13,8 +13,8 @@ from support.clock.shared_machine import SharedProcessors
 from support.clock.two_algorithms import NO_LIMIT, Bench
 
 from mucudnn.database.database import Database
-from mucudnn.database.queries import StoredRow
 from mucudnn.database.samples import unpacked
+from mucudnn.database.schema import Row
 from mucudnn.measuring.timing.comparison import uncertainty
 from mucudnn.measuring.timing.timer import relative_spread
 from mucudnn.tuning.tuner import Tuning
@@ -41,8 +41,8 @@ class NoisyBench(Bench):
         return step_s
 
 
-def rows_of(kind: str, database: Database) -> list[StoredRow]:
-    return [row for row in database.every_row() if row.values["kind"] == kind]
+def rows_of(kind: str, database: Database) -> list[Row]:
+    return [row for row in database.every_row() if row["kind"] == kind]
 
 
 @pytest.fixture(params=[NO_LIMIT, THOROUGH], ids=["quick", "thorough"])
@@ -54,32 +54,32 @@ def noisy(request: pytest.FixtureRequest) -> NoisyBench:
 
 def test_every_measurement_can_be_computed_from_its_samples(noisy: NoisyBench) -> None:
     measurements = rows_of("measurement", noisy.database)
-    assert {row.values["algorithm"] for row in measurements} == {"native", "quick"}
+    assert {row["algorithm"] for row in measurements} == {"native", "quick"}
     for row in measurements:
-        steps, setups = (unpacked(row.values[name]) for name in ("step_samples_s", "setup_samples_s"))
-        assert len(steps) == row.values["samples"]
-        assert row.values["step_s"] == median(steps)
-        assert row.values["noise"] == relative_spread(steps)
-        assert row.values["setup_s"] == median(setups)
-    assert max(row.values["noise"] for row in measurements) > 0
+        steps, setups = (unpacked(row[name]) for name in ("step_samples_s", "setup_samples_s"))
+        assert len(steps) == row["samples"]
+        assert row["step_s"] == median(steps)
+        assert row["noise"] == relative_spread(steps)
+        assert row["setup_s"] == median(setups)
+    assert max(row["noise"] for row in measurements) > 0
 
 
 def test_every_whole_run_can_be_computed_from_its_samples_round_by_round(noisy: NoisyBench) -> None:
     runs = rows_of("verification", noisy.database)
     assert runs
     for row in runs:
-        baseline, times = (unpacked(row.values[name]) for name in ("baseline_samples_s", "time_samples_s"))
-        assert row.values["baseline_s"] == median(baseline)
-        assert row.values["time_s"] == median(times)
+        baseline, times = (unpacked(row[name]) for name in ("baseline_samples_s", "time_samples_s"))
+        assert row["baseline_s"] == median(baseline)
+        assert row["time_s"] == median(times)
         ratios = [b / t for b, t in zip(baseline, times, strict=True)]
-        assert row.values["noise"] == uncertainty(ratios) > 0
+        assert row["noise"] == uncertainty(ratios) > 0
 
 
 def test_samples_are_in_the_order_in_which_they_were_taken(noisy: NoisyBench) -> None:
     """In a race the samples of one candidate are not one right after the other, but in the order of the race."""
     for row in rows_of("measurement", noisy.database):
-        if row.values["algorithm"] == "quick":
-            taken = [pytest.approx(sample) for sample in unpacked(row.values["step_samples_s"])]
+        if row["algorithm"] == "quick":
+            taken = [pytest.approx(sample) for sample in unpacked(row["step_samples_s"])]
             calls = iter(noisy.drawn)
             assert all(any(sample == call for call in calls) for sample in taken)
 
@@ -88,9 +88,9 @@ def test_what_the_processors_did_meanwhile_is_kept() -> None:
     bench = BusyBench(SharedProcessors(stolen=0.5, hz=2.4e9))
     bench.processors.work(1.0)
     bench.tune()
-    rows = [row for row in bench.database.every_row() if row.values["kind"] in ("measurement", "verification")]
-    assert {row.values["clock_hz"] for row in rows} == {2.4e9}
-    shares = [row.values["stolen"] for row in rows]
+    rows = [row for row in bench.database.every_row() if row["kind"] in ("measurement", "verification")]
+    assert {row["clock_hz"] for row in rows} == {2.4e9}
+    shares = [row["stolen"] for row in rows]
     assert shares == [pytest.approx(0.25)] * len(rows)
 
 

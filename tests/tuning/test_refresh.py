@@ -205,10 +205,10 @@ def test_whole_runs_with_a_cached_filter_are_made_again(database: Path) -> None:
     change(database, "UPDATE verifications SET load = 0.9")
     with Database(database) as opened:
         machine = Machine.current()
-        kept = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row.values)]
+        kept = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row)]
         found = refresh(opened, machine)
         assert len(kept) > 0
         assert found.passed_over <= found.doubtful - len(kept)
-        again = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row.values)]
-        assert [row.values["load"] for row in kept] == [0.9] * len(kept)
-        assert [row.values["load"] for row in again] == [None] * len(kept)
+        again = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row)]
+        assert [row["load"] for row in kept] == [0.9] * len(kept)
+        assert [row["load"] for row in again] == [None] * len(kept)

@@ -225,5 +225,5 @@ def test_a_restart_goes_on_with_what_was_measured(tmp_path: Path) -> None:
     assert only(found, "before") > 0
     with Database(tmp_path / "all.sqlite") as database:
         (rows,) = database.info().environments
-        counting = [row for row in database.rows_that_count(ENVIRONMENT) if row.values["kind"] == "measurement"]
+        counting = [row for row in database.rows_that_count(ENVIRONMENT) if row["kind"] == "measurement"]
     assert rows.measurements == len(counting), "something was measured twice"

@@ -156,7 +156,7 @@ def test_rows_of_a_problem_are_numbers_and_texts() -> None:
     """SQLite stores a NumPy integer as bytes, under which nobody finds it again."""
     given: dict[str, Any] = {name: np.int64(size) for name, size in SIZES.items()}
     problem = ConvProblem("forward", **given, dilation=np.array([1, 1]))  # type: ignore[arg-type]
-    values = schema.flat(problem)
+    values = [*schema.named(problem).values()]
     connection = sqlite3.connect(":memory:")
     stored = connection.execute(f"SELECT {', '.join('?' * len(values))}", values).fetchone()
     connection.close()

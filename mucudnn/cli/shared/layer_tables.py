@@ -77,7 +77,7 @@ def solve_stored(
 ) -> Replayed:
     """Solve the table from a database or profile, and print the notes. environment: as for ``select_measurements``."""
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
-    from mucudnn.database.profiles import open_stored
+    from mucudnn.database.exports import open_stored
     from mucudnn.database.selection import select_measurements
     from mucudnn.tuning.replay import replay, shortcomings
     from mucudnn.words.config import BatchSizePolicy

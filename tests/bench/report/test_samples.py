@@ -24,7 +24,7 @@ from mucudnn.bench.report.samples import (
     wanted,
 )
 from mucudnn.database.database import Database
-from mucudnn.database.queries import StoredRow
+from mucudnn.database.schema import Row
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import MicroConfig, WithCachedFilter, WithEpilogue, WithFreshWorkspace
 
@@ -34,15 +34,15 @@ OF_A_LIBRARY = replace(FAST, micro_config=MicroConfig("library:67 k2=5", 8), raw
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> list[StoredRow]:
+def rows(tmp_path: Path) -> list[Row]:
     with Database(fill(tmp_path / "full.sqlite")) as database:
         database.add(HERE, BACKWARD, 1, OF_A_LIBRARY)
         database.add(ELSEWHERE, PROBLEM, 1, FAST)
         return database.every_row()
 
 
-def described(rows: list[StoredRow]) -> list[tuple[object, ...]]:
-    return [tuple(row.values[name] for name in ("kind", "algorithm", "operation", "threads")) for row in rows]
+def described(rows: list[Row]) -> list[tuple[object, ...]]:
+    return [tuple(row[name] for name in ("kind", "algorithm", "operation", "threads")) for row in rows]
 
 
 FORWARD_HERE = ("measurement", "gemm", "forward", 2)
@@ -67,16 +67,16 @@ WHOLE_RUN = ("verification", None, "forward", 2)
         ({"parts": ["64x27x28", "3x3"]}, []),
     ],
 )
-def test_what_is_asked_for(rows: list[StoredRow], asked: dict[str, object], expected: list[object]) -> None:
+def test_what_is_asked_for(rows: list[Row], asked: dict[str, object], expected: list[object]) -> None:
     given = {"environments": [HERE, ELSEWHERE], **asked}
     assert described(wanted(rows, **given)) == expected  # type: ignore[arg-type]
 
 
-def every(rows: list[StoredRow]) -> list[Record]:
+def every(rows: list[Row]) -> list[Record]:
     return [*series(wanted(rows, [HERE]))]
 
 
-def test_each_time_is_a_series(rows: list[StoredRow]) -> None:
+def test_each_time_is_a_series(rows: list[Row]) -> None:
     assert {one["of"]: tuple(one["samples_s"]) for one in every(rows)} == {
         "setup_s": SAMPLES.setup_samples_s,
         "step_s": SAMPLES.step_samples_s,
@@ -85,13 +85,13 @@ def test_each_time_is_a_series(rows: list[StoredRow]) -> None:
     }
 
 
-def test_rows_have_a_sample_each(rows: list[StoredRow]) -> None:
+def test_rows_have_a_sample_each(rows: list[Row]) -> None:
     found = [(row["of"], row["sample"], row["sample_s"]) for row in sample_rows(every(rows))]
     assert found == [(one["of"], n, sample) for one in every(rows) for n, sample in enumerate(one["samples_s"])]
     assert found[1:3] == [("step_s", 0, SAMPLES.step_samples_s[0]), ("step_s", 1, SAMPLES.step_samples_s[1])]
 
 
-def test_pandas_reads_the_file_to_the_last_bit(rows: list[StoredRow], tmp_path: Path) -> None:
+def test_pandas_reads_the_file_to_the_last_bit(rows: list[Row], tmp_path: Path) -> None:
     write_csv(tmp_path / "samples.csv", sample_rows(every(rows)))
     read = pandas.read_csv(tmp_path / "samples.csv")
     medians = read.groupby(["kind", "of"])["sample_s"].median()
@@ -99,14 +99,14 @@ def test_pandas_reads_the_file_to_the_last_bit(rows: list[StoredRow], tmp_path: 
     assert list(read["sample_s"]) == [row["sample_s"] for row in sample_rows(every(rows))]
 
 
-def test_json_has_a_list_for_each_series(rows: list[StoredRow], tmp_path: Path) -> None:
+def test_json_has_a_list_for_each_series(rows: list[Row], tmp_path: Path) -> None:
     write_json(tmp_path / "samples.json", samples_record(every(rows)))
     read = json.loads((tmp_path / "samples.json").read_text())
     assert read["series"] == every(rows)
     assert read["format_version"] == 1
 
 
-def text_of(rows: list[StoredRow]) -> list[list[str]]:
+def text_of(rows: list[Row]) -> list[list[str]]:
     """The cells of the table's lines."""
     stream = io.StringIO()
     Console(file=stream, width=320).print(samples_table(HERE, every(rows)))
@@ -114,7 +114,7 @@ def text_of(rows: list[StoredRow]) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def test_the_table_says_what_the_samples_say(rows: list[StoredRow]) -> None:
+def test_the_table_says_what_the_samples_say(rows: list[Row]) -> None:
     of_step = next(cells for cells in text_of(rows) if cells[2] == "step")
     lower, middle, upper = quantiles(SAMPLES.step_samples_s, n=4, method="inclusive")
     assert middle == median(SAMPLES.step_samples_s)
@@ -138,11 +138,11 @@ def test_what_was_run_whole_is_told(tmp_path: Path) -> None:
     assert told == [f"{text}{ending}" for ending in (*endings, f"{endings[2]}{endings[3]}")]
 
 
-def test_a_convolution_is_named_once(rows: list[StoredRow]) -> None:
+def test_a_convolution_is_named_once(rows: list[Row]) -> None:
     assert [cells[0] for cells in text_of(rows)] == [str(PROBLEM), "", "", ""]
 
 
-def test_measurements_without_samples_are_counted(rows: list[StoredRow]) -> None:
+def test_measurements_without_samples_are_counted(rows: list[Row]) -> None:
     kept, none = 1 + 5 + 3 + 3, "1 have none"
     assert in_words(wanted(rows, [HERE])) == f"{kept} samples of 2 measurements and whole runs; {none}"
     assert in_words(wanted(rows, [ELSEWHERE])) == "6 samples of 1 measurements and whole runs"

@@ -1,0 +1,91 @@
+"""Text that names a whole run in the database: what ran, in which versions, and what was special."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import groupby, product
+from typing import Any
+
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MOST_SAMPLES
+from mucudnn.words.results import (
+    ACTIVATIONS,
+    How,
+    MicroConfig,
+    WithCachedFilter,
+    WithEpilogue,
+    WithFreshWorkspace,
+    epilogue_of,
+)
+from mucudnn.words.values import shown
+
+_EPILOGUES = {
+    str(one): one
+    for one in (WithEpilogue(*of) for of in product((None, *ACTIVATIONS), (False, True)) if of != (None, False))
+}
+
+
+def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
+    """Return JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
+
+    With a kept filter, those of its algorithm end with ``"kept"``, and what was run instead follows, each of its parts
+    ending with ``"instead"``. With a fresh workspace all end with ``"fresh"``. With an epilogue the text of it, such
+    as ``"with ReLU"``, is at the end of all.
+    """
+    parts = _parts(micro_configs, versions)
+    match how:
+        case WithCachedFilter():
+            parts = [[*part, "kept"] if part[0] == how.algorithm else part for part in parts]
+            parts += [[*part, "instead"] for part in _parts(how.instead_of, versions)]
+        case WithFreshWorkspace():
+            parts = [[*part, "fresh"] for part in parts]
+    if (epilogue := epilogue_of(how)) is not None:
+        parts = [[*part, str(epilogue)] for part in parts]
+    return json.dumps(parts)
+
+
+def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -> tuple[MicroConfig, ...] | None:
+    """Invert ``configuration_key``; None for a key of other versions, of other runs, or that is none."""
+    with suppress(InvalidInputError):
+        micro_configs, found, special = whole_run_from(key)
+        if special == how and found.items() <= versions.items():
+            return micro_configs
+    return None
+
+
+@lru_cache(maxsize=4096)
+def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int], How]:
+    """Invert ``configuration_key``: return micro-configs, versions, and what is special.
+
+    Raises ``InvalidInputError`` for any other text.
+    """
+    with suppress(ValueError, TypeError, LookupError):
+        every = json.loads(key)
+        versions = {part[0]: part[1] for part in every}
+        own, instead = ([part for part in every if ("instead" in part[4:]) is is_other] for is_other in (False, True))
+        kept = [part[0] for part in own if "kept" in part[4:]]
+        epilogue = next((_EPILOGUES[ending] for ending in own[0][4:] if ending in _EPILOGUES), None)
+        how: How = WithFreshWorkspace() if own[0][4:] == ["fresh"] else epilogue
+        if instead:
+            how = WithCachedFilter(kept[0] if kept else "", _expanded(instead), epilogue)
+        micro_configs = _expanded(own)
+        if configuration_key(micro_configs, versions, how) == key:
+            return micro_configs, versions, how
+    raise InvalidInputError(
+        f"configuration is {shown(key)}; it must be as mucudnn writes it: [algorithm, version, micro-batch size, how "
+        "often] for each run of equal micro-batches"
+    )
+
+
+def _expanded(parts: Sequence[Sequence[Any]]) -> tuple[MicroConfig, ...]:
+    if sum(size * count for _, _, size, count, *_ in parts) > MOST_SAMPLES:
+        raise ValueError
+    return tuple(MicroConfig(name, size) for name, _, size, count, *_ in parts for _ in range(count))
+
+
+def _parts(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int]) -> list[list[str | int]]:
+    runs = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
+    return [[m.algorithm, versions[m.algorithm], m.micro_batch_size, count] for m, count in runs]

@@ -1,0 +1,359 @@
+"""The rows of one database file: added, merged, counted and pruned, whatever becomes of the file meanwhile.
+
+Rows are only added, each with its time stamp and committed at once; the newest row of a key counts, but none that was
+measured on a busy machine where there is another. So nothing measured is lost, processes that share the file cannot
+undo each other's work, and merging two files is the union of their rows. What other rows supersede stays until
+``prune``.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from functools import partial, wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
+
+from mucudnn.database import schema
+from mucudnn.database.schema import Row
+from mucudnn.database.sqlite_file import MEMORY, SqliteFile, can_be_made
+from mucudnn.running.environment import Environment
+from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import is_doubtful
+from mucudnn.words.warning import say_once, warn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NEVER = datetime.max.isoformat()  # later than every time stamp
+
+
+class EnvironmentRows(NamedTuple):
+    """Numbers of rows of one environment, superseded ones included.
+
+    doubtful: measurements and whole runs that count, and should be measured again.
+    """
+
+    environment: Environment
+    measurements: int
+    failures: int
+    verifications: int
+    confirmations: int
+    doubtful: int
+
+
+class DatabaseInfo(NamedTuple):
+    """A database in numbers."""
+
+    path: Path
+    size_bytes: int
+    schema_version: int
+    environments: tuple[EnvironmentRows, ...]
+
+
+class MergeCounts(NamedTuple):
+    """Numbers of rows that were taken over, and that were there before."""
+
+    added: int
+    known: int
+
+
+def default_path() -> Path:
+    """Return ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
+    if named := os.environ.get("MUCUDNN_DATABASE"):
+        return Path(named).expanduser()
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_folder) / "mucudnn" / "measurements.sqlite"
+
+
+_kept = threading.local()  # where no file can be made: the process that opened a database in memory, and its file
+
+
+def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
+    """Return the database of this thread, opened when it is first asked for, and warn once a process."""
+    say_once(
+        f"database {default_path()} cannot be made: what is measured is known to this process alone; name a file with "
+        f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
+    )
+    if getattr(_kept, "process", None) != os.getpid():
+        _kept.process, _kept.file = os.getpid(), open_file(MEMORY)
+    return cast(SqliteFile, _kept.file)
+
+
+def told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
+    """Have a method that reads raise ``DatabaseError`` where it fails since the file is damaged."""
+
+    @wraps(method)
+    def checked(*args: P.args, **rest: P.kwargs) -> T:
+        try:
+            return method(*args, **rest)
+        except (ValueError, TypeError, LookupError, ArithmeticError, struct.error):
+            cast(StoredRows, args[0])._file.require_sound()
+            raise
+
+    return checked
+
+
+def is_doubtful_row(row: Row) -> bool:
+    """Whether it should be measured again."""
+    return row["kind"] != "failure" and is_doubtful(row["noise"], row["load"])
+
+
+class StoredRows:
+    """The rows of a file, each by ``schema.ROW_COLUMNS``.
+
+    path: the file, made with its folder where missing; None: ``default_path()``, or a database in
+    memory, kept by this thread, where that cannot be made, which a warning says; ``":memory:"``: kept in no file.
+    read_only: never write. Files that cannot be written are opened so in any case: ask ``read_only``, and go on with
+    ``copy_in_memory()`` where measurements are to be added all the same. create: whether a missing file is made.
+
+    Use it as a context manager, and only in the thread that opened it, not in a process that was forked off meanwhile.
+    Every method raises ``DatabaseError`` there, and where the file cannot be used: not SQLite, damaged, of another
+    version, or locked by another process for longer than ``timeout_s``. Where the file is deleted or replaced
+    meanwhile, what this object added goes into the one that is there then, or a new one, with a warning.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None = None,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._open = partial(SqliteFile, read_only=read_only, create=create, timeout_s=timeout_s)
+        may_keep = path is None and create and not read_only and not os.environ.get("MUCUDNN_DATABASE")
+        self._is_kept = may_keep and not can_be_made(default_path())
+        if self._is_kept:
+            self._file = _in_memory_of_thread(self._open)
+        else:
+            self._file = self._open(default_path() if path is None else Path(path))
+        self._first_added = _NEVER  # measured_at of the oldest row that this object added
+        self._to_be_moved: list[Row] = []  # of a file that is no longer there
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def read_only(self) -> bool:
+        return self._file.read_only
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._first_added != _NEVER and self._file.has_moved():
+            try:
+                self._catch_up()
+            except DatabaseError as error:
+                warn(f"what was measured last is not stored: {error}", stacklevel=2)
+        if not self._is_kept:
+            self._file.close()
+
+    def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> MergeCounts:
+        """Add rows with their time stamps that are not here: all of them or, on error, none.
+
+        rows: by ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for values that there cannot be.
+        """
+        with self._writing() as connection:
+            return MergeCounts(**schema.add_rows(connection, rows))
+
+    def merge(self, other: StoredRows | Path | str) -> MergeCounts:
+        """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""
+        source: StoredRows
+        with nullcontext(other) if isinstance(other, StoredRows) else StoredRows(other, read_only=True) as source:
+            return self.add_exported(source.every_row())
+
+    def commit(self, row: Row) -> None:
+        """Commit a row; one of its key and time stamp is replaced."""
+        with self._writing() as connection:
+            schema.add_rows(connection, [row], replaces=True)
+        self._first_added = min(self._first_added, row["measured_at"])
+
+    @told_of_damage
+    def every_row(self) -> list[Row]:
+        """Return all rows, superseded ones included, oldest first."""
+        return self._rows(schema.select_rows())
+
+    @told_of_damage
+    def rows_that_count(
+        self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None
+    ) -> list[Row]:
+        """Return the row of each key that counts, of measurements, failures and whole runs, oldest first.
+
+        environment, problems: those of this environment, or these problems, only.
+        """
+        tables = ("measurements", "verifications")
+        return self._rows(schema.select_rows(tables, self._of(environment, problems), counting=True))
+
+    def doubtful_rows(self, environment: Environment) -> list[Row]:
+        """Return those of the rows that count that should be measured again."""
+        return [row for row in self.rows_that_count(environment) if is_doubtful_row(row)]
+
+    @told_of_damage
+    def environments(self) -> tuple[Environment, ...]:
+        """Return all environments that have rows, sorted."""
+        with_rows = " UNION ".join(f"SELECT environment_id FROM {table}" for table in schema.KEYS)
+        columns = ", ".join(schema.ENVIRONMENT_COLUMNS)
+        rows = self._file.read(f"SELECT {columns} FROM environments WHERE id IN ({with_rows})")
+        return tuple(sorted(Environment(*row) for row in rows))
+
+    @told_of_damage
+    def info(self) -> DatabaseInfo:
+        """Return what is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
+        size_bytes = self.path.stat().st_size if self.path.exists() else 0
+        return DatabaseInfo(self.path, size_bytes, schema.VERSION, tuple(map(self._info, self.environments())))
+
+    def _info(self, environment: Environment) -> EnvironmentRows:
+        found = {str(kind): int(count) for kind, count in self._file.read(schema.count_rows(self._of(environment)))}
+        return EnvironmentRows(
+            environment,
+            measurements=found.get("measurement", 0),
+            failures=found.get("failure", 0),
+            verifications=found.get("verification", 0),
+            confirmations=found.get("confirmation", 0),
+            doubtful=len(self.doubtful_rows(environment)),
+        )
+
+    def prune(
+        self,
+        *,
+        environments: Sequence[Environment] | None = None,
+        versions: Mapping[str, int] | None = None,
+        failures: bool = False,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove the rows that newer ones supersede, and return how many rows (would) go.
+
+        environments: one or more, if given: the rows of all others go as well. versions: if given, those of all other
+        algorithms and versions go as well, but for engines. failures: they go as well, so that they are measured again.
+        dry_run: remove nothing.
+        """
+        with self._writing() as connection:
+            ids = None if environments is None else self._ids(environments)
+            removed = _prune(connection, ids, versions, failures)
+            if dry_run:
+                connection.rollback()
+        if removed and not dry_run:
+            self._file.compact()
+        return removed
+
+    def _counting(
+        self, table: str, condition: str, parameters: Sequence[Any] = (), columns: str = "*"
+    ) -> list[sqlite3.Row]:
+        return self._file.read(schema.latest_valid(table, condition, columns), parameters)
+
+    def _rows(self, sql: str) -> list[Row]:
+        return [dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in self._file.read(sql)]
+
+    def _of(self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None) -> str:
+        """Return the condition in SQL that a row is of this environment, and of one of these problems."""
+        wanted = {"environment_id": None if environment is None else [environment], "problem_id": problems}
+        ids = {name: ", ".join(map(str, self._ids(keys))) for name, keys in wanted.items() if keys is not None}
+        return " AND ".join(["TRUE", *(f"{name} IN ({listed})" for name, listed in ids.items())])
+
+    def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
+        return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
+
+    # The file at the path
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction in the file that is at the path now, whatever became of the one that was opened."""
+        self._catch_up()
+        with self._file.writing() as connection:
+            yield connection
+
+    def _catch_up(self) -> None:
+        """Go over to the file that is at the path now, if it is another, with what this object added."""
+        if self._file.has_moved():
+            self._follow()
+        if self._to_be_moved:
+            with self._file.writing() as connection:
+                schema.add_rows(connection, self._to_be_moved)
+            self._to_be_moved = []
+
+    def _follow(self) -> None:
+        """Use the file that is at the path now, or a new one; what this object added must be moved there."""
+        self._file.require_content()
+        place = self._file.place
+        what = "replaced" if place.exists() else "deleted"
+        self._to_be_moved += [row for row in self.every_row() if row["measured_at"] >= self._first_added]
+        copy = SqliteFile(MEMORY, read_only=False, create=True, timeout_s=0.0)
+        self._file.copy_to(copy)
+        self._file.leave()
+        try:
+            self._file = self._open(place)
+        except DatabaseError:
+            copy.path, copy.read_only = place, True
+            self._file = copy  # what was read stays readable
+            raise
+        copy.close()
+        warn(
+            f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
+            "there now",
+            stacklevel=5,
+        )
+
+
+def _is_other(versions: Mapping[str, int], algorithm: str, version: int) -> bool:
+    """Whether an algorithm is known here in another version only, or not at all.
+
+    Of what a source offers (``source:67 k2=5``) nobody knows: no list has its names, and its version is that of its
+    library, which is in the environment. Nor of algorithms of a package that is missing here (``own/pointwise``).
+    """
+    if ":" in algorithm or ("/" in algorithm and algorithm not in versions):
+        return False
+    return versions.get(algorithm) != version
+
+
+# Conditions that a row has an algorithm in another version
+_PART = "EXISTS (SELECT 1 FROM json_each({0}) AS part WHERE is_other({1}, {2}))"
+_OTHER_VERSIONS = {
+    "measurements": "is_other(algorithm, version)",
+    "verifications": _PART.format(
+        *("configuration", "json_extract(part.value, '$[0]')", "json_extract(part.value, '$[1]')")
+    ),
+    "confirmations": _PART.format("versions", "part.key", "part.value"),
+}
+
+
+def _prune(
+    connection: sqlite3.Connection,
+    environment_ids: Iterable[int] | None,
+    versions: Mapping[str, int] | None,
+    failures: bool,
+) -> int:
+    """Delete superseded rows, and where given those of others, or failures. Returns how many."""
+    conditions = []
+    if environment_ids is not None:
+        listed = ", ".join(map(str, environment_ids))
+        conditions += [(table, f"environment_id NOT IN ({listed})") for table in schema.KEYS]
+    if versions is not None:
+        connection.create_function("is_other", 2, partial(_is_other, versions))
+        conditions += _OTHER_VERSIONS.items()
+    conditions += [(table, schema.superseded(table)) for table in schema.KEYS]
+    if failures:  # last, or an older measurement would take their place
+        conditions.append(("measurements", "reason IS NOT NULL"))
+    removed = sum(
+        connection.execute(f"DELETE FROM {table} WHERE {condition}").rowcount for table, condition in conditions
+    )
+    for owner in ("environment_id", "problem_id"):
+        used = " UNION ".join(f"SELECT {owner} FROM {table}" for table, key in schema.KEYS.items() if owner in key)
+        if owner == "environment_id":
+            connection.execute(f"DELETE FROM rates WHERE environment_id NOT IN ({used})")
+        connection.execute(f"DELETE FROM {owner.removesuffix('_id')}s WHERE id NOT IN ({used})")
+    return removed
