@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
@@ -34,6 +35,17 @@ class PageParser(HTMLParser):
         self._cell: list[str] | None = None
         self._width = 1
         self.feed(page)
+
+    def loose_ends(self) -> list[str]:
+        """Names that are there twice, references that lead nowhere, and addresses of what the page does not hold."""
+        names = [name for _, attributes in self.elements if (name := attributes.get("id"))]
+        found = [name for name, count in Counter(names).items() if count > 1]
+        for _, attributes in self.elements:
+            found += set((attributes.get("aria-labelledby") or "").split()) - set(names)
+            for address in (attributes.get("href") or "data:", attributes.get("src") or "data:"):
+                if address.removeprefix("#") not in names and not address.startswith("data:"):
+                    found.append(address)
+        return found
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,30 +64,15 @@ def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
     assert page.count("<img ") == len(KINDS) - 1  # the run had no budget
 
 
-def test_the_page_needs_nothing_else(folder: Path) -> None:
+def test_the_page_needs_nothing_else_and_its_references_lead_somewhere(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     page = page_of(folder, with_pictures=True)
-    for _, attributes in PageParser(page).elements:
-        for name in ("src", "href", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert PageParser(page).loose_ends() == []
     assert not re.search(r"@import|url\((?!#)", page)
 
 
-def test_names_in_the_page_are_unique_and_references_lead_somewhere(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
-    elements = PageParser(page_of(folder, with_pictures=True)).elements
-    names = [name for _, attributes in elements if (name := attributes.get("id"))]
-    assert len(names) == len(set(names))
-    for _, attributes in elements:
-        for key in ("href", "xlink:href"):
-            target = attributes.get(key) or ""
-            assert not target.startswith("#") or target[1:] in names
-        for target in re.findall(r"url\(#([^)]+)\)", " ".join(str(value) for value in attributes.values())):
-            assert target in names
-
-
 def test_without_matplotlib_the_page_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, "matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = PageParser(page_of(folder, with_pictures=True))
     assert "There are no pictures" in page.text
     assert "mucudnn[report]" in page.text
@@ -95,20 +80,9 @@ def test_without_matplotlib_the_page_says_so(folder: Path, monkeypatch: pytest.M
 
 
 def test_without_jinja_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hide(monkeypatch, "jinja2")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(UnavailableError, match=r"jinja2.*mucudnn\[report\]"):
         page_of(folder)
-
-
-def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    original = builtins.__import__
-
-    def refusing(name: str, *rest: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == package:
-            raise ImportError(name)
-        return original(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refusing)
 
 
 def test_what_was_left_out_is_told_with_its_reason(folder: Path) -> None:
@@ -165,13 +139,14 @@ def test_torch_that_failed_leaves_rows_without_speedups(folder: Path) -> None:
     assert "median, ms" in page.tables["problems"].titles
 
 
-@pytest.mark.parametrize("name", ["workspace_bytes", "relative_error", "load", "limit_bytes", "count"])
-def test_values_that_are_no_numbers_are_left_out(folder: Path, name: str) -> None:
-    edited(folder, lambda line: line.update({name: "many"}))
+def test_values_that_are_no_numbers_are_left_out(folder: Path) -> None:
+    names = ("workspace_bytes", "relative_error", "load", "limit_bytes", "count")
+    edited(folder, lambda line: line.update(dict.fromkeys(names, "many")))
     page = PageParser(page_of(folder))
-    assert len(page.tables["problems"].rows) == 18
+    assert page.tables["problems"].rows
     assert "many" not in page.text
-    assert f"{name} is no number in 18 rows" in page.text
+    for name in names:
+        assert re.search(rf"{name} is no number in \d+ rows", page.text)
 
 
 def test_machine_limits_that_are_not_known_are_told(folder: Path) -> None:
