@@ -71,16 +71,17 @@ def memory(
     chosen_variants(variants, device)
     current_environment(device)  # says at once what is missing for it
     model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
-    asked: dict[str, Any] = {
-        "name": source,
-        "memory_format": memory_format,
-        "rounds": rounds,
-        "runs": runs,
-        "variants": variants,
-    }
     # The processes of the runs inherit the path
     with shown(out, memory_tables, json_file) as folder, importable(source), progress_bar() as progress:
-        benchmark_memory(model, arguments, config, folder, name=source, progress=progress, **asked)
+        benchmark_memory(
+            *(model, arguments, config, folder),
+            name=source,
+            memory_format=memory_format,
+            rounds=rounds,
+            runs=runs,
+            variants=variants,
+            progress=progress,
+        )
 
 
 def _model_and_arguments(
