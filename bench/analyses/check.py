@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from rich.table import Table
 
@@ -88,35 +87,13 @@ class Finding:
         )
 
 
-@dataclass(frozen=True)
-class Check:
-    """The findings on all layers of a source."""
-
-    source: str
-    findings: tuple[Finding, ...]
-
-    @cached_property
-    def faults(self) -> list[Finding]:
-        """Findings that are not right, slow ones among them, in either memory format."""
-        return [finding for finding in self.findings if finding.verdict != "right"]
-
-    @property
-    def is_users_wrong(self) -> bool:
-        """Whether something is wrong in the form that the model itself runs."""
-        return any(finding.is_users and finding.is_fault for finding in self.findings)
-
-    def __str__(self) -> str:
-        right = len(self.findings) - len(self.faults)
-        return f"torch's own convolutions, in both memory formats: {right} of {len(self.findings)} right"
-
-    def table(self) -> Table:
-        """A row for each problem that is not right."""
-        table = new_table(self.source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
-        for finding in self.faults:
-            names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
-            cells = (str(finding.layer.batch_size), finding.verdict, finding.details)
-            table.add_row(names, str(finding.problem), *cells)
-        return table
+def findings_table(source: str, findings: Iterable[Finding]) -> Table:
+    """Return a row for each finding."""
+    table = new_table(source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
+    for finding in findings:
+        names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
+        table.add_row(*(names, str(finding.problem), str(finding.layer.batch_size), finding.verdict, finding.details))
+    return table
 
 
 def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ class Report:
 
     @cached_property
     def layers(self) -> pandas.DataFrame:
-        """What ``layer_rows`` returns."""
+        """Rows of layers, as ``layer_rows`` returns them."""
         return layer_rows(self.rows)
 
     @cached_property
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What all rows have in common, by name."""
+        """Facts that all rows have in common, by name."""
         header = self.folder.header
         limits = "; ".join(f"{dtype}: {limit}" for dtype, limit in header.limits.items() if limit.are_known)
         return {
@@ -100,7 +100,7 @@ class Report:
 
     @cached_property
     def missing(self) -> dict[str, list[str]]:
-        """What is not shown, by the reason."""
+        """Things that are not shown, by the reason."""
         found: dict[str, list[str]] = {}
         for reason, text in _missing(self.folder, self.rows):
             found.setdefault(reason, []).append(text)
@@ -108,7 +108,7 @@ class Report:
 
     @cached_property
     def subjects(self) -> list[Subject]:
-        """What was tuned and has candidates, what takes torch longest first."""
+        """Subjects that were tuned and have candidates; those that take torch longest come first."""
         candidates, desirable = self.folder.candidates.measured, self.folder.candidates.desirable
         keys = self._keys(self.rows)
         rows = dict(tuple(self.rows.groupby(keys, sort=False)))

@@ -27,8 +27,8 @@ def check(context: click.Context, /, source: str, threads: int | None, **sizes: 
 
     Exit status: 0, or 1 where something is wrong in the memory format that the model itself runs (--memory-format).
     """
-    from mucudnn.bench.analyses.check import Check
     from mucudnn.bench.analyses.check import check as checked
+    from mucudnn.bench.analyses.check import findings_table
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.measuring.proving.prover import prover
     from mucudnn.terminal.console import output, progress_bar
@@ -36,13 +36,14 @@ def check(context: click.Context, /, source: str, threads: int | None, **sizes: 
     options.use_threads(threads)
     table = load_source(source, **sizes)
     with progress_bar() as progress:
-        found = Check(table.source, tuple(checked(table, prover(), progress)))
-    console = output()
-    if found.faults:
-        console.print(found.table())
-    for finding in found.faults:
+        found = list(checked(table, prover(), progress))
+    console, faults = output(), [finding for finding in found if finding.verdict != "right"]
+    if faults:
+        console.print(findings_table(table.source, faults))
+    for finding in faults:
         console.print(f"\n{finding.problem}, batch {finding.layer.batch_size}: {finding.verdict}")
         console.print(finding.reproducer(), soft_wrap=True)
-    console.print(str(found))
-    if found.is_users_wrong:
+    right = len(found) - len(faults)
+    console.print(f"torch's own convolutions, in both memory formats: {right} of {len(found)} right")
+    if any(finding.is_users and finding.is_fault for finding in found):
         context.exit(_WRONG)
