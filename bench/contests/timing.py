@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from statistics import median
 
 from mucudnn.measuring.timing.rounds import sample_in_rounds
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, relative_spread
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +18,12 @@ class Contestant:
     runner: Runner = here
 
 
-@dataclass(frozen=True, slots=True)
-class MedianTime:
-    """Seconds of a call (median over the rounds), and their IQR / median. samples_s: one a round, in their order."""
-
-    time_s: float
-    noise: float
-    samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
-
-    @classmethod
-    def of(cls, timer: Timer) -> MedianTime:
-        return cls.of_samples(timer.samples_s)
-
-    @classmethod
-    def of_samples(cls, samples_s: Sequence[float]) -> MedianTime:
-        """Return the median of samples, of which there must be one."""
-        return cls(median(samples_s), relative_spread(samples_s), tuple(samples_s))
+Samples = tuple[float, ...]  # seconds, one a round, in their order
 
 
 def time_in_turns(
     contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
-) -> list[MedianTime]:
+) -> list[Samples]:
     """Time each contestant in every one of ``rounds`` rounds, after a call that does not count.
 
     Raises the error of the first that fails.
@@ -49,7 +33,7 @@ def time_in_turns(
         for timer in timers:
             if timer.error is not None:
                 raise timer.error
-    return [MedianTime.of(timer) for timer in timers]
+    return [tuple(timer.samples_s) for timer in timers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +56,13 @@ class TurnRounds:
 
 def try_in_turns(
     contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
-) -> list[MedianTime | Exception]:
+) -> list[Samples | Exception]:
     """Do what ``time_in_turns`` does, but give the error of one that fails, and go on with the others."""
     timers = _timers(contestants, clock, rule)
     for done in sample_in_rounds(timers):
         if rounds.is_enough(done, timers):
             break
-    return [timer.error or MedianTime.of(timer) for timer in timers]
+    return [timer.error or tuple(timer.samples_s) for timer in timers]
 
 
 def _timers(contestants: Sequence[Contestant], clock: Clock, rule: StoppingRule) -> list[Timer]:

@@ -122,16 +122,6 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
         yield FolderWriter(path, header, stream, read_rows(path / ROWS_FILE, header))
 
 
-@contextmanager
-def folder_if_named(path: Path | None, header: Header) -> Iterator[FolderWriter | None]:
-    """Do what ``open_folder`` does where a folder is named; ``None``: none is."""
-    if path is None:
-        yield None
-        return
-    with open_folder(path, header) as folder:
-        yield folder
-
-
 def write_missing(
     path: Path,
     header: Header,

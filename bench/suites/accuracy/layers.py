@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.timing import Contestant, Samples, TurnRounds, try_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut
@@ -78,11 +78,11 @@ def timed(every: Sequence[Untimed], choices: Choices, machine: Machine) -> list[
     return [_with_times(one.row, [next(times) for _ in one.calls]) for one in every]
 
 
-def _with_times(row: Row, times: Sequence[MedianTime | Exception]) -> Row:
+def _with_times(row: Row, times: Sequence[Samples | Exception]) -> Row:
     failed = [time for time in times if isinstance(time, Exception)]
     if failed or not times:
         return replace(row, failure=row.failure or first_line(failed[0]))
-    call_s, *alone_s = (time.samples_s for time in times if isinstance(time, MedianTime))
+    call_s, *alone_s = (time for time in times if isinstance(time, tuple))
     return replace(row, samples_s=call_s, more={**row.more, "alone_samples_s": alone_s[0] if alone_s else []})
 
 

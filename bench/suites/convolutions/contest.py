@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from statistics import median
 
-from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.timing import Contestant, Samples, TurnRounds, try_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import Row, Subject, problem_columns
 from mucudnn.bench.report.records import configuration_record
@@ -39,7 +39,7 @@ _Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit o
 _Tuned = tuple[TunedProblem | str, float | None]  # what was chosen, or why nothing was; seconds that it took by itself
 _Chosen = Mapping[_Choice, _Tuned]
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
-_Time = MedianTime | Exception
+_Time = Samples | Exception
 _Times = Mapping[_Call, _Time]
 
 
@@ -181,7 +181,7 @@ class Contests:
     def _measured_again(self, contest: _Contest, rows: Iterator[Row], times: _Times) -> Iterator[Row]:
         """Add the samples of a second contest to rows that seem slower than torch; under policies there is none."""
         torchs = times[TORCH]
-        torch_s = torchs.time_s if isinstance(torchs, MedianTime) and not self.choices.policies else inf
+        torch_s = median(torchs) if isinstance(torchs, tuple) and not self.choices.policies else inf
         for row in rows:
             if not row.samples_s or torch_s >= SLOWER * median(row.samples_s):
                 yield row
@@ -191,7 +191,7 @@ class Contests:
             calls = [contest.calls[name] for name in (TORCH, only.micro_configs)]
             again = try_in_turns(calls, TurnRounds(rounds, rounds, 0.0), self.machine.clock)
             named = zip(("torch_again_s", "again_s"), again, strict=True)
-            more = {name: time.samples_s for name, time in named if isinstance(time, MedianTime)}
+            more = {name: time for name, time in named if isinstance(time, tuple)}
             yield replace(row, more={**row.more, **more})
 
 
@@ -235,6 +235,6 @@ def _ours(subject: Subject, times: _Times, chosen: _Chosen) -> Iterator[Row]:
 
 def _row(row: Row, time: _Time) -> Row:
     """Complete a row with its samples, or with the reason why there are none."""
-    if isinstance(time, MedianTime):
-        return replace(row, samples_s=time.samples_s)
+    if isinstance(time, tuple):
+        return replace(row, samples_s=time)
     return replace(row, failure=first_line(time))

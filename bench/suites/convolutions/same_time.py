@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any
 
-from mucudnn.bench.contests.timing import Contestant, MedianTime, TurnRounds, try_in_turns
+from mucudnn.bench.contests.timing import Contestant, Samples, TurnRounds, try_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import Row
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -32,7 +33,7 @@ class SameTime:
     reference: Contestant
     rounds: TurnRounds
 
-    def completed(self, row: Row, tunings: Sequence[TunedProblem], times: Mapping[Any, MedianTime | Exception]) -> Row:
+    def completed(self, row: Row, tunings: Sequence[TunedProblem], times: Mapping[Any, Samples | Exception]) -> Row:
         """Complete the row of the reference: what torch allocates beside its result, what ours needs for its time.
 
         The configurations that were timed come first. Then the desirable set is bisected: time falls as workspace
@@ -87,8 +88,8 @@ class SameTime:
         return max(0, peak - result.numel() * result.itemsize)
 
 
-def _seconds(time: MedianTime | Exception) -> float:
-    return time.time_s if isinstance(time, MedianTime) else float("inf")
+def _seconds(time: Samples | Exception) -> float:
+    return median(time) if isinstance(time, tuple) else float("inf")
 
 
 def _is_as_fast(ours_s: float, theirs_s: float) -> bool:

@@ -62,8 +62,8 @@ def benchmark_filters(
         subject = run.subject(FILTERS, layer)
         run.folder.add(
             [
-                Row(subject, name, time.samples_s, configuration=more.get(name), more=more.get("more", {}))
-                for name, time in zip((TORCH, NOT_KEPT, KEPT), times, strict=True)
+                Row(subject, name, samples_s, configuration=more.get(name), more=more.get("more", {}))
+                for name, samples_s in zip((TORCH, NOT_KEPT, KEPT), times, strict=True)
             ]
         )
 

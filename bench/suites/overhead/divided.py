@@ -101,7 +101,7 @@ def _samples(
     works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
     repeated = [_captured(work) if in_graph else work for work in works]
     for one in time_in_turns([*map(Contestant, repeated)], rounds, clock):
-        yield [sample / (COPIES if in_graph else 1) for sample in one.samples_s]
+        yield [sample / (COPIES if in_graph else 1) for sample in one]
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:

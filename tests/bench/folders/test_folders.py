@@ -17,7 +17,7 @@ from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header, read_header
 from mucudnn.bench.folders.reading import LeftOut, read_folder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns, problem_of
-from mucudnn.bench.folders.writing import folder_if_named, open_folder
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.measuring.timing.load import Load
 from mucudnn.words.errors import InvalidInputError, OutputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat
@@ -259,11 +259,6 @@ def test_where_nothing_is_timed_rows_need_no_samples(tmp_path: Path) -> None:
         writer.write_summary()
     read = read_folder(tmp_path / "results")
     assert (read.header, read.problems, list(read.rows["relative_error"])) == (header, (), [1e-7])
-
-
-def test_a_folder_that_is_not_named_is_none() -> None:
-    with folder_if_named(None, HEADER) as nothing:
-        assert nothing is None
 
 
 def test_where_folders_lie_inside_they_are_named(folder: Path) -> None:
