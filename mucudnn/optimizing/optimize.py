@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -42,17 +42,7 @@ from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, Torc
 from mucudnn.words.values import instance, shown
 from mucudnn.words.warning import warn, warnings_deferred
 
-
-class _Key(NamedTuple):
-    """One task of tuning, whichever modules need it."""
-
-    problem: ConvProblem
-    batch_size: int
-    limit_bytes: int | None
-    epilogue: WithEpilogue | None
-
-
-_Wanted = dict[str, dict[_Key, None]]  # module name -> what it needs, largest batch first
+_Wanted = dict[str, list[Task]]  # module name -> what it needs, largest batch first
 
 
 @warnings_deferred()
@@ -142,11 +132,14 @@ def _tune(
     limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
     wanted = _wanted(model, trace(model, sample_input), config, limits)
     divided = divide_3d(model, sample_input, config, device_type)
-    tasks = _tasks(wanted, in_headroom=limits is not None, config=config)
+    needing: dict[Task, list[str]] = {}
+    for name, of_module in wanted.items():
+        for task in of_module:
+            needing.setdefault(task, []).append(name)
+    tasks = sorted(needing, key=lambda task: -task.batch_size)
+    named = [replace(task, count=len(needing[task]), name=_task_name(task, needing[task])) for task in tasks]
     with machine_and_database(config, device_type) as (machine, database):
-        tuning = tune_tasks(
-            list(tasks.values()), config, progress=progress, machine=machine, database=database, team=team
-        )
+        tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
         _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
         _swap_3d(model, divided)
         if team is None or config.cache_budget_bytes == 0:
@@ -176,7 +169,7 @@ def _recordable(value: Any) -> Any:
 
 
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
-    """Return one problem for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
+    """Return a task for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
 
     The config's operations are those of the modules: y of a transposed one is forward, its problem is backward data.
     limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
@@ -188,44 +181,27 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
         if why_left_alone(modules[call.name]) is not None:
             continue
         for operation in config.operations:
-            if operation is not Operation.BACKWARD_DATA or call.input_needs_gradient:
-                problem = call.problem_of(operation)
-                limit = (
-                    config.workspace_limit_bytes if limits is None else limits.get((call.name, problem.operation), 0)
-                )
-                is_forward = problem.operation is Operation.FORWARD
-                epilogue = epilogues.get(modules[call.name]) if is_forward else None
-                wanted.setdefault(call.name, {})[_Key(problem, call.batch_size, limit, epilogue)] = None
+            if operation is Operation.BACKWARD_DATA and not call.input_needs_gradient:
+                continue
+            problem = call.problem_of(operation)
+            task = Task(
+                problem,
+                call.batch_size,
+                config.workspace_limit_bytes if limits is None else limits.get((call.name, problem.operation), 0),
+                in_headroom=limits is not None,
+                baseline_exempt=config.baseline_exempt,
+                epilogue=epilogues.get(modules[call.name]) if problem.operation is Operation.FORWARD else None,
+            )
+            if task not in wanted.setdefault(call.name, []):
+                wanted[call.name].append(task)
     return wanted
 
 
-def _tasks(wanted: _Wanted, in_headroom: bool, config: Config) -> dict[_Key, Task]:
-    """Return equal tasks once, with the number of modules that need them, largest batch first."""
-    needing: dict[_Key, list[str]] = {}
-    for name, keys in wanted.items():
-        for key in keys:
-            needing.setdefault(key, []).append(name)
-    ordered = sorted(needing.items(), key=lambda item: -item[0].batch_size)
-    return {
-        key: Task(
-            key.problem,
-            key.batch_size,
-            key.limit_bytes,
-            count=len(names),
-            name=_task_name(key, names),
-            in_headroom=in_headroom,
-            baseline_exempt=config.baseline_exempt,
-            epilogue=key.epilogue,
-        )
-        for key, names in ordered
-    }
-
-
-def _task_name(key: _Key, modules: Sequence[str]) -> str:
+def _task_name(task: Task, modules: Sequence[str]) -> str:
     """``layer1.0.conv1 +3, forward ..., with ReLU``: the first of the modules, and how many more there are."""
     more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
-    epilogue = "" if key.epilogue is None else f", {key.epilogue}"
-    return f"{modules[0] or 'the model itself'}{more}, {key.problem}{epilogue}"
+    epilogue = "" if task.epilogue is None else f", {task.epilogue}"
+    return f"{modules[0] or 'the model itself'}{more}, {task.problem}{epilogue}"
 
 
 def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
@@ -234,10 +210,10 @@ def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
     return {one.convolution: one.epilogue for one in fused if one.epilogue is not None}
 
 
-def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[_Key, TunedProblem], config: Config) -> None:
+def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedProblem], config: Config) -> None:
     modules, kept_bytes = dict(model.named_modules()), _most_kept(tuned.values())
-    for name, keys in wanted.items():
-        its_own = tuple(tuned[key] for key in keys)
+    for name, tasks in wanted.items():
+        its_own = tuple(tuned[task] for task in tasks)
         make_tunable(modules[name])
         swapped = cast(TunedModule, modules[name])
         swapped.confirmation = None
