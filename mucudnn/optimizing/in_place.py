@@ -1,8 +1,8 @@
 """Times each convolution where it runs: in a step of a model, with the operands, caches and heap that it has there.
 
-Torch's own calls are met in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``. Nothing
-of this is there, and nothing costs anything, while no step is recorded. On a GPU events of the current stream are read
-instead of a clock. Not run on a GPU yet.
+Torch's own calls are recorded in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``,
+which are replaced while steps are recorded. On a GPU events of the current stream are read instead of a clock. Not run
+on a GPU yet.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -109,24 +110,16 @@ class InPlaceTimes:
         w: Tensor,
         *geometry: Any,
     ) -> _Result:
-        """Compute, and note how long it took, but not of what runs inside of a call that is noted.
+        """Compute, and record how long it took, unless that is part of a call which is recorded.
 
-        ``None`` was computed: torch's own computes it next, and is noted then. x, w, geometry: what tells the problem;
-        x: ``None``: what is computed.
+        On ``None`` the fallback runs and is recorded. x, w, geometry: what tells the problem; x: ``None``: the result.
         """
-        thread = self._thread
-        if thread.inside:
+        if self._thread.inside:
             return compute(*arguments)
-        thread.inside = True
-        try:
-            begun = self._now()
-            result = compute(*arguments)
-            ended = self._now()
-        finally:
-            thread.inside = False
+        result, *times = self._timed(compute, arguments)
         if result is not None:
-            thread.last = self._place(operations, result if x is None else x, w, *geometry)
-            self._calls.append((thread.last, 1, begun, ended))
+            self._thread.last = self._place(operations, result if x is None else x, w, *geometry)
+            self._calls.append((self._thread.last, 1, *times))
         return result
 
     def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -134,17 +127,20 @@ class InPlaceTimes:
 
         Torch's own computes the bias' gradient with dw; ours may compute an epilogue with y.
         """
-        thread = self._thread
-        was_inside, thread.inside = thread.inside, True
+        result, *times = self._timed(compute, arguments)
+        if self._thread.last is not None:
+            self._calls.append((self._thread.last, 0, *times))
+        return result
+
+    def _timed(self, compute: Callable[..., _Result], arguments: Sequence[Any]) -> tuple[_Result, Any, Any]:
+        """Compute, and return the result with the readings before and after."""
+        was_inside, self._thread.inside = self._thread.inside, True
         try:
             begun = self._now()
             result = compute(*arguments)
-            ended = self._now()
+            return result, begun, self._now()
         finally:
-            thread.inside = was_inside
-        if thread.last is not None:
-            self._calls.append((thread.last, 0, begun, ended))
-        return result
+            self._thread.inside = was_inside
 
     def _place(
         self,
@@ -238,8 +234,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 @contextmanager
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
-    computed, bias_gradient, convolve = operators.computed, operators.bias_gradient, FilterCache.convolve
-    values, compiled, followed, run_fused = calls._values, calls._compiled, fused.followed, fused.run_fused
+    computed, values, convolve = operators.computed, calls._values, FilterCache.convolve
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -250,25 +245,15 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Any:
         return times.record(convolve, (cache, x, w, bias, *rest), _FORWARD, x, w, *rest[:_GEOMETRY])
 
-    def recorded_bias_gradient(dy: Tensor) -> Tensor:
-        return times.record_more(bias_gradient, dy)
-
-    def recorded_followed(y: Tensor, *epilogue: Any) -> Tensor:
-        return times.record_more(followed, y, *epilogue)
-
-    try:
-        operators.computed = recorded  # type: ignore[assignment]
-        operators.bias_gradient = recorded_bias_gradient
-        calls._values, calls._compiled = recorded_values, None  # so that gradients are computed one by one
-        FilterCache.convolve = recorded_convolve  # type: ignore[assignment, method-assign]
-        fused.followed = recorded_followed  # type: ignore[assignment]
-        fused.run_fused = lambda *call: NotImplemented  # so that they come to the functions above
+    places: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (operators, {"computed": recorded, "bias_gradient": partial(times.record_more, operators.bias_gradient)}),
+        (calls, {"_values": recorded_values, "_compiled": None}),  # so that gradients are computed one by one
+        (FilterCache, {"convolve": recorded_convolve}),
+        (fused, {"followed": partial(times.record_more, fused.followed), "run_fused": lambda *_: NotImplemented}),
+    )
+    with ExitStack() as stack:
+        for owner, functions in places:
+            for name, function in functions.items():
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, function)
         yield
-    finally:
-        operators.computed, operators.bias_gradient = computed, bias_gradient
-        calls._values, calls._compiled = values, compiled
-        FilterCache.convolve, fused.followed, fused.run_fused = (  # type: ignore[method-assign]
-            convolve,
-            followed,
-            run_fused,
-        )
