@@ -218,20 +218,18 @@ def _directional_error(exact: Called, operation: Operation, own: Tensor, right: 
     small part of what is moved.
     """
     own, right = own.double().flatten(), right.flatten()
-    moved = exact.moved(operation)
-    length = float(torch.linalg.vector_norm(_joined(moved).detach())) or 1.0
+    moved = [tensor.detach() for tensor in exact.moved(operation)]
+    length = float(torch.linalg.vector_norm(_joined(moved))) or 1.0
     step = right * (_STEP * length / (float(torch.linalg.vector_norm(right)) or 1.0))
-    before, ends = [tensor.detach().clone() for tensor in moved], []
     parts = torch.split(step, [tensor.numel() for tensor in moved])
+    steps = [part.view(tensor.shape) for part, tensor in zip(parts, moved, strict=True)]
     with torch.no_grad():
         v = _direction(exact.computed())
-        for sign in (1, -1):
-            for tensor, was, by in zip(moved, before, parts, strict=True):
-                tensor.copy_(was + sign * by.view(tensor.shape))
-            ends.append(float((exact.computed() * v).sum()))
-        for tensor, was in zip(moved, before, strict=True):
-            tensor.copy_(was)
-    difference = (ends[0] - ends[1]) / 2
+        after, before = (
+            exact.computed_with(operation, [at + sign * by for at, by in zip(moved, steps, strict=True)])
+            for sign in (1, -1)
+        )
+    difference = float(((after - before) * v).sum()) / 2
     return abs(float((own * step).sum()) / difference - 1) if difference else nan
 
 

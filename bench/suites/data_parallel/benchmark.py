@@ -8,8 +8,8 @@ All copies are sampled in every round, in the same order on all ranks, which beg
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from random import Random
 from statistics import median
@@ -132,9 +132,20 @@ def measure_data_parallel(
     tuning = share_of(progress, 0.0, _TUNING)
     ours = mucudnn.optimize(copy.deepcopy(torchs), batch.arguments, config, progress=tuning)
     models = {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours}
-    contest = _Contest.of(models, setting.bucket_caps, Wire(setting.communication, setting.period), batch, clock)
-    contest.run(rounds, share_of(progress, _TUNING, 1 - _TUNING))
-    return [*contest.rows(setting)]
+    alone = {which: _Alone(model, batch, clock) for which, model in models.items()}
+    together = [
+        _Together(which, models[which], cap, setting, batch, clock) for cap in setting.bucket_caps for which in models
+    ]
+    every: list[_Alone | _Together] = [*alone.values(), *together]
+    order = Random(0)  # the same on all ranks
+    progress = share_of(progress, _TUNING, 1 - _TUNING)
+    for number in range(rounds):
+        progress("steps in turns", number / rounds)
+        order.shuffle(every)
+        for one in every:
+            one.sample()
+    columns = {which: one.columns() for which, one in alone.items()}
+    return [one.row(setting, columns[one.which]) for one in together]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,128 +174,79 @@ class _Batch:
         return step
 
 
-@dataclass(slots=True, eq=False)
 class _Alone:
     """Steps without communication, which all ranks make at the same time, and steps that are split."""
 
-    step: Callable[[], None]
-    clock: Clock
-    splitter: StepSplitter
-    samples_s: list[float] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, model: nn.Module, batch: _Batch, clock: Clock) -> _Alone:
+    def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
-        step = batch.step_of(Trainee(own, objective=batch.objective))
-        return cls(step, clock, StepSplitter.of(own, step, clock, device=batch.target.device.type))
-
-    def warm_up(self) -> None:
-        self.step()
+        self._step, self._clock = batch.step_of(Trainee(own, objective=batch.objective)), clock
+        self._splitter = StepSplitter.of(own, self._step, clock, device=batch.target.device.type)
+        self._samples_s: list[float] = []
+        self._step()
 
     def sample(self) -> None:
         dist.barrier()
-        self.samples_s.append(self.clock.time(self.step, 1))
+        self._samples_s.append(self._clock.time(self._step, 1))
         dist.barrier()
-        self.splitter.sample(1)
+        self._splitter.sample(1)
+
+    def columns(self) -> dict[str, float]:
+        """Return medians of the steps and, of those that are split, of the rank whose step was slowest, by column."""
+        rounds = zip(*gathered(self._splitter.samples), strict=True)
+        split = StepSplit.median([max(of_round, key=lambda split: split.step_s) for of_round in rounds])
+        return {
+            "alone_s": median(_slowest_s(self._samples_s)),
+            "forward_convolutions_s": split.forward_s,
+            "backward_convolutions_s": split.backward_s,
+            "rest_s": split.rest_s,
+        }
 
 
-@dataclass(slots=True, eq=False)
 class _Together:
     """Steps with communication. A sample is one, or as many as it takes until all ranks are equal again."""
 
-    model: DistributedDataParallel
-    step: Callable[[], None]
-    clock: Clock
-    wire: Wire
-    samples_s: list[float] = field(default_factory=list)
-    compared: list[bool] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, model: nn.Module, bucket_cap_mb: float | None, wire: Wire, batch: _Batch, clock: Clock) -> _Together:
-        shared = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
-        trainee = Trainee(shared, objective=batch.objective)
-        trainee.optimizer = wire.connect(shared, trainee.optimizer)
-        return cls(shared, batch.step_of(trainee), clock, wire)
-
-    def warm_up(self) -> None:
-        for _ in range(self.wire.first_steps):
-            self.step()
-        self.compared.append(are_equal(self.model))
+    def __init__(
+        self,
+        which: Convolutions,
+        model: nn.Module,
+        bucket_cap_mb: float | None,
+        setting: Setting,
+        batch: _Batch,
+        clock: Clock,
+    ) -> None:
+        wire = Wire(setting.communication, setting.period)
+        self.which, self._cap, self._clock = which, bucket_cap_mb, clock
+        self._model = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
+        trainee = Trainee(self._model, objective=batch.objective)
+        trainee.optimizer = wire.connect(self._model, trainee.optimizer)
+        self._step, self._steps = batch.step_of(trainee), wire.steps_to_equality
+        self._samples_s: list[float] = []
+        for _ in range(wire.first_steps):
+            self._step()
+        self._compared = [are_equal(self._model)]
 
     def sample(self) -> None:
         dist.barrier()
-        steps = self.wire.steps_to_equality
-        self.samples_s.append(self.clock.time(self.step, steps) / steps)
-        self.compared.append(are_equal(self.model))
+        self._samples_s.append(self._clock.time(self._step, self._steps) / self._steps)
+        self._compared.append(are_equal(self._model))
 
-    @property
-    def bucket_bytes(self) -> tuple[int, ...]:
-        """Bytes of each bucket, as they are after the first step."""
-        data = self.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        return tuple(int(size) for size in str(data["rebuilt_bucket_sizes"]).split(","))
+    def row(self, setting: Setting, alone: dict[str, float]) -> Row:
+        """Return what was measured, beside the columns of steps alone.
 
-
-@dataclass(slots=True, eq=False)
-class _Contest:
-    """All copies of the model, by the convolutions that they run and the bucket sizes that they send."""
-
-    alone: Mapping[Convolutions, _Alone]
-    together: Mapping[tuple[Convolutions, float | None], _Together]
-
-    @classmethod
-    def of(
-        cls,
-        models: Mapping[Convolutions, nn.Module],
-        bucket_caps: Sequence[float | None],
-        wire: Wire,
-        batch: _Batch,
-        clock: Clock,
-    ) -> _Contest:
-        return cls(
-            {which: _Alone.of(model, batch, clock) for which, model in models.items()},
-            {
-                (which, cap): _Together.of(model, cap, wire, batch, clock)
-                for cap in bucket_caps
-                for which, model in models.items()
-            },
-        )
-
-    def run(self, rounds: int, progress: Progress) -> None:
-        every: list[_Alone | _Together] = [*self.alone.values(), *self.together.values()]
-        for one in every:
-            one.warm_up()
-        order = Random(0)  # the same on all ranks
-        for number in range(rounds):
-            progress("steps in turns", number / rounds)
-            order.shuffle(every)
-            for one in every:
-                one.sample()
-
-    def rows(self, setting: Setting) -> Iterator[Row]:
-        """Yield what was measured. What a step takes longer for its communication may be negative, by noise."""
-        alone_s = {which: median(_slowest_s(one.samples_s)) for which, one in self.alone.items()}
-        splits = {which: _slowest_split(one.splitter.samples) for which, one in self.alone.items()}
-        for (which, cap), one in self.together.items():
-            steps_s, split = _slowest_s(one.samples_s), splits[which]
-            more = {
-                "alone_s": alone_s[which],
-                "forward_convolutions_s": split.forward_s,
-                "backward_convolutions_s": split.backward_s,
-                "rest_s": split.rest_s,
-                "exposed_s": median(steps_s) - alone_s[which],
-                "bucket_bytes": one.bucket_bytes,
-                "compared": len(one.compared),
-                "equal": sum(one.compared),
-            }
-            yield Row(setting.subject(cap), str(which), steps_s, more=more)
+        What a step takes longer for its communication may be negative, by noise. Sizes of buckets are those after the
+        first step.
+        """
+        steps_s, data = _slowest_s(self._samples_s), self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        more = {
+            **alone,
+            "exposed_s": median(steps_s) - alone["alone_s"],
+            "bucket_bytes": [int(size) for size in str(data["rebuilt_bucket_sizes"]).split(",")],
+            "compared": len(self._compared),
+            "equal": sum(self._compared),
+        }
+        return Row(setting.subject(self._cap), str(self.which), steps_s, more=more)
 
 
 def _slowest_s(samples_s: Sequence[float]) -> list[float]:
     """Return the seconds of the slowest rank, round by round."""
     return [max(of_round) for of_round in zip(*gathered(samples_s), strict=True)]
-
-
-def _slowest_split(samples: Sequence[StepSplit]) -> StepSplit:
-    """Return each part's median over the rounds, of the rank whose step was the slowest in each."""
-    slowest = [max(of_round, key=lambda split: split.step_s) for of_round in zip(*gathered(samples), strict=True)]
-    return StepSplit.median(slowest)
