@@ -52,10 +52,10 @@ def backward(
     dx = dw = None
     if of_x:
         call.dx = call.dx or session.met_as(call.shape.of_input_gradient, call.shape, Operation.BACKWARD_DATA)
-        dx = _ours(session, call.dx, _input_gradient, call, dy, x, w)
+        dx = _ours(session, call.dx, _gradient, call, call.shape.of_input_gradient, dy, x, w)
     if of_w:
         call.dw = call.dw or session.met_as(Operation.BACKWARD_FILTER, call.shape)
-        dw = _ours(session, call.dw, _filter_gradient, call, dy, x, w)
+        dw = _ours(session, call.dw, _gradient, call, Operation.BACKWARD_FILTER, dy, x, w)
     missing = [of_x and dx is None, of_w and dw is None, of_bias]
     if not (missing[0] or missing[1]):
         return dx, dw, dy.sum((0, *range(2, dy.dim()))) if of_bias else None
@@ -88,11 +88,7 @@ def _call(
 
 
 def _ours(
-    session: Session,
-    met: ShapeStats | None,
-    compute: Callable[..., Tensor | None],
-    call: Call,
-    *operands: Tensor | None,
+    session: Session, met: ShapeStats | None, compute: Callable[..., Tensor | None], *given: Any
 ) -> Tensor | None:
     """Compute what was decided for a problem; ``None``: torch's own is to run."""
     if met is None:
@@ -103,7 +99,7 @@ def _ours(
     if met.choices is None:
         return None
     with untouched:
-        result = compute(met, call, *operands)
+        result = compute(met, *given)
     met.ours += result is not None
     return result
 
@@ -123,14 +119,6 @@ def _result(met: ShapeStats, call: Call, x: Tensor, w: Tensor, bias: Tensor | No
     else:
         y = operators.computed(Operation.FORWARD, x, w, bias, *shape.geometry, choices)
     return y.squeeze(2) if y is not None and shape.is_1d else y
-
-
-def _input_gradient(met: ShapeStats, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
-    return _gradient(met, call, call.shape.of_input_gradient, dy, x, w)
-
-
-def _filter_gradient(met: ShapeStats, call: Call, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
-    return _gradient(met, call, Operation.BACKWARD_FILTER, dy, x, w)
 
 
 def _gradient(met: ShapeStats, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:

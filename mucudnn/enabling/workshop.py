@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from mucudnn.database.database import Database
-from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.database.selection import SelectedMeasurements
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment
@@ -24,7 +24,7 @@ from mucudnn.tuning.tuner import Priors, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Measurement, WholeRun
+from mucudnn.words.results import MicroConfig
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
 from mucudnn.words.warning import say_once
@@ -62,13 +62,18 @@ class Workshop:
                 return None
             sizes = micro_batch_sizes(BatchSizePolicy(self._config.policy), task.batch_size)
             algorithms = permitted_algorithms(machine, self._config, task.problem, sizes)
-            store = EnvironmentStore(database, machine.environment)
-            stored = _Stored(store, machine.environment, {one.name: one.version for one in algorithms}, sizes)
+            versions = {one.name: one.version for one in algorithms}
+            key = machine.environment, task.problem, versions
+            measured = [m for m in database.measurements(*key) if m.micro_config.micro_batch_size in sizes]
+            stored = SelectedMeasurements(machine.environment, versions, (), {task: measured}, database)
             try:
                 (tuned,) = replay([task], self._config, stored).problems
             except InfeasibleError:
                 return None
-            return stored.completed(task, tuned)
+            runs = database.whole_runs(*key)
+            chosen = tuned.configuration
+            has_run = chosen.micro_configs in runs or (chosen.is_baseline and _any_of_size(task.batch_size, runs))
+            return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, runs)) if has_run else None
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""
@@ -116,28 +121,5 @@ def _writable(database: Database) -> Database:
     return database.copy_in_memory()
 
 
-@dataclass(slots=True)
-class _Stored:
-    """Measurements of one environment, as a replay takes them; ``runs`` counts the whole runs that it has found."""
-
-    store: EnvironmentStore
-    environment: Environment
-    versions: Mapping[str, int]
-    sizes: Sequence[int]
-    runs: int = 0
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        known = self.store.results(task.problem, self.versions)
-        return [r for r in known if isinstance(r, Measurement) and r.micro_config.micro_batch_size in self.sizes]
-
-    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        run = self.store.whole_run(task.problem, configuration, self.versions)
-        self.runs += run is not None
-        return run
-
-    def completed(self, task: Task, tuned: TunedProblem) -> TunedProblem | None:
-        """Add what whole runs of smaller batches have shown; ``None`` where there was no whole run of this one."""
-        if not self.runs:
-            return None
-        every = self.store.whole_runs(task.problem, self.versions)
-        return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, every))
+def _any_of_size(batch_size: int, runs: Iterable[tuple[MicroConfig, ...]]) -> bool:
+    return any(sum(part.micro_batch_size for part in parts) == batch_size for parts in runs)
