@@ -121,9 +121,9 @@ class Native(BaseAlgorithm):
             case Operation.FORWARD:
                 self._forward(problem, x_in, w_in, y, bias)
             case Operation.BACKWARD_DATA:
-                x.copy_(torch_convolution(problem.operation, x_in, w_in, y_in, None, *geometry))
+                x.copy_(torch_convolution(problem.operation, x_in, w_in, y_in, geometry))
             case Operation.BACKWARD_FILTER:
-                gradient = torch_convolution(problem.operation, x_in, w_in, y_in, None, *geometry)
+                gradient = torch_convolution(problem.operation, x_in, w_in, y_in, geometry)
                 (accumulators or [w])[0].add_(gradient)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -138,7 +138,7 @@ class Native(BaseAlgorithm):
             _cudnn_forward(problem, x, w, y, bias)
         else:
             geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-            y.copy_(torch_convolution(problem.operation, x, w, None, bias, *geometry))
+            y.copy_(torch_convolution(problem.operation, x, w, bias, geometry))
 
     def _asks_for_onednn(self, problem: ConvProblem) -> bool:
         """Whether oneDNN is called by its name, for any number of samples: not where that could crash."""

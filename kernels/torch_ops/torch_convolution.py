@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mucudnn.words.problem import Operation
 
+Geometry = Sequence[Any]  # stride, padding, dilation, groups
 
-def torch_convolution(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    y: Tensor | None,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """Torch's own convolution, undivided: the baseline. Returns the tensor that the operation writes, newly allocated.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q) is dy of the backward operations. Of the tensor that
-    is written only shape and memory format matter. bias: (K,), only in FORWARD.
+def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry) -> Tensor:
+    """Compute torch's own convolution, undivided. Returns the tensor that the operation writes, newly allocated.
+
+    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
+    Volumes, with D before H, are computed alike. Of the tensor that is written only shape and memory format matter.
     """
-    if operation is Operation.FORWARD:  # conv2d says what is wrong with bad operands, as it says it to users
-        return torch.conv2d(x, w, bias, stride, padding, dilation, groups)
+    stride, padding, dilation, groups = geometry
+    if operation is Operation.FORWARD:  # these say what is wrong with bad operands, as they say it to users
+        forward = torch.conv3d if len(stride) == 3 else torch.conv2d
+        return forward(x, w, third, stride, padding, dilation, groups)
     of_data = operation is Operation.BACKWARD_DATA
-    gradients = torch.ops.aten.convolution_backward.default(
-        y, x, w, None, stride, padding, dilation, False, (0, 0), groups, (of_data, not of_data, False)
-    )
+    rest = stride, padding, dilation, False, (0,) * len(stride), groups, (of_data, not of_data, False)
+    gradients = torch.ops.aten.convolution_backward.default(third, x, w, None, *rest)
     gradient: Tensor = gradients[0] if of_data else gradients[1]
     return gradient

@@ -113,11 +113,11 @@ def _result(met: ShapeStats, call: Call, x: Tensor, w: Tensor, bias: Tensor | No
         large = torch.empty(
             shape.problem.x_shape(shape.batch_size), dtype=x.dtype, device=x.device, memory_format=shape.y_format
         )  # of which nothing is read but the shape
-        y = operators.computed(Operation.BACKWARD_DATA, large, w, x, *shape.geometry, choices)
+        y = operators.computed(Operation.BACKWARD_DATA, large, w, x, shape.geometry, choices)
         if y is not None and bias is not None:
             y.add_(bias.view(-1, 1, 1))
     else:
-        y = operators.computed(Operation.FORWARD, x, w, bias, *shape.geometry, choices)
+        y = operators.computed(Operation.FORWARD, x, w, bias, shape.geometry, choices)
     return y.squeeze(2) if y is not None and shape.is_1d else y
 
 
@@ -129,5 +129,5 @@ def _gradient(met: ShapeStats, call: Call, operation: Operation, dy: Tensor, x: 
     if shape.is_transposed:
         x, dy = dy.contiguous(memory_format=shape.y_format), x
     third = None if operation is Operation.FORWARD else dy
-    gradient = operators.computed(operation, x, w, third, *shape.geometry, choices)
+    gradient = operators.computed(operation, x, w, third, shape.geometry, choices)
     return gradient.squeeze(2) if gradient is not None and shape.is_1d else gradient

@@ -8,7 +8,7 @@ from math import inf
 
 import torch
 
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration

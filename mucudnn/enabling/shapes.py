@@ -80,7 +80,7 @@ def shape_of(
     extra, geometry = _pair(*height[1], *output_padding), (*pairs, groups)
     try:
         memory_format = torchs_memory_format(x, w, geometry, is_transposed=is_transposed, output_padding=extra)
-        large = y_shape(x, w, *pairs[:2], extra, pairs[2], groups) if is_transposed else x.shape
+        large = y_shape(x, w, (*pairs[:2], extra, pairs[2], groups)) if is_transposed else x.shape
         (_, c, h, width), (k, _, r, s) = large, w.shape
         problem = ConvProblem(Operation.FORWARD, c, h, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
     except (InvalidInputError, RuntimeError):  # the latter of torch, which will say the same

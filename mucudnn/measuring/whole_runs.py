@@ -21,11 +21,12 @@ from mucudnn.measuring.timing.cold_caches import ColdClock
 from mucudnn.measuring.timing.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
 from mucudnn.measuring.timing.load import Watch, watch_of
 from mucudnn.measuring.timing.timer import Clock, WallClock
+from mucudnn.running.choices import Measured
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.operators import Measured, as_measured
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.running.operators import as_measured
+from mucudnn.words.problem import ConvProblem, Operation, Pair
 from mucudnn.words.results import Configuration, WithEpilogue
 
 
@@ -51,10 +52,10 @@ def whole_run(
         return partial(run_torch, problem, operands)
     with made_current(operands.x.device):
         measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
-    third = None if problem.operation is Operation.FORWARD else operands.y
-    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    call = (problem.operation, operands.x, operands.w, third, *geometry, measured)
-    return partial(convolve, *call) if operands.epilogue is None else partial(as_measured, *call, operands.epilogue)
+    call, geometry = _call(problem, operands)
+    if operands.epilogue is None:
+        return partial(convolve, *call, *geometry, measured)
+    return partial(as_measured, *call, geometry, measured, operands.epilogue)
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
@@ -64,9 +65,18 @@ def run_whole(problem: ConvProblem, configuration: Configuration, operands: Oper
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
     """Call the baseline, torch's own convolution, undivided, and its epilogue. Returns what the operation writes."""
-    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    result = torch_convolution(problem.operation, operands.x, operands.w, operands.y, None, *geometry)
+    call, geometry = _call(problem, operands)
+    result = torch_convolution(*call, geometry)
     return result if operands.epilogue is None else operands.epilogue.apply(result)
+
+
+def _call(
+    problem: ConvProblem, operands: Operands
+) -> tuple[tuple[Operation, Tensor, Tensor, Tensor | None], tuple[Pair, Pair, Pair, int]]:
+    """Return operation, x, w and dy, and the geometry."""
+    third = None if problem.operation is Operation.FORWARD else operands.y
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    return (problem.operation, operands.x, operands.w, third), geometry
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from mucudnn.modules.tuned_module import TunedModule, are_tuples, may_be_tuned, operator_takes
+from mucudnn.modules.tuned_module import TunedModule, are_tuples, may_be_tuned, operator_takes, padded
 from mucudnn.running.eager import calls
 from mucudnn.words.problem import Operation
 
@@ -40,7 +37,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
         if x.dim() == 2:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
-        x, padding = self._padded(x, weight)
+        x, padding = padded(self, x, weight)
         if not are_tuples(self.stride, padding, self.dilation, length=1):
             return None
         images = x.contiguous().unsqueeze(2)  # torch, too, makes it contiguous: no format but one has H = 1
@@ -48,14 +45,3 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
             return None
         geometry = (1, self.stride[0]), (0, padding[0]), (1, self.dilation[0]), self.groups
         return calls.convolve(Operation.FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)
-
-    def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
-        """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""
-        if self.padding_mode != "zeros":
-            return F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), (0,)
-        if self.padding == "valid":
-            return x, (0,)
-        if self.padding == "same":
-            total = self.dilation[0] * (weight.shape[2] - 1)
-            return F.pad(x, (0, total % 2)) if total % 2 else x, (total // 2,)
-        return x, self.padding

@@ -6,10 +6,9 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, operator_takes
+from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, operator_takes, padded
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
 from mucudnn.running.eager.hot_path import is_eager
@@ -79,32 +78,19 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         if self.padding_mode == "zeros" and type(self.padding) is tuple:
             padding: Any = self.padding
         else:
-            x, padding = self._padded(x, weight)
+            x, padding = padded(self, x, weight)
         if not are_pairs(self.stride, padding, self.dilation):
             return None
         choices, filters = self.choices, self.filter_cache
         geometry = self.stride, padding, self.dilation, self.groups
         if filters is not None and is_plain and not (self.training or torch.is_grad_enabled()):
-            y = filters.convolve(x, weight, bias, *geometry, epilogue)
+            y = filters.convolve(x, weight, bias, geometry, epilogue)
             if y is not None:
                 return y
         if choices is None or not may_be_tuned(choices, x.shape):
             return None
         if epilogue is not None:
-            return operators.computed(_FORWARD, x, weight, bias, *geometry, choices, epilogue)
+            return operators.computed(_FORWARD, x, weight, bias, geometry, choices, epilogue)
         if is_plain:
             return calls.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)
-
-    def _padded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
-        """Pad here what is not zeros on both sides alike. Returns the padding that is left for the operator."""
-        if self.padding_mode != "zeros":
-            return F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), (0, 0)
-        if self.padding == "valid":
-            return x, (0, 0)
-        if self.padding == "same":
-            total_h, total_w = (d * (size - 1) for d, size in zip(self.dilation, weight.shape[2:], strict=True))
-            if total_h % 2 or total_w % 2:  # an even filter: the odd row and column belong to the bottom and right
-                x = F.pad(x, (0, total_w % 2, 0, total_h % 2))
-            return x, (total_h // 2, total_w // 2)
-        return x, self.padding

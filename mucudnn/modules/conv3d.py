@@ -6,19 +6,17 @@ micro-batches they take that of one slice. y and dx are written slice by slice, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.nn import functional as F
-from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.kernels.contract.buffers import suggests_channels_last
-from mucudnn.modules.tuned_module import TunedClass, are_tuples, operator_takes
-from mucudnn.running.autocast import autocast_computes
+from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.modules.tuned_module import TunedClass, are_tuples, operator_takes, padded
+from mucudnn.running.definition import define_convolution
 from mucudnn.words.problem import Operation
 from mucudnn.words.units import format_bytes
 
@@ -76,11 +74,11 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         """Compute in micro-batches; ``None``: torch's convolution, which also says what is wrong."""
         if not operator_takes(x, (5, 5)) or not are_tuples(self.stride, self.dilation, length=3):
             return None
-        x, padding = padded(self, x)
+        x, padding = padded(self, x, weight)
         sizes = self._micro_batch_sizes(x)
         if not any(sizes) or not are_tuples(padding, length=3):
             return None
-        return conv3d(x, weight, bias, self.stride, padding, self.dilation, self.groups, sizes)
+        return OPERATORS[Operation.FORWARD](x, weight, bias, self.stride, padding, self.dilation, self.groups, sizes)
 
     def _micro_batch_sizes(self, x: Tensor) -> list[int]:
         """Return those of y, dx and dw: of any number of samples of the size that was tuned for."""
@@ -88,60 +86,27 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         return [of_this_size.get(operation, UNDIVIDED) for operation in Operation]
 
 
-def padded(module: torch.nn.Conv3d, x: Tensor) -> tuple[Tensor, Any]:
-    """Pad x where a module's padding is not zeros on both sides alike. Returns what is left for the convolution."""
-    both_sides = module._reversed_padding_repeated_twice
-    if module.padding_mode != "zeros":
-        return F.pad(x, both_sides, module.padding_mode), (0, 0, 0)
-    if not isinstance(module.padding, str):
-        return x, module.padding
-    extra = [right - left for left, right in zip(both_sides[::2], both_sides[1::2], strict=True)]
-    if any(extra):  # an even filter: the odd slice belongs behind
-        x = F.pad(x, [size for each in extra for size in (0, each)])
-    return x, tuple(both_sides[-2::-2])
+def _divided(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
+    """Compute an operation in micro-batches of the size that is the operation's among the last of ``rest``."""
+    *geometry, sizes = rest
+    size = sizes[tuple(Operation).index(operation)]
+    if size <= UNDIVIDED or x.dim() != 5 or len(x) <= size or x.shape[1] != w.shape[1] * geometry[-1]:
+        return torch_convolution(operation, x, w, third, geometry)  # which also says what is wrong
 
+    def computed(part: slice) -> Tensor:
+        of_part = third if third is None or operation is Operation.FORWARD else third[part]
+        return torch_convolution(operation, x[part], w, of_part, geometry)
 
-def _torchs(operation: Operation) -> Callable[..., Tensor]:
-    """Give torch's convolution an operator's signature: undivided."""
-
-    def compute(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-        stride, padding, dilation, groups, *_ = rest
-        if operation is Operation.FORWARD:
-            return torch.conv3d(x, w, third, stride, padding, dilation, groups)
-        of_data = operation is Operation.BACKWARD_DATA
-        wanted = of_data, not of_data, False
-        geometry = stride, padding, dilation, False, (0, 0, 0), groups
-        gradients = torch.ops.aten.convolution_backward.default(third, x, w, None, *geometry, wanted)
-        gradient: Tensor = gradients[0] if of_data else gradients[1]
-        return gradient
-
-    return compute
-
-
-def _divided(operation: Operation) -> Callable[..., Tensor]:
-    """Make what computes an operation in micro-batches of the size that is the operation's among ``sizes``."""
-    place, torchs = list(Operation).index(operation), _torchs(operation)
-
-    def compute(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-        *_, groups, sizes = rest
-        size = sizes[place]
-        if size <= UNDIVIDED or x.dim() != 5 or len(x) <= size or x.shape[1] != w.shape[1] * groups:
-            return torchs(x, w, third, *rest)  # which also says what is wrong
-        if operation is Operation.BACKWARD_FILTER:
-            return _sum(w, (torchs(x[part], w, third[part], *rest) for part in _slices(len(x), size)))  # type: ignore[index]
-        y = None
-        for part in _slices(len(x), size):
-            if operation is Operation.FORWARD:
-                result = torchs(x[part], w, third, *rest)
-            else:
-                result = torchs(x[part], w, third[part], *rest)  # type: ignore[index]
-            y = _like(result, len(x)) if y is None else y
-            y[part] = result
-            del result  # before the next slice
-        assert y is not None
-        return y
-
-    return compute
+    if operation is Operation.BACKWARD_FILTER:
+        return _sum(w, map(computed, _slices(len(x), size)))
+    written = None
+    for part in _slices(len(x), size):
+        result = computed(part)
+        written = _like(result, len(x)) if written is None else written
+        written[part] = result
+        del result  # before the next slice
+    assert written is not None
+    return written
 
 
 def _slices(n: int, size: int) -> Iterator[slice]:
@@ -167,76 +132,4 @@ def _sum(w: Tensor, gradients: Iterator[Tensor]) -> Tensor:
     return total.to(w.dtype)
 
 
-def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, dy, *ctx.rest = inputs
-    ctx.save_for_backward(x, w, dy)
-
-
-def _save_for_conv3d(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, _, *ctx.rest = inputs
-    ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
-
-
-def _conv3d_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, w = ctx.saved_tensors
-    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
-    dx = conv3d_backward_data(x, w, dy, *ctx.rest) if of_x else None
-    dw = conv3d_backward_filter(x, w, dy, *ctx.rest) if of_w else None
-    return dx, dw, dy.sum((0, 2, 3, 4)) if of_bias else None, *(None for _ in ctx.rest)
-
-
-def _backward_data_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    """Differentiate dx by w and dy. g: the gradient of dx. x has none: it lends its shape."""
-    _, w, dy = ctx.saved_tensors
-    _, of_w, of_dy = ctx.needs_input_grad[:3]
-    dw = conv3d_backward_filter(g, w, dy, *ctx.rest) if of_w else None
-    return None, dw, conv3d(g, w, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
-
-
-def _backward_filter_gradients(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-    """Differentiate dw by x and dy. g: the gradient of dw. w has none: it lends its shape."""
-    x, _, dy = ctx.saved_tensors
-    of_x, _, of_dy = ctx.needs_input_grad[:3]
-    dx = conv3d_backward_data(x, g, dy, *ctx.rest) if of_x else None
-    return dx, None, conv3d(x, g, None, *ctx.rest) if of_dy else None, *(None for _ in ctx.rest)
-
-
-def _flops(operation: Operation) -> Callable[..., int]:
-    """Take torch's own formula for an operation."""
-
-    def flops(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any, out_val: Tensor) -> int:
-        stride, padding, dilation, groups, _ = rest
-        geometry = stride, padding, dilation, False, (0, 0, 0), groups
-        counted: int
-        if operation is Operation.FORWARD:
-            counted = flop_registry[torch.ops.aten.convolution](x, w, third, *geometry, out_val=out_val)
-        else:
-            of_data = operation is Operation.BACKWARD_DATA
-            arguments = third, x, w, None, *geometry, (of_data, not of_data, False)
-            formula = flop_registry[torch.ops.aten.convolution_backward]
-            counted = formula(*arguments, out_val=(out_val, out_val, None))
-        return counted
-
-    return flops
-
-
-def _define(operation: Operation, name: str, gradients: Callable[..., Any]) -> OpOverload[..., Tensor]:
-    forward, qualified = operation is Operation.FORWARD, f"mucudnn::{name}"
-    operands = "Tensor x, Tensor w, Tensor? bias" if forward else "Tensor x, Tensor w, Tensor dy"
-    rest = "SymInt[3] stride, SymInt[3] padding, SymInt[3] dilation, SymInt groups, int[3] micro_batch_sizes"
-    _library.define(f"{name}({operands}, {rest}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, _divided(operation), "CompositeExplicitAutograd")
-    torch.library.register_fake(qualified, _torchs(operation), lib=_library)
-    save = _save_for_conv3d if forward else _save_all
-    torch.library.register_autograd(qualified, gradients, setup_context=save, lib=_library)
-    operator = getattr(torch.ops.mucudnn, name)
-    register_flop_formula(operator, get_raw=True)(_flops(operation))
-    overload: OpOverload[..., Tensor] = operator.default
-    return overload
-
-
-_library: Any = torch.library.Library("mucudnn", "FRAGMENT")  # type: ignore[no-untyped-call]
-conv3d = _define(Operation.FORWARD, "conv3d", _conv3d_gradients)
-conv3d_backward_data = _define(Operation.BACKWARD_DATA, "conv3d_backward_data", _backward_data_gradients)
-conv3d_backward_filter = _define(Operation.BACKWARD_FILTER, "conv3d_backward_filter", _backward_filter_gradients)
-autocast_computes(_library, "conv3d", conv3d)
+OPERATORS = define_convolution("conv3d", 3, "int[3] micro_batch_sizes", _divided)

@@ -12,13 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, operator_takes
 from mucudnn.running import operators
-from mucudnn.running.autocast import autocast_computes
+from mucudnn.running.choices import choices_of
+from mucudnn.running.definition import bias_gradient, convolution_flops, define
 from mucudnn.running.eager.hot_path import is_eager
+from mucudnn.running.problems import torchs_memory_format
 from mucudnn.words.problem import Operation
+
+_Geometry = Sequence[Any]  # stride, padding, output padding, dilation, groups
 
 
 class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
@@ -52,7 +56,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
         images = x if x.dim() == 4 else x.unsqueeze(0)
         geometry = stride, padding, output_padding, dilation, self.groups
-        if not may_be_tuned(self.choices, y_shape(images, weight, *geometry)):
+        if not may_be_tuned(self.choices, y_shape(images, weight, geometry)):
             return None
         is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
         compute = _computed if is_inference else conv_transpose2d  # past torch's dispatcher where nobody watches
@@ -60,16 +64,9 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         return y if x.dim() == 4 else y.squeeze(0)
 
 
-def y_shape(
-    x: Tensor,
-    w: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> tuple[int, int, int, int]:
+def y_shape(x: Tensor, w: Tensor, geometry: _Geometry) -> tuple[int, int, int, int]:
     """Return (N, K, H, W) of the transposed convolution of x: (N, C, P, Q) with w: (C, K // groups, R, S)."""
+    stride, padding, output_padding, dilation, groups = geometry
     (n, _, p, q), (_, k, r, s) = x.shape, w.shape
     h = (p - 1) * stride[0] - 2 * padding[0] + dilation[0] * (r - 1) + output_padding[0] + 1
     width = (q - 1) * stride[1] - 2 * padding[1] + dilation[1] * (s - 1) + output_padding[1] + 1
@@ -84,22 +81,12 @@ def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bo
     return output_padding[0] < stride[0] and output_padding[1] < stride[1]
 
 
-def _computed(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    tuning: int,
-) -> Tensor:
-    """Compute y as it was tuned, else by torch's own. tuning: handle of ``Choices``."""
-    geometry = stride, padding, output_padding, dilation, groups
-    y = _as_backward_data(x, w, *geometry, tuning) if _are_images(x, w, bias, groups) else None
+def _computed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """Compute y as it was tuned, else by torch's own. rest: ``_Geometry``, then the handle of ``Choices``."""
+    *geometry, tuning = rest
+    y = _as_backward_data(x, w, geometry, tuning) if _are_images(x, w, bias, groups=geometry[-1]) else None
     if y is None:
-        return _torchs(x, w, bias, *geometry)
+        return _torchs(x, w, bias, *rest)
     return y if bias is None else y.add_(bias.view(-1, 1, 1))
 
 
@@ -110,59 +97,27 @@ def _are_images(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> bool:
     return bias is None or (bias.shape, bias.dtype, bias.device) == ((w.shape[1] * groups,), x.dtype, x.device)
 
 
-def _as_backward_data(
-    x: Tensor,
-    w: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    tuning: int,
-) -> Tensor | None:
+def _as_backward_data(x: Tensor, w: Tensor, geometry: _Geometry, tuning: int) -> Tensor | None:
     """Compute y without bias; ``None``: torch's own is to run."""
-    choices = operators.choices_of(tuning)
+    stride, padding, output_padding, dilation, groups = geometry
+    choices = choices_of(tuning)
     if choices is None or not is_backward_data(stride, output_padding):
         return None
-    shape = y_shape(x, w, stride, padding, output_padding, dilation, groups)
+    shape = y_shape(x, w, geometry)
     if min(shape) < 1:
         return None
     lent = x.new_empty(()).expand(shape)  # a shape without memory: the filter says in which format y lies
-    geometry = stride, padding, dilation, groups
-    torch_format = _memory_format(x, w, *geometry, output_padding)
-    if _memory_format(lent, w, *geometry) != torch_format:
-        w = torch.empty_like(w, memory_format=torch_format).copy_(w)
-        if _memory_format(lent, w, *geometry) != torch_format:
+    convolution = stride, padding, dilation, groups
+    wanted = torchs_memory_format(x, w, convolution, is_transposed=True, output_padding=output_padding)
+    if torchs_memory_format(lent, w, convolution) is not wanted:
+        w = torch.empty_like(w, memory_format=TORCH_FORMATS[wanted]).copy_(w)
+        if torchs_memory_format(lent, w, convolution) is not wanted:
             return None  # a single number for a filter is in both formats
-    return operators.computed(Operation.BACKWARD_DATA, lent, w, x, *geometry, choices)
+    return operators.computed(Operation.BACKWARD_DATA, lent, w, x, convolution, choices)
 
 
-def _memory_format(
-    x: Tensor,
-    w: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    output_padding: Sequence[int] | None = None,
-) -> torch.memory_format:
-    """Tell in which memory format torch would answer. output_padding: of a transposed convolution."""
-    is_transposed, extra = output_padding is not None, output_padding or (0, 0)
-    backend = torch._C._select_conv_backend(x, w, None, stride, padding, dilation, is_transposed, extra, groups, None)
-    return torch._C._conv_determine_backend_memory_format(x, w, backend)
-
-
-def _torchs(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    tuning: int = operators.UNTUNED,
-) -> Tensor:
+def _torchs(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    stride, padding, output_padding, dilation, groups, _ = rest
     return torch.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
 
 
@@ -188,36 +143,20 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     rest = stride, padding, dilation, groups, tuning
     dx = operators.conv2d(dy, w, None, *rest) if of_x else None
     dw = operators.conv2d_backward_filter(dy, w, x, *rest) if of_w else None
-    return dx, dw, dy.sum((0, 2, 3)) if of_bias else None, *(None for _ in ctx.rest)
+    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
 
 
-def _flops(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    tuning: int,
-    out_val: Tensor,
-) -> int:
-    geometry = stride, padding, dilation, True, output_padding, groups
-    counted: int = flop_registry[torch.ops.aten.convolution](x, w, bias, *geometry, out_val=out_val)
-    return counted
+def _flops(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any, out_val: Tensor) -> int:
+    stride, padding, output_padding, dilation, groups, _ = rest
+    return convolution_flops(x, w, bias, stride, padding, dilation, True, output_padding, groups, out_val=out_val)
 
 
-_NAME = "mucudnn::conv_transpose2d"
-_library: Any = torch.library.Library("mucudnn", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(
+conv_transpose2d = define(
     "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, "
     "SymInt[2] dilation, SymInt groups, int tuning) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    _computed,
+    fake=_torchs,
+    save=_save,
+    gradients=_gradients,
+    flops=_flops,
 )
-_library.impl("conv_transpose2d", _computed, "CompositeExplicitAutograd")
-torch.library.register_fake(_NAME, _torchs, lib=_library)
-torch.library.register_autograd(_NAME, _gradients, setup_context=_save, lib=_library)
-register_flop_formula(torch.ops.mucudnn.conv_transpose2d, get_raw=True)(_flops)
-conv_transpose2d = torch.ops.mucudnn.conv_transpose2d.default
-autocast_computes(_library, "conv_transpose2d", conv_transpose2d)

@@ -8,8 +8,10 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 from mucudnn.words.results import Configuration
@@ -77,6 +79,21 @@ def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
     if torch.compiler.is_compiling():
         return True
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
+    """Pad x where a module's padding is not zeros on both sides alike. Returns the padding that is left."""
+    none = (0,) * (weight.dim() - 2)
+    if module.padding_mode != "zeros":
+        return F.pad(x, module._reversed_padding_repeated_twice, module.padding_mode), none
+    if module.padding == "valid":
+        return x, none
+    if module.padding != "same":
+        return x, module.padding
+    totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):  # an even filter: the odd row and column belong to the bottom and right
+        x = F.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
+    return x, tuple(total // 2 for total in totals)
 
 
 def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:

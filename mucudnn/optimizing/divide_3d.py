@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.kernels.contract.caching_allocator import peak_requested_bytes
-from mucudnn.modules import conv3d as operators
-from mucudnn.modules.conv3d import UNDIVIDED, DividedOperation, padded
+from mucudnn.modules.conv3d import OPERATORS, UNDIVIDED, DividedOperation
 from mucudnn.modules.tuned_classes import why_left_alone
+from mucudnn.modules.tuned_module import padded
 from mucudnn.tracing.convolutions import dtype_of
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -83,7 +83,7 @@ def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
 
 
 def _call_of(module: nn.Conv3d, x: Tensor) -> _Call:
-    inside, padding = padded(module, x)
+    inside, padding = padded(module, x, module.weight)
     geometry = module.stride, padding, module.dilation, module.groups
     formats = _format_of(x), _format_of(module.weight)
     dtype = getattr(torch, dtype_of(x))
@@ -128,13 +128,10 @@ def _needed_bytes(call: _Call, operation: Operation, n: int, size: int, device_t
     w = empty(call.w_shape, memory_format=w_format).zero_()
     bias, sizes = w.new_zeros(len(w)), [size] * len(Operation)
     with torch.no_grad(), torch.autocast(device_type, enabled=False):
-        if operation is Operation.FORWARD:
-            run = partial(operators.conv3d, x, w, bias, *call.geometry, sizes)
-        else:
-            of_data = operation is Operation.BACKWARD_DATA
-            operator = operators.conv3d_backward_data if of_data else operators.conv3d_backward_filter
-            dy = torch.zeros_like(operators.conv3d(x, w, None, *call.geometry, sizes))
-            run = partial(operator, x, w, dy, *call.geometry, sizes)
+        third = bias
+        if operation is not Operation.FORWARD:
+            third = torch.zeros_like(OPERATORS[Operation.FORWARD](x, w, None, *call.geometry, sizes))
+        run = partial(OPERATORS[operation], x, w, third, *call.geometry, sizes)
         if device_type == "cuda":
             run()  # libraries create what they keep
         results: list[Tensor] = []

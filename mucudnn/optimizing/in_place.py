@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from mucudnn.modules import fused
-from mucudnn.running import operators
+from mucudnn.running import definition, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.eager import calls
 from mucudnn.running.filter_cache import FilterCache
@@ -32,7 +32,6 @@ from mucudnn.words.problem import ConvProblem, Operation
 _Result = TypeVar("_Result")
 _ALONE = {operation: (operation,) for operation in Operation}
 _FORWARD, _DATA, _FILTER = _ALONE.values()
-_GEOMETRY = 4  # stride, padding, dilation, groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +238,15 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
 
-    def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor | None:
-        return times.record(computed, (operation, x, w, third, *rest), _ALONE[operation], x, w, *rest[:_GEOMETRY])
+    def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Any, *rest: Any) -> Any:
+        return times.record(computed, (operation, x, w, third, geometry, *rest), _ALONE[operation], x, w, *geometry)
 
-    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-        return times.record(convolve, (cache, x, w, bias, *rest), _FORWARD, x, w, *rest[:_GEOMETRY])
+    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Any, geometry: Any, *rest: Any) -> Any:
+        return times.record(convolve, (cache, x, w, bias, geometry, *rest), _FORWARD, x, w, *geometry)
 
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (operators, {"computed": recorded, "bias_gradient": partial(times.record_more, operators.bias_gradient)}),
+        (operators, {"computed": recorded}),
+        (definition, {"bias_gradient": partial(times.record_more, definition.bias_gradient)}),
         (calls, {"_values": recorded_values, "_compiled": None}),  # so that gradients are computed one by one
         (FilterCache, {"convolve": recorded_convolve}),
         (fused, {"followed": partial(times.record_more, fused.followed), "run_fused": lambda *_: NotImplemented}),

@@ -23,9 +23,9 @@ from mucudnn.optimizing.confirm_model import confirm_model
 from mucudnn.optimizing.divide_3d import divide_3d
 from mucudnn.optimizing.fuse import fuse
 from mucudnn.optimizing.steps import Step
+from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.operators import Choices
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed

@@ -1,4 +1,4 @@
-"""Executables: configurations made ready to run; how they are cached, and repaired where a step fails.
+"""Executables: configurations made ready to run.
 
 What can be known beforehand (algorithms, slices, where everything lies in the workspace) is resolved once, so that a
 call does little more than the arithmetic.
@@ -10,33 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from math import inf
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Fusing, Workspace, fuses
+from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.running.devices import made_current
-from mucudnn.running.eager.bound import BoundInPython, bound_executable
-from mucudnn.running.eager.hot_path import Bound, known_key
-from mucudnn.running.eager.plain import is_plain
-from mucudnn.running.problems import DTYPE_NAMES, problem_of
-from mucudnn.running.workspace import lasting_buffer, workspace_of
-from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, MisalignedError, UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.running.eager.hot_path import Bound, bound_in_cpp, is_plain
+from mucudnn.running.workspace import is_advised, lasting_buffer, on_huge_pages, workspace_of
+from mucudnn.words.errors import InvalidInputError, LibraryError, MisalignedError
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.warning import say_once
 
 BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
-
-ExecutableKey = bytes | tuple[Any, ...]
-_EXECUTABLES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never come back must not pile up
-
-# Steps that have failed, with the words of their library: for the rest of the process
-_failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
 
 
 class StepError(LibraryError):
@@ -59,7 +47,8 @@ class Stage:
     """The part of a configuration that one algorithm computes.
 
     slices: its micro-batches along N, in turn. prepared: where its prepared bytes lie in the workspace; if
-    ``is_cached``, in a buffer of their own, which outlives the call. fuses: whether it computes an ``Epilogue``.
+    ``is_cached``, in a buffer of their own, which outlives the call. fuses: whether it computes an ``Epilogue``. bound:
+    all of it in one call, where that can be had.
     """
 
     algorithm: Algorithm
@@ -67,8 +56,9 @@ class Stage:
     prepared: slice
     is_cached: bool = False
     fuses: bool = False
+    bound: BoundStage | None = field(default=None, compare=False, repr=False)
 
-    def step(
+    def run(
         self,
         problem: ConvProblem,
         x: Tensor,
@@ -79,14 +69,53 @@ class Stage:
         scratch: Tensor,
         epilogue: Epilogue | None,
     ) -> None:
-        """Compute one micro-batch, and the epilogue: inside the algorithm, or after it."""
-        if self.fuses and epilogue is not None:
-            fusing: Fusing = self.algorithm  # type: ignore[assignment]
-            fusing.step(problem, x, w, y, bias, prepared, scratch, epilogue)
-            return
-        self.algorithm.step(problem, x, w, y, bias, prepared, scratch)
-        if epilogue is not None:
-            epilogue.apply(y)
+        """Compute the slices one by one, each with the epilogue: inside the algorithm, or after it.
+
+        Raises ``StepError`` where a library fails.
+        """
+        algorithm, micro_batch = self.algorithm, self.slices[0]
+        try:
+            if not self.is_cached:
+                algorithm.open(problem, w, prepared)
+            for micro_batch in self.slices:
+                x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
+                if epilogue is None:
+                    algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
+                elif self.fuses:
+                    fusing: Fusing = algorithm  # type: ignore[assignment]
+                    fusing.step(problem, x_in, w, y_in, bias, prepared, scratch, epilogue.of(micro_batch))
+                else:
+                    algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
+                    epilogue.of(micro_batch).apply(y_in)
+            algorithm.close(problem, w, prepared)
+        except LibraryError as error:
+            failed = MicroConfig(algorithm.name, micro_batch.stop - micro_batch.start)
+            raise StepError(problem, failed, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The tensor that an operation writes, as it is made anew in each call."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+    is_large: bool
+
+    @classmethod
+    def of(cls, problem: ConvProblem, batch_size: int, device_type: str) -> Result:
+        shapes = problem.y_shape(batch_size), problem.x_shape(batch_size), problem.w_shape()
+        n, c, h, w = shape = shapes[tuple(Operation).index(problem.operation)]
+        is_channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
+        strides = (h * w * c, 1, w * c, c) if is_channels_last else (c * h * w, h * w, w, 1)  # as torch's own
+        is_large = device_type == "cpu" and is_advised(n * c * h * w * problem.item_bytes)
+        return cls(shape, strides, torch_dtype(problem), device_type, is_large)
+
+    def new(self) -> Tensor:
+        """Make it on the current device, uninitialised."""
+        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device_type)
+        return on_huge_pages(made) if self.is_large else made
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +126,18 @@ class Executable:
     scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top: a workspace
     that is kept may have ``most_kept_bytes`` beside it, or what the executable itself needs.
 
-    bound: the same in fewer calls, where all of its algorithms can be bound; else ``None``. bound_in_python: that in
-    Python, which in FORWARD takes a prepared buffer and an epilogue, too.
+    bound: ``run``, in the extension if that can be had, where every stage is bound, so that torch computes none.
     """
 
     problem: ConvProblem
     configuration: Configuration
     stages: tuple[Stage, ...]
     scratch: slice
+    result: Result
     keeps_workspace: bool = True
     alignment_bytes: int = 1
     most_kept_bytes: float = inf
     bound: Bound | None = field(default=None, compare=False, repr=False)
-    bound_in_python: BoundInPython | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -147,11 +175,13 @@ class Executable:
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
-        bound = in_python = None
-        if device_type == "cpu" and alignment_bytes == 1:
-            bound, in_python = _bound(problem, configuration.batch_size, stages, scratch, keeps_workspace)
-        parts = tuple(stages), scratch, keeps_workspace, alignment_bytes, inf, bound, in_python
-        return cls(problem, configuration, *parts)
+        if device_type == "cpu":
+            stages = [_bound(stage, problem, configuration.batch_size, scratch_bytes) for stage in stages]
+        result = Result.of(problem, configuration.batch_size, device_type)
+        made = cls(problem, configuration, tuple(stages), scratch, result, keeps_workspace, alignment_bytes)
+        if any(stage.bound is None for stage in stages):
+            return made
+        return replace(made, bound=(made._in_cpp() if keeps_workspace else None) or made.run)
 
     @property
     def workspace_bytes(self) -> int:
@@ -202,6 +232,34 @@ class Executable:
         stage.algorithm.open(self.problem, w, prepared)
         return prepared
 
+    def run(
+        self,
+        x: Tensor,
+        w: Tensor,
+        third: Tensor | None,
+        cached: Tensor | None = None,
+        epilogue: Epilogue | None = None,
+    ) -> Tensor:
+        """Compute what the operation writes, newly allocated. Raises as ``execute``.
+
+        x, w, third: of the problem's shapes and dtype, with any strides; third: the bias or None in FORWARD, else dy.
+        cached, epilogue: as for ``execute``.
+        """
+        operation, result = self.problem.operation, self.result.new()
+        is_channels_last = self.problem.memory_format is MemoryFormat.CHANNELS_LAST
+        dense = _dense_channels_last if is_channels_last else Tensor.contiguous
+        if operation is Operation.FORWARD:
+            if epilogue is not None and epilogue.added is not None:
+                epilogue = Epilogue(epilogue.activation, dense(epilogue.added))
+            self.execute(dense(x), dense(w), result, None if third is None else third.contiguous(), cached, epilogue)
+            return result
+        assert third is not None
+        if operation is Operation.BACKWARD_DATA:
+            self.execute(result, dense(w), dense(third))
+        else:
+            self.execute(dense(x), result, dense(third))
+        return result
+
     def execute(
         self,
         x: Tensor,
@@ -220,49 +278,46 @@ class Executable:
 
         Raises ``MisalignedError``; ``StepError`` where a library fails; what torch raises for lack of memory.
         """
-        problem, alignment_bytes = self.problem, self.alignment_bytes
-        if alignment_bytes > 1 and (x.data_ptr() | w.data_ptr() | y.data_ptr()) % alignment_bytes:
+        of_x, of_w, of_y, alignment_bytes = x.data_ptr(), w.data_ptr(), y.data_ptr(), self.alignment_bytes
+        if alignment_bytes > 1 and (of_x | of_w | of_y) % alignment_bytes:
             raise MisalignedError(
                 f"{self.configuration} needs tensors that begin on a multiple of {alignment_bytes} bytes; clone views"
             )
-        if problem.operation is Operation.BACKWARD_FILTER:
+        if self.problem.operation is Operation.BACKWARD_FILTER:
             w.zero_()
-        workspace = workspace_of(self.workspace_bytes, x.device, self.keeps_workspace, self.most_kept_bytes)
-        scratch = workspace[self.scratch]
+        workspace = workspace_of(self.scratch.stop, x.device, self.keeps_workspace, self.most_kept_bytes)
+        start, of_bias = workspace.data_ptr(), None if bias is None else bias.data_ptr()
         for stage in self.stages:
-            micro_batch = stage.slices[0]
-            try:
-                if stage.is_cached:
-                    assert cached is not None
-                    prepared = cached
-                else:
-                    prepared = workspace[stage.prepared]
-                    stage.algorithm.open(problem, w, prepared)
-                for micro_batch in stage.slices:
-                    x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
-                    of_slice = None if epilogue is None else epilogue.of(micro_batch)
-                    stage.step(problem, x_in, w, y_in, bias, prepared, scratch, of_slice)
-                stage.algorithm.close(problem, w, prepared)
-            except LibraryError as error:
-                failed = MicroConfig(stage.algorithm.name, micro_batch.stop - micro_batch.start)
-                raise StepError(problem, failed, error) from error
+            assert cached is not None or not stage.is_cached
+            if stage.bound is not None and (epilogue is None or stage.fuses):
+                prepared = cached.data_ptr() if cached is not None and stage.is_cached else start + stage.prepared.start
+                stage.bound(of_x, of_w, of_y, of_bias, prepared, start + self.scratch.start, epilogue)
+                continue
+            buffer = cached if cached is not None and stage.is_cached else workspace[stage.prepared]
+            stage.run(self.problem, x, w, y, bias, buffer, workspace[self.scratch], epilogue)
+
+    def _in_cpp(self) -> Bound | None:
+        """Bind to C++, where that can be done; what it does not take goes to ``run`` of this executable."""
+        problem, result = self.problem, self.result
+        return bound_in_cpp(
+            problem.operation,
+            [(stage.bound, None if stage.is_cached else stage.prepared.start) for stage in self.stages],
+            self.scratch,
+            is_channels_last=problem.memory_format is MemoryFormat.CHANNELS_LAST,
+            fuses=all(stage.fuses for stage in self.stages),
+            result=(result.shape, result.strides, result.dtype, torch.device(result.device_type)),
+            new_large=result.new if result.is_large else None,
+            otherwise=self.run,
+        )
 
 
-def _bound(
-    problem: ConvProblem, batch_size: int, stages: Sequence[Stage], scratch: slice, keeps_workspace: bool
-) -> tuple[Bound, BoundInPython] | tuple[None, None]:
-    """Bind every stage; ``None`` if one cannot be bound."""
-    bound: list[tuple[BoundStage, int | None]] = []
-    for stage in stages:
-        workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch.stop - scratch.start)
-        algorithm = stage.algorithm
-        if not isinstance(algorithm, Bindable):
-            return None, None
-        one = algorithm.bound(problem, batch_size, stage.slices, workspace, is_open=stage.is_cached)
-        if one is None:
-            return None, None
-        bound.append((one, None if stage.is_cached else stage.prepared.start))
-    return bound_executable(problem, batch_size, bound, scratch, keeps_workspace, all(stage.fuses for stage in stages))
+def _bound(stage: Stage, problem: ConvProblem, batch_size: int, scratch_bytes: int) -> Stage:
+    """Bind a stage, where its algorithm can do so."""
+    algorithm, workspace = stage.algorithm, Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
+    if not isinstance(algorithm, Bindable) or algorithm.alignment_bytes > 1:
+        return stage
+    bound = algorithm.bound(problem, batch_size, stage.slices, workspace, is_open=stage.is_cached)
+    return replace(stage, bound=bound)
 
 
 def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
@@ -271,6 +326,10 @@ def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
     if reason is not None:
         raise InvalidInputError(f"algorithm {name!r} cannot compute {problem}: {reason}")
     return chosen
+
+
+def _dense_channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _taken(images: Tensor, micro_batch: slice) -> Tensor:
@@ -297,203 +356,3 @@ def _placed(sizes: Sequence[int]) -> list[slice]:
         slices[index] = slice(start, start + sizes[index])
         start += sizes[index]
     return slices
-
-
-# The cache
-
-
-class ExecutableSource(Protocol):
-    """Maker of executables, with a cache of those that were asked for."""
-
-    device_type: str
-    executables: dict[ExecutableKey, Executable | None]
-
-    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
-
-
-def executable_of(
-    choices: ExecutableSource,
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Executable | None:
-    """Find the executable of a call; ``None``: torch's own convolution runs it. third: bias or dy.
-
-    It is made when it is first needed, and cached by all that affects the choice. Calls that the extension does not
-    know come here, so that the key has plain numbers.
-
-    Raises ``CapturingError`` where an executable would have to be made while a CUDA graph is captured; ``StepError``
-    where there is no memory to make it with.
-    """
-    key = known_key(operation, x, w, third, stride, padding, dilation, groups) or (
-        *(operation, *stride, *padding, *dilation, groups),
-        *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
-        None if third is None else (third.shape, third.dtype, third.device),
-        settings_that_bar() if x.is_cuda else torch.get_num_threads(),
-    )
-    try:
-        return choices.executables[key]
-    except KeyError:
-        executable = _resolve(choices, operation, x, w, third, stride, padding, dilation, groups)
-    if len(choices.executables) >= _EXECUTABLES_CACHED:
-        choices.executables.clear()
-    choices.executables[key] = executable
-    return executable
-
-
-def forget(choices: ExecutableSource, executable: Executable | None) -> None:
-    """Have the executable made anew when it is next asked for."""
-    for key, cached in list(choices.executables.items()):
-        if cached is executable:
-            choices.executables.pop(key, None)
-
-
-def _resolve(
-    choices: ExecutableSource,
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Executable | None:
-    """Make the executable of a call.
-
-    ``None`` too for what is no convolution (torch says what is wrong), and for algorithms that this machine lacks.
-    """
-    tensors = [tensor for tensor in (x, w, third) if tensor is not None]
-    alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
-    if not alike or x.dtype not in DTYPE_NAMES or x.device.type != choices.device_type:
-        return None
-    if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or groups < 1:
-        return None
-    geometry = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
-    try:
-        problem = problem_of(operation, x, w, geometry)
-        expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
-        if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
-            return None
-        if third is not None and third.shape != expected:
-            return None
-        with made_current(x.device):
-            return choices.executable(problem, len(x))
-    except CapturingError:
-        raise  # it is nothing to remember
-    except (InvalidInputError, UnavailableError):
-        return None
-
-
-# Repair
-
-
-def working_executable(
-    problem: ConvProblem, configuration: Configuration, device_type: str, *, keeps_workspace: bool = True
-) -> Executable | None:
-    """Make a configuration ready for the current device: built, with alternatives in the place of failed steps.
-
-    ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, or no
-    alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
-    problem, ``CapturingError`` where a CUDA graph is being captured, ``StepError`` where there is no memory to build.
-    """
-    if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
-    try:
-        executable = Executable.of(problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace)
-        reason = _why_not_here(executable)
-    except (LibraryError, UnavailableError) as error:
-        reason = str(error)
-    if reason is not None:
-        say_once(f"{problem}: {configuration} cannot run here: {reason}; torch's own convolution runs instead")
-        return None
-    return _first_that_works(executable, _current_device(device_type))
-
-
-def note_failure(error: StepError, device: torch.device) -> None:
-    """Remember a failure: from now on no executable that ``working_executable`` makes for this device has that step.
-
-    Raises what torch raises where the error has broken the CUDA context: then nothing can run any more.
-    """
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize(device)
-    _failed.setdefault((device, error.problem, error.micro_config), str(error))
-
-
-def _first_that_works(executable: Executable, device: torch.device) -> Executable | None:
-    problem, limit_bytes = executable.problem, executable.workspace_bytes
-    while (step := _failed_step(executable, device)) is not None:
-        failed = _micro_config(*step)
-        alternative = next(_alternatives(executable, *step, limit_bytes, device), None)
-        runs = "torch's own convolution" if alternative is None else alternative.configuration
-        say_once(
-            f"{failed.algorithm} failed for {failed.micro_batch_size} sample(s) of {problem}: "
-            f"{_failed[device, problem, failed]}; from now on {runs} runs there"
-        )
-        if alternative is None:
-            return None
-        executable = alternative
-    return executable
-
-
-def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorithm, int] | None:
-    """Find the first step that has failed before, or cannot be built now; ``None`` once all are built."""
-    for step in executable.steps:
-        key = device, executable.problem, _micro_config(*step)
-        if key not in _failed:
-            try:
-                executable.build_step(*step)
-            except StepError as error:
-                if error.is_lack_of_memory:
-                    raise
-                note_failure(error, device)
-        if key in _failed:
-            return step
-    return None
-
-
-def _alternatives(
-    executable: Executable, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
-) -> Iterator[Executable]:
-    """Make the executable anew with others in the place of the failed step, as far as the workspace goes."""
-    problem = executable.problem
-    for another in failed.alternatives(problem, size):
-        instead = _micro_config(another, size)
-        if (device, problem, instead) in _failed:
-            continue
-        configuration = _with_another(executable.configuration, _micro_config(failed, size), instead)
-        try:
-            alternative = Executable.of(
-                problem, configuration, device_type=device.type, keeps_workspace=executable.keeps_workspace
-            )
-        except LibraryError:
-            continue
-        if alternative.workspace_bytes <= limit_bytes:
-            yield alternative
-
-
-def _with_another(configuration: Configuration, failed: MicroConfig, instead: MicroConfig) -> Configuration:
-    micro_configs = tuple(instead if m == failed else m for m in configuration.micro_configs)
-    return replace(configuration, micro_configs=micro_configs)
-
-
-def _micro_config(algorithm: Algorithm, size: int) -> MicroConfig:
-    return MicroConfig(algorithm.name, size)
-
-
-def _why_not_here(executable: Executable) -> str | None:
-    """Tell why a step may not run now, in words; ``None``: all may."""
-    for algorithm, size in executable.steps:
-        if reason := algorithm.why_not_here(executable.problem, size):
-            return f"{algorithm.name}: {reason}"
-    return None
-
-
-def _current_device(device_type: str) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else torch.device(device_type)

@@ -11,7 +11,7 @@ On the CPU alone: on a GPU every call would have to wait for its fingerprint, an
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -23,12 +23,11 @@ from mucudnn.kernels.compiled.library import library, loaded_build
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.running.eager.hot_path import known_key
-from mucudnn.running.eager.plain import is_plain
-from mucudnn.running.executable import Executable, ExecutableKey, executable_of
-from mucudnn.running.fallback import note_lack_of_memory
-from mucudnn.running.operators import run_forward
-from mucudnn.running.workspace import make_releasable
+from mucudnn.kernels.torch_ops.torch_convolution import Geometry
+from mucudnn.running.choices import ExecutableKey, executable_of
+from mucudnn.running.eager.hot_path import is_plain, known_key
+from mucudnn.running.executable import Executable
+from mucudnn.running.workspace import make_releasable, note_lack_of_memory
 from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
@@ -123,28 +122,25 @@ class FilterCache:
         x: Tensor,
         w: Tensor,
         bias: Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
+        geometry: Geometry,
         epilogue: Epilogue | None = None,
     ) -> Tensor | None:
         """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
-        nobody watches (``plain``). epilogue: of y; ``None`` too where no algorithm of the executable computes it.
+        nobody watches (``is_eager``). epilogue: of y; ``None`` too where no algorithm of the executable computes it.
         """
         if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None
         if not is_plain(x) or not (bias is None or is_plain(bias)):
             return None
-        executable = executable_of(self, Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
+        executable = executable_of(self, Operation.FORWARD, x, w, bias, geometry)
         if executable is None or not (epilogue is None or executable.takes(epilogue, x)):
             return None
         try:
             prepared = self._prepared_from(w, executable)
-            y = run_forward(executable, x, w, bias, prepared.buffer, epilogue)
-            key = known_key(Operation.FORWARD, x, w, bias, stride, padding, dilation, groups)
+            y = executable.run(x, w, bias, prepared.buffer, epilogue)
+            key = known_key(Operation.FORWARD, x, w, bias, *geometry)
             if key is not None:
                 self.kept[key] = prepared.source.fingerprint, _fingerprint_address(), prepared.buffer
             return y

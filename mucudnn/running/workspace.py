@@ -21,6 +21,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from mucudnn.words.warning import say_once
+
 _HUGE_PAGE_BYTES = 2 * 2**20
 _SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # below, the allocator mostly has pages that were touched before
 _MADV_HUGEPAGE = 14
@@ -99,6 +101,16 @@ def release_workspaces() -> None:
         every = list(_releasable)
     for one in every:
         one.release()
+
+
+def note_lack_of_memory(text: str, device: torch.device) -> None:
+    """Say once that torch's own convolution runs for lack of memory, and on the CPU give back what is kept for speed.
+
+    Torch's own, which runs next, then has as much memory as without this package.
+    """
+    if device.type == "cpu":
+        release_workspaces()
+    say_once(text)
 
 
 def make_releasable(memory: Releasable) -> None:

@@ -21,7 +21,7 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.guarded_call import Call
 from mucudnn.testing.not_finite import IMAGE, READ, SAMPLES, dependent, kinds, spoil
-from mucudnn.words.problem import ConvProblem
+from mucudnn.words.problem import ConvProblem, Operation
 
 UNEVEN_THREADS = 3  # divides no size of the suite
 
@@ -214,7 +214,8 @@ def torchs_spoilt_result(problem: ConvProblem, operand: str) -> Tensor:
     """Return what torch's own convolution makes of the same call."""
     call = spoilt_call(problem, operand)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    return torch_convolution(problem.operation, call.x, call.w, call.y, None, *geometry)
+    third = None if problem.operation is Operation.FORWARD else call.y
+    return torch_convolution(problem.operation, call.x, call.w, third, geometry)
 
 
 def _require_no_more_spoilt(actual: Tensor, allowed: Tensor, operand: str) -> None:

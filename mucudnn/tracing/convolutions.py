@@ -168,7 +168,8 @@ def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict
         return None
     if not is_backward_data(module.stride, output_padding):
         return None
-    shape = y_shape(x, module.weight, module.stride, module.padding, output_padding, module.dilation, module.groups)  # type: ignore[arg-type]
+    rest = module.padding, output_padding, module.dilation, module.groups
+    shape = y_shape(x, module.weight, (module.stride, *rest))
     r, s = module.weight.shape[2:]
     return {
         "operation": Operation.BACKWARD_DATA,

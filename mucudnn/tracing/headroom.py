@@ -126,10 +126,11 @@ def _counted(problem: ConvProblem, n: int, device_type: str, _settings: tuple[ob
     shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
     x, w, y = (empty_activation(problem, shape, device_type).zero_() for shape in shapes)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    third = None if problem.operation is Operation.FORWARD else y
 
     @torch.no_grad()
     def run() -> None:
-        torch_convolution(problem.operation, x, w, y, None, *geometry)
+        torch_convolution(problem.operation, x, w, third, geometry)
 
     if device_type == "cuda":
         run()

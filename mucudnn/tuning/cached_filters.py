@@ -137,10 +137,10 @@ def cached_run(
 
     @torch.no_grad()
     def call() -> Tensor | None:
-        y = cache.convolve(operands.x, operands.w, None, *geometry, epilogue)
+        y = cache.convolve(operands.x, operands.w, None, geometry, epilogue)
         if y is not None or epilogue is None:
             return y
-        y = cache.convolve(operands.x, operands.w, None, *geometry)
+        y = cache.convolve(operands.x, operands.w, None, geometry)
         return None if y is None else epilogue.apply(y)
 
     return call

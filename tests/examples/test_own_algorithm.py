@@ -22,7 +22,7 @@ print(*sorted({{m.micro_config.algorithm for m in tuned.measurements}}), *tuned.
 """
 SAVED = """
 import torch, mucudnn
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 layer = mucudnn.Conv2d(4, 6, 1)
 chosen = mucudnn.Configuration((mucudnn.MicroConfig("own/pointwise", 2),), 1.0, 0)
 layer.choices = Choices.of({mucudnn.ConvProblem("forward", 4, 5, 5, 6, 1, 1): {2: chosen}})

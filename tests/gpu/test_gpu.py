@@ -14,6 +14,7 @@ from itertools import product
 
 import pytest
 import torch
+from support.configured import run
 from support.cuda.either_device import (
     Guarded,
     buildable_engines,
@@ -32,7 +33,6 @@ from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import run_torch
-from mucudnn.running.checked_run import run
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import gemm
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.testing.checks import (
     torchs_spoilt_result,
 )

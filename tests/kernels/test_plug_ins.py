@@ -158,7 +158,7 @@ def test_torchs_own_runs_where_the_package_is_missing_and_it_is_said_once() -> N
 
 def tuned_layer(layer: torch.nn.Conv2d) -> Any:
     """The layer, which on two samples runs ``test/pointwise`` forward."""
-    from mucudnn.running.operators import Choices
+    from mucudnn.running.choices import Choices
 
     problem = mucudnn.ConvProblem(mucudnn.Operation.FORWARD, 4, 5, 5, 6, 1, 1)
     configuration = mucudnn.Configuration((mucudnn.MicroConfig("test/pointwise", 2),), 1.0, 0)

@@ -19,7 +19,7 @@ from mucudnn.kernels.torch_ops import gemm
 from mucudnn.measuring.operands import Operands, followed_operands
 from mucudnn.measuring.timing.comparison import QUICK
 from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
-from mucudnn.running import operators
+from mucudnn.running import choices
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words import results
@@ -132,13 +132,13 @@ def test_the_executable_is_ready_before_the_first_call(monkeypatch: pytest.Monke
 
 
 def test_the_handle_is_free_when_the_call_is_gone() -> None:
-    before = set(operators._measured)
+    before = set(choices._measured)
     call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
-    (handle,) = set(operators._measured) - before
-    assert handle < operators.UNTUNED  # never that of a model
+    (handle,) = set(choices._measured) - before
+    assert handle < choices.UNTUNED  # never that of a model
     del call
     gc.collect()
-    assert set(operators._measured) == before
+    assert set(choices._measured) == before
 
 
 @pytest.mark.parametrize("keeps_workspace", [True, False])

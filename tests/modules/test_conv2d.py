@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.running.choices import Choices
 from mucudnn.running.environment import Environment
-from mucudnn.running.operators import Choices
 from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError

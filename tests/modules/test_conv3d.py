@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.modules.conv3d import UNDIVIDED, DividedOperation, conv3d, conv3d_backward_data, conv3d_backward_filter
+from mucudnn.modules.conv3d import OPERATORS, UNDIVIDED, DividedOperation
 from mucudnn.words.problem import Operation
 
 # torch says it once a process, and of its own convolution
@@ -82,7 +82,7 @@ def test_dw_of_halves_is_summed_in_float32() -> None:
     n = 300
     x, dy = torch.ones(n, 1, 1, 1, 1, dtype=torch.bfloat16), torch.ones(n, 1, 1, 1, 1, dtype=torch.bfloat16)
     w = torch.zeros(1, 1, 1, 1, 1, dtype=torch.bfloat16)
-    dw = conv3d_backward_filter(x, w, dy, [1] * 3, [0] * 3, [1] * 3, 1, [1] * 3)
+    dw = OPERATORS[Operation.BACKWARD_FILTER](x, w, dy, [1] * 3, [0] * 3, [1] * 3, 1, [1] * 3)
     assert dw.dtype == torch.bfloat16
     assert dw.item() == 300
 
@@ -121,9 +121,7 @@ def test_memory_is_that_of_one_slice(operation: Operation) -> None:
     rest = [1] * 3, [1] * 3, [1] * 3, 1
     dy = torch.randn(8, 8, 6, 6, 6, dtype=torch.float64)
     operator = {
-        Operation.FORWARD: partial(conv3d, x, w, None, *rest),
-        Operation.BACKWARD_DATA: partial(conv3d_backward_data, x, w, dy, *rest),
-        Operation.BACKWARD_FILTER: partial(conv3d_backward_filter, x, w, dy, *rest),
+        o: partial(operator, x, w, None if o is Operation.FORWARD else dy, *rest) for o, operator in OPERATORS.items()
     }[operation]
     undivided, one = ([size] * 3 for size in (UNDIVIDED, 1))
     result = operator(one)
@@ -177,8 +175,8 @@ def test_flops_are_those_of_torchs() -> None:
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("operator", [conv3d, conv3d_backward_data, conv3d_backward_filter], ids=str)
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
 def test_the_operators_themselves_are_sound(operator: Any) -> None:
-    shapes = (3, 2, 3, 4, 4), (2, 2, 2, 2, 2), (2,) if operator is conv3d else (3, 2, 2, 3, 3)
+    shapes = (3, 2, 3, 4, 4), (2, 2, 2, 2, 2), (2,) if operator is OPERATORS[Operation.FORWARD] else (3, 2, 2, 3, 3)
     operands: list[Tensor] = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     torch.library.opcheck(operator, (*operands, [1] * 3, [0] * 3, [1] * 3, 1, [2] * 3))

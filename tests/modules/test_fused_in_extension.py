@@ -15,7 +15,8 @@ from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.epilogue import ACTIVATIONS, Epilogue
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.fused import FusedConvolution
-from mucudnn.running.eager import bound, hot_path
+from mucudnn.running import executable
+from mucudnn.running.eager import hot_path
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import MemoryFormat
 
@@ -155,8 +156,8 @@ def test_a_padding_that_is_no_zeros_is_seen() -> None:
 
 def test_large_results_are_made_in_python(monkeypatch: pytest.MonkeyPatch, in_python: list[int]) -> None:
     advised: list[int] = []
-    monkeypatch.setattr(bound, "is_advised", lambda size_bytes: True)
-    monkeypatch.setattr(bound, "on_huge_pages", lambda tensor: advised.append(tensor.nbytes) or tensor)
+    monkeypatch.setattr(executable, "is_advised", lambda size_bytes: True)
+    monkeypatch.setattr(executable, "on_huge_pages", lambda tensor: advised.append(tensor.nbytes) or tensor)
     module, x, added = layer(*PARTS, keeps_filter=True), images(), images()
     first = module(x, added)
     assert torch.equal(module(x, added), first)

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
-from mucudnn.running import dispatcher, operators
+from mucudnn.running import definition, dispatcher, operators
+from mucudnn.running.choices import Choices
 from mucudnn.running.dispatcher import Wrapper
 from mucudnn.running.eager import calls
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.operators import Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -187,7 +187,7 @@ def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
 
 
 def ours() -> tuple[object, ...]:
-    return operators.computed, operators.bias_gradient, FilterCache.convolve, calls._values, calls._compiled
+    return operators.computed, definition.bias_gradient, FilterCache.convolve, calls._values, calls._compiled
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.optimizing.report import Report
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation

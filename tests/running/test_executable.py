@@ -11,15 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.configured import run
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import checked_run, workspace
 from mucudnn.running import executable as executables
-from mucudnn.running.checked_run import run
+from mucudnn.running import workspace
+from mucudnn.running.devices import made_current
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import make_releasable, release_workspaces
 from mucudnn.words.errors import InvalidInputError
@@ -36,7 +37,7 @@ def configuration(*micro_configs: tuple[str, int]) -> Configuration:
 
 
 def operands(problem: ConvProblem, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    torch_format = checked_run.TORCH_FORMATS[problem.memory_format]
+    torch_format = TORCH_FORMATS[problem.memory_format]
     shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
     x, w, y = (torch.randn(shape).contiguous(memory_format=torch_format) for shape in shapes)
     return x, w, y
@@ -100,8 +101,8 @@ def test_run_computes_the_convolution(
     bias = torch.randn(6) if operation is Operation.FORWARD else None
     expected = torch_convolution(
         operation,
-        *(x.double(), w.double(), y.double(), None if bias is None else bias.double()),
-        *(problem.stride, problem.padding, problem.dilation, problem.groups),
+        *(x.double(), w.double(), y.double() if bias is None else bias.double()),
+        (problem.stride, problem.padding, problem.dilation, problem.groups),
     )
     written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[operation]
 
@@ -203,17 +204,6 @@ def test_workspace_first_used_in_inference_mode_serves_training() -> None:
     run(PROBLEM, configuration(("gemm", 1), ("gemm", 1)), x, w, y)
 
 
-def test_tensors_that_do_not_fit_are_refused() -> None:
-    x, w, y = operands(PROBLEM, 3)
-    three = configuration(("gemm", 3))
-    with pytest.raises(InvalidInputError, match="x has shape"):
-        run(PROBLEM, three, x[:2], w, y)
-    with pytest.raises(InvalidInputError, match="w has dtype"):
-        run(PROBLEM, three, x, w.double(), y)
-    with pytest.raises(InvalidInputError, match="y does not lie contiguous"):
-        run(PROBLEM, three, x, w, y.contiguous(memory_format=torch.channels_last))
-
-
 def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> None:
     with pytest.raises(InvalidInputError, match=r"'a' cannot compute .*: it is square"):
         Executable.of(replace(PROBLEM, w=9), configuration(("a", 1)))
@@ -242,70 +232,14 @@ class Devices:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
-    checked_run._cached_executable.cache_clear()
     return Devices(monkeypatch)
 
 
 def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> None:
     for device, during, switches in (("cpu", 0, 0), ("cuda:0", 0, 0), ("cuda:2", 2, 1)):
-        with checked_run.made_current(torch.device(device)):
+        with made_current(torch.device(device)):
             assert devices.current == during
         assert (devices.current, devices.switches) == (0, switches)
-
-
-def test_executables_are_made_and_run_on_the_device_of_the_tensors(
-    devices: Devices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str, int]] = []
-    monkeypatch.setattr(Executable, "execute", lambda *_: seen.append(("execute", "", devices.current)))
-
-    def named(name: str, device_type: str) -> Recorder:
-        seen.append((name, device_type, devices.current))
-        return Recorder(name, 0, 0)
-
-    monkeypatch.setattr(executables, "algorithm_named", named)
-    with FakeTensorMode():
-        for index in (1, 1, 0):
-            shapes = PROBLEM.x_shape(2), PROBLEM.w_shape(), PROBLEM.y_shape(2)
-            x, w, y = (torch.empty(shape, device=f"cuda:{index}") for shape in shapes)
-            run(PROBLEM, configuration(("a", 2)), x, w, y)
-    made_and_run = [("a", "cuda", 1), ("execute", "", 1), ("execute", "", 1), ("a", "cuda", 0), ("execute", "", 0)]
-    assert seen == made_and_run
-
-
-class TestOperandsThatCannotBeRead:
-    """``run`` reads bytes: what torch only remembers of a tensor is not in them."""
-
-    DENSE = ConvProblem(Operation.FORWARD, 4, 6, 6, 4, 3, 3, padding=(1, 1))
-    TRIED = configuration(("implicit-gemm", 2))
-
-    @pytest.mark.parametrize(
-        ("bias", "expected"),
-        [
-            (torch.arange(8.0)[::2], r"bias has .* needs \(4,\), dense, torch.float32"),
-            (torch.ones(4, dtype=torch.float64), "bias has .* dtype torch.float64"),
-            (torch.ones(5), r"bias has shape \(5,\)"),
-            (torch._neg_view(torch.ones(4)), "bias is a lazy negation or zero"),
-            (torch.ones(4, device="meta"), "bias is on meta and x on cpu"),
-        ],
-    )
-    def test_bias(self, bias: Tensor, expected: str) -> None:
-        with pytest.raises(InvalidInputError, match=expected):
-            run(self.DENSE, self.TRIED, *operands(self.DENSE, 2), bias)
-
-    @pytest.mark.parametrize("index", range(3))
-    def test_operands(self, index: int) -> None:
-        for unread in (
-            torch._neg_view,
-            lambda tensor: torch._efficientzerotensor(tensor.shape),
-            lambda tensor: tensor.to("meta"),
-        ):
-            given = list(operands(self.DENSE, 2))
-            given[index] = unread(given[index])
-            with pytest.raises(
-                InvalidInputError, match=r"is a lazy negation or zero|all must be on one device|which holds no values"
-            ):
-                run(self.DENSE, self.TRIED, *given)
 
 
 def test_whatever_the_default_device_is_the_workspace_is_the_cpus() -> None:

@@ -14,9 +14,9 @@ from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import executable as executables
-from mucudnn.running.executable import StepError, executable_of
-from mucudnn.running.operators import Choices
+from mucudnn.running import repair
+from mucudnn.running.choices import Choices, executable_of
+from mucudnn.running.executable import StepError
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -34,7 +34,7 @@ def resolve(choices: Choices, device: str, n: int = 4) -> object:
     """The executable of a call on a device that need not be there."""
     with FakeTensorMode():
         x, w = torch.empty(FORWARD.x_shape(n), device=device), torch.empty(FORWARD.w_shape(), device=device)
-        return executable_of(choices, Operation.FORWARD, x, w, None, *GEOMETRY)
+        return executable_of(choices, Operation.FORWARD, x, w, None, GEOMETRY)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_every_device_has_its_executables_and_its_failures(cuda: SimpleNamespace
     choices.executables.clear()
     words = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(PICKY.name, 4), words)
-    executables.note_failure(error, torch.device("cuda", 1))
+    repair.note_failure(error, torch.device("cuda", 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "cudnn:38" in str(resolve(choices, "cuda:0").configuration)  # type: ignore[attr-defined]

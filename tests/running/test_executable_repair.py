@@ -20,9 +20,9 @@ from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
-from mucudnn.running import operators
+from mucudnn.running import operators, repair
+from mucudnn.running.choices import Choices
 from mucudnn.running.executable import StepError
-from mucudnn.running.operators import Choices
 from mucudnn.words import warning
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -30,11 +30,6 @@ from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD = ConvProblem(Operation.FORWARD, 4, 5, 4, 2, 3, 3)
 GEOMETRY = (FORWARD.stride, FORWARD.padding, FORWARD.dilation, FORWARD.groups)
-OPERATORS = {
-    Operation.FORWARD: operators.conv2d,
-    Operation.BACKWARD_DATA: operators.conv2d_backward_data,
-    Operation.BACKWARD_FILTER: operators.conv2d_backward_filter,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +51,8 @@ class Layer:
     def __call__(self, x: Tensor | None = None) -> None:
         """One call, and its result is the convolution."""
         operation, x = self.problem.operation, self.x if x is None else x
-        dy, bias = (None, self.third) if operation is Operation.FORWARD else (self.third, None)
-        expected = torch_convolution(operation, x, self.w, dy, bias, *GEOMETRY)
-        computed = OPERATORS[operation](x, self.w, self.third, *GEOMETRY, self.choices.handle)
+        expected = torch_convolution(operation, x, self.w, self.third, GEOMETRY)
+        computed = operators.OPERATORS[operation](x, self.w, self.third, *GEOMETRY, self.choices.handle)
         torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -198,7 +192,7 @@ def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> No
     words = CudnnError("execute", 5003, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(STEADY.name, 4), words)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        executables.note_failure(error, torch.device("cuda", 0))
+        repair.note_failure(error, torch.device("cuda", 0))
 
 
 # What is not to be had now

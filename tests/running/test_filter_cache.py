@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
+from mucudnn.running.choices import Choices
 from mucudnn.running.executable import Executable
 from mucudnn.running.filter_cache import FilterCache
-from mucudnn.running.operators import Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")

@@ -19,21 +19,15 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
 from mucudnn.running import operators, workspace
+from mucudnn.running.choices import Choices
 from mucudnn.running.executable import Executable
-from mucudnn.running.operators import Choices
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD = ConvProblem(Operation.FORWARD, 4, 9, 8, 6, 3, 3, padding=(1, 1))
-N = 3
-OPERATORS = {
-    Operation.FORWARD: operators.conv2d,
-    Operation.BACKWARD_DATA: operators.conv2d_backward_data,
-    Operation.BACKWARD_FILTER: operators.conv2d_backward_filter,
-}
-# What is left of the address space is enough for torch's own convolution, not for gemm's 77 MiB or fft's 68 MiB.
+N = 3  # What is left of the address space is enough for torch's own convolution, not for gemm's 77 MiB or fft's 68 MiB.
 LITTLE_IS_LEFT = """
 import resource, warnings
 from pathlib import Path
@@ -41,7 +35,7 @@ import torch
 from torch import nn
 import mucudnn
 from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.words.problem import ConvProblem, Operation
 
 N, LEFT_BYTES = 4, 45 * 2**20
@@ -111,11 +105,10 @@ class Call:
         self.geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
 
     def __call__(self) -> Tensor:
-        return OPERATORS[self.operation](self.x, self.w, self.third, *self.geometry, self.choices.handle)
+        return operators.OPERATORS[self.operation](self.x, self.w, self.third, *self.geometry, self.choices.handle)
 
     def torchs(self) -> Tensor:
-        dy, bias = (None, self.third) if self.operation is Operation.FORWARD else (self.third, None)
-        return torch_convolution(self.operation, self.x, self.w, dy, bias, *self.geometry)
+        return torch_convolution(self.operation, self.x, self.w, self.third, self.geometry)
 
 
 ALGORITHMS = {algorithm.name: algorithm for algorithm in algorithms() if not algorithm.supports(FORWARD)}
@@ -178,7 +171,7 @@ def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, err
 @pytest.mark.parametrize("error", [RuntimeError("expected a tensor"), ValueError("a number")], ids=repr)
 def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     call, module = Call(Operation.FORWARD, "gemm"), layer()
-    monkeypatch.setattr(executables, "_bound", lambda *_: (None, None))  # part by part
+    monkeypatch.setattr(executables, "_bound", lambda stage, *_: stage)  # part by part
     monkeypatch.setattr(Executable, "execute", failing(error))
     with pytest.raises(type(error), match=str(error)):
         call()
@@ -216,7 +209,7 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
 @pytest.mark.parametrize("method", ["prepare", "execute"])
 @torch.no_grad()
 def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    monkeypatch.setattr(executables, "_bound", lambda *_: (None, None))  # part by part
+    monkeypatch.setattr(executables, "_bound", lambda stage, *_: stage)  # part by part
     module, x = layer(), images()
     tuned = module(x)
     assert module.filter_cache is not None

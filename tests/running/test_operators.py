@@ -12,18 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.running import executable as executables
+from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
-from mucudnn.running.operators import UNTUNED, Choices
+from mucudnn.running.choices import UNTUNED, Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
 STRIDE, PADDING, DILATION, GROUPS = (2, 1), (1, 0), (1, 2), 2
-OPERATORS = {
-    Operation.FORWARD: operators.conv2d,
-    Operation.BACKWARD_DATA: operators.conv2d_backward_data,
-    Operation.BACKWARD_FILTER: operators.conv2d_backward_filter,
-}
 
 
 def divided(n: int) -> Configuration:
@@ -91,7 +86,7 @@ def test_gradients_of_first_and_second_order(choices: Choices, tuned: bool) -> N
 @pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
 def test_gradients_of_the_backward_operators(choices: Choices, operation: Operation) -> None:
     x, w, _, dy = operands()
-    compute = OPERATORS[operation]
+    compute = operators.OPERATORS[operation]
     assert torch.autograd.gradgradcheck(lambda *t: compute(*t, *rest(choices)), (x, w, dy), fast_mode=True)
 
 
@@ -100,7 +95,7 @@ def test_gradients_of_the_backward_operators(choices: Choices, operation: Operat
 def test_opcheck(choices: Choices, operation: Operation, bias_too: bool) -> None:
     x, w, bias, dy = operands()
     third = dy if operation is not Operation.FORWARD else bias if bias_too else None
-    torch.library.opcheck(OPERATORS[operation], (x, w, third, *rest(choices)))
+    torch.library.opcheck(operators.OPERATORS[operation], (x, w, third, *rest(choices)))
 
 
 def test_only_the_gradients_that_are_needed_are_computed(choices: Choices) -> None:
@@ -209,9 +204,9 @@ def test_pickled_choices_have_the_same_handle_in_another_process() -> None:
     chosen = choices_for("float32")
     load = (
         "import pickle, sys\n"
-        "from mucudnn.running import operators\n"
+        "from mucudnn.running import choices\n"
         "loaded = pickle.load(sys.stdin.buffer)\n"
-        "print(loaded.handle, operators._registered[loaded.handle] is loaded)"
+        "print(loaded.handle, choices._registered[loaded.handle] is loaded)"
     )
     done = subprocess.run([sys.executable, "-c", load], input=pickle.dumps(chosen), capture_output=True, check=True)
     assert done.stdout.decode().split() == [str(chosen.handle), "True"]
@@ -220,7 +215,7 @@ def test_pickled_choices_have_the_same_handle_in_another_process() -> None:
 def test_executables_of_shapes_that_never_come_back_do_not_pile_up(
     choices: Choices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "_EXECUTABLES_CACHED", 3)
+    monkeypatch.setattr(choices_module, "_EXECUTABLES_CACHED", 3)
     for n in range(1, 9):
         operators.conv2d(*(t.detach() for t in operands(n=n)[:3]), *rest(choices))
     assert len(choices.executables) <= 3

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 

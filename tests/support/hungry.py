@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.bench.sources.networks import Branches, Residual
+from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
+from mucudnn.running.executable import Executable, Result
 from mucudnn.running.problems import problem_of
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration
 
 Limits = Mapping[tuple[str, Operation], int]
 
@@ -64,14 +66,13 @@ def shared() -> nn.Module:
 NETS: tuple[Callable[[], nn.Module], ...] = (plain, residual, grouped, branched, checkpointed, shared)
 
 
-@dataclass(frozen=True, slots=True)
-class Hungry:
+class Hungry(Executable):
     """An executable that allocates a workspace and computes zeros."""
 
-    problem: ConvProblem
-    workspace_bytes: int
-    bound: None = None
-    bound_in_python: None = None
+    @classmethod
+    def with_workspace(cls, problem: ConvProblem, x: Tensor, workspace_bytes: int) -> Hungry:
+        result = Result.of(problem, len(x), x.device.type)
+        return cls(problem, Configuration((), 0.0, 0), (), slice(0, workspace_bytes), result)
 
     def execute(self, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8)
@@ -87,11 +88,11 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
         module.__class__ = mucudnn.Conv2d
         module.choices = SimpleNamespace(handle=handle, x_shapes=Everything(), executables={})  # type: ignore[assignment]
 
-    def executable(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, *geometry: Any) -> Any:
-        problem = problem_of(operation, x, w, geometry)  # type: ignore[arg-type]
-        return Hungry(problem, workspaces.get((modules[choices.handle][0], operation), 0))
+    def executable(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, geometry: Any) -> Any:
+        problem = problem_of(operation, x, w, geometry)
+        return Hungry.with_workspace(problem, x, workspaces.get((modules[choices.handle][0], operation), 0))
 
-    monkeypatch.setattr(operators, "_registered", {module.choices.handle: module.choices for _, module in modules})
+    monkeypatch.setattr(choices_module, "_registered", {module.choices.handle: module.choices for _, module in modules})
     monkeypatch.setattr(operators, "executable_of", executable)
 
 

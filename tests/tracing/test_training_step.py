@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tracing.memory_timeline import MemoryTimeline
 from mucudnn.tracing.training_step import trace_step, training_step

@@ -9,13 +9,13 @@ import pytest
 import torch
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
+from support.configured import run
 
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.checked_run import run
 from mucudnn.running.executable import Executable
 from mucudnn.tuning.tuner import tune, tune_tasks
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config

@@ -12,7 +12,7 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import run_torch
 from mucudnn.modules.conv2d import Conv2d
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.words.errors import LibraryError
 from mucudnn.words.problem import ConvProblem, Operation

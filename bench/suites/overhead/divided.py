@@ -30,8 +30,8 @@ from mucudnn.kernels.registry import algorithm, sources
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
-from mucudnn.running.checked_run import run
 from mucudnn.running.environment import current_environment
+from mucudnn.running.executable import Executable
 from mucudnn.terminal.console import output
 from mucudnn.terminal.files import FileCommand, OutputFile, OutputFolder
 from mucudnn.words.errors import UnavailableError
@@ -107,7 +107,9 @@ def _samples(
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
     """A divided call, as a configuration runs it."""
     configuration = Configuration((MicroConfig(chosen.name, n),) * MICRO_BATCHES, time_s=0.0, workspace_bytes=0)
-    return lambda: run(problem, configuration, operands.x, operands.w, operands.y)
+    executable = Executable.of(problem, configuration, device_type=operands.x.device.type)
+    executable.build()
+    return lambda: executable.execute(operands.x, operands.w, operands.y)
 
 
 def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:

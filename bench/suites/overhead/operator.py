@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.measuring.timing.timer import EVERY_ROUND, WallClock
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.terminal.console import output
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -1,24 +1,37 @@
 """The hot path of a call: in C++ (``_call.cpp``) where that was built, else in Python, for more microseconds.
 
-Both give the same results.
+Both give the same results. A call may go past torch's dispatcher only where it is what it seems: its tensors are plain
+values in memory, and nothing wants to see it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from mucudnn.kernels.contract.algorithm import BoundStage
-from mucudnn.running.eager import plain
 from mucudnn.running.workspace import kept_by_each_thread
 from mucudnn.words.problem import Operation
 
+Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
 _KEPT = -1  # where what a stage has prepared lies, if that is not the workspace; _call.cpp has the same
-_OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)  # in the order of _call.cpp
+_OPERATIONS = tuple(Operation)  # in the order of _call.cpp
+_keys_of = torch._C._dispatch_keys  # looked up once, since every call asks
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_WATCHING = (  # any of these does, where the result is true
+    torch._C._is_any_autocast_enabled,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._are_functorch_transforms_active,
+)
 
 # Methods that are true of tensors whose bytes do not tell all: a negation is pending, or dimensions have names, as they
 # can in older versions of torch.
@@ -28,9 +41,9 @@ UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
     """Hand over what torch has. Raises ``AttributeError`` and ``ValueError`` where it has no such DLPack."""
     _call.set_up(
-        *(Tensor, torch.nn.Parameter, Tensor.__dlpack_c_exchange_api__),
+        *(Tensor, Parameter, Tensor.__dlpack_c_exchange_api__),
         *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
-        *(plain.WATCHING, plain.tracing_state, vars(forward_ad), kept_by_each_thread),
+        *(_WATCHING, _tracing_state, vars(forward_ad), kept_by_each_thread),
         *(torch.is_grad_enabled, _OPERATIONS, unusual),
     )
 
@@ -44,7 +57,36 @@ except (ImportError, AttributeError, ValueError):  # it was not built, or torch 
 else:
     is_built = True
 
-Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+def _plain_keys(device_type: str) -> frozenset[int]:
+    """Find the dispatch keys of dense tensors without pending negation, made outside and inside inference mode."""
+    found = set()
+    for inside in (False, True):
+        with torch.inference_mode(inside):
+            found.add(_keys_of(torch.empty(0, device=device_type)).raw_repr())
+    return frozenset(found)
+
+
+_ON_CPU = _plain_keys("cpu")
+_plain_keys_on_cuda = cache(lambda: _plain_keys("cuda"))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Tell whether its elements are what its bytes say, and no subclass wants to see what is done to it."""
+    kind = type(tensor)
+    if kind is not Tensor and kind is not Parameter:
+        return False
+    keys = _keys_of(tensor).raw_repr()
+    return keys in _ON_CPU or (tensor.is_cuda and keys in _plain_keys_on_cuda())
+
+
+def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
+    """Tell what ``is_eager`` does."""
+    if _is_compiling() or any(watches() for watches in _WATCHING):
+        return False
+    if _tracing_state() is not None or forward_ad._current_level >= 0:
+        return False
+    return is_plain(x) and is_plain(w) and (third is None or is_plain(third))
 
 
 def _run_nothing(executables: dict[Any, Any], *call: Any) -> Any:
@@ -55,23 +97,16 @@ def _no_key(*call: Any) -> None:
     return None
 
 
-def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
-    """Tell what ``is_eager`` does."""
-    if not plain.nobody_watches():
-        return False
-    return plain.is_plain(x) and plain.is_plain(w) and (third is None or plain.is_plain(third))
-
-
-# Runs a call whose executable is among these, and bound. Takes executables, and what ``operators.computed`` takes,
-# without choices. Returns None where torch's own runs it, NotImplemented where neither is known. Raises what torch
-# raises for lack of memory.
+# Runs a call whose executable is among these, and bound. Takes executables, operation, x, w, the bias or dy, stride,
+# padding, dilation and groups. Returns None where torch's own runs it, NotImplemented where neither is known. Raises
+# what torch raises for lack of memory.
 run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
 
 # Makes the key by which ``run_known`` finds the executable of a call. Takes the same without executables. ``None``:
 # it runs no such call.
 known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 
-# Tells whether nobody watches, and x, w and the bias (or None) or dy are plain (``plain``). Not while torch compiles.
+# Tells whether nobody watches, and x, w and the bias (or None) or dy are plain. Not while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
 # Runs a fused convolution in inference, if its executable is known and bound. Takes the ``Conv2d``, x, what is added to
@@ -81,42 +116,45 @@ fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
 
 
 def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
-    """Return the module with ``values`` and ``gradients``, to which this function is what the first does in all cases.
+    """Return the module with ``values`` and ``gradients``; ``None`` where it was not built.
 
-    ``None`` where it was not built.
+    values_in_python: does what the first does, in all cases.
     """
     if not is_built:
         return None
-    _call.set_values_in_python(values_in_python)
+    _call.set_values_in_python(lambda operation, x, w, third, *rest: values_in_python(operation, x, w, third, rest))
     return _call
 
 
 def bound_in_cpp(
     operation: Operation,
-    stages: Sequence[tuple[BoundStage, int | None]],
+    stages: Sequence[tuple[BoundStage | None, int | None]],
     scratch: slice,
+    *,
     is_channels_last: bool,
     fuses: bool,
     result: tuple[object, ...],
     new_large: Callable[[], Tensor] | None,
     otherwise: Bound,
-) -> Bound:
-    """Bind an executable to C++, where that can be done; else return ``otherwise``, which does the same in Python.
+) -> Bound | None:
+    """Bind an executable on the CPU; ``None`` where that cannot be done.
 
-    stages, fuses: as for ``bound_executable``. result: shape, strides, dtype and device of what the operation writes.
-    new_large: makes it where it is large; else ``None``. Where operands are not dense, this thread has no workspace
-    yet, or a stage needs what another call has prepared, ``otherwise`` is called.
+    stages: each with where its prepared bytes begin in the workspace, ``None``: in a buffer of their own. scratch:
+    where that lies, at the end. fuses: whether every stage takes an epilogue. result: shape, strides, dtype and device
+    of what the operation writes. new_large: makes it where it is large; else ``None``.
+
+    otherwise: does the same for all operands. It is called where they are not dense, this thread has no workspace yet,
+    or a stage needs what another call has prepared.
     """
-    if not is_built or any(stage.entry is None for stage, _ in stages):
-        return otherwise
-    entries = tuple(
-        (*stage.entry, _KEPT if prepared is None else prepared) for stage, prepared in stages if stage.entry is not None
-    )
-    number = _OPERATIONS.index(operation)
-    names = ("dtype", "device")
-    workspace = scratch.start, scratch.stop
+    if not is_built:
+        return None
+    entries = []
+    for stage, prepared in stages:
+        if stage is None or stage.entry is None:
+            return None
+        entries.append((*stage.entry, _KEPT if prepared is None else prepared))
     bound: Bound = _call.Bound(
-        *(number, entries, *workspace, is_channels_last, fuses),
-        *(result, names, new_large, otherwise),
+        *(_OPERATIONS.index(operation), tuple(entries), scratch.start, scratch.stop, is_channels_last, fuses),
+        *(result, ("dtype", "device"), new_large, otherwise),
     )
     return bound

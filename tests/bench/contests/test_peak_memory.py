@@ -11,7 +11,7 @@ from torch import nn
 
 import mucudnn
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, resident_peak_bytes
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.tracing.convolutions import trace
 from mucudnn.tracing.training_step import trace_step
 from mucudnn.words.results import Configuration, MicroConfig

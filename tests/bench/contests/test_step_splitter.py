@@ -18,7 +18,7 @@ from mucudnn.bench.suites.training.setting import How
 from mucudnn.bench.suites.training.step_job import StepParts, _Parts
 from mucudnn.enabling import switch
 from mucudnn.running import dispatcher
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig

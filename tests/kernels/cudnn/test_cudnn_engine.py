@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
+from support.configured import run
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 
 from mucudnn.kernels import registry
@@ -23,7 +24,6 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.whole_runs import Machine, whole_run
-from mucudnn.running.checked_run import run
 from mucudnn.testing import check_algorithm
 from mucudnn.testing.geometries import geometry
 from mucudnn.testing.guarded_call import Call

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.clock.machine import FORWARD
+from support.configured import run
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
@@ -15,7 +16,6 @@ from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import run_whole
-from mucudnn.running.checked_run import run
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import MisalignedError
@@ -123,6 +123,5 @@ def test_plans_are_built_before_anything_is_executed(cudnn: FakeBackend, operati
     parts = (*[MicroConfig("cudnn:38 k2=5 k13=0", 4)] * 2, MicroConfig("cudnn:7", 2), MicroConfig("cudnn:7", 1))
     operands, configuration = random_operands(problem, 11), Configuration(parts, 1.0, 0)
     cudnn.started = lambda plan: cudnn.built.index(plan)
-    for _ in range(2):
-        run(problem, configuration, operands.x, operands.w, operands.y)
+    run(problem, configuration, operands.x, operands.w, operands.y)
     assert cudnn.built == [Plan(PICKY, problem, 4), Plan(STEADY, problem, 2), Plan(STEADY, problem, 1)]

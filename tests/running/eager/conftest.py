@@ -24,7 +24,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setattr(hot_path, "is_built", False)
         monkeypatch.setattr(operators, "run_known", lambda *_: NotImplemented)
         monkeypatch.setattr(calls, "_compiled", None)
-        monkeypatch.setattr(calls, "_values", calls._values_of_rest)
+        monkeypatch.setattr(calls, "_values", calls._values_in_python)
         for user in (calls, module):
             monkeypatch.setattr(user, "is_eager", is_eager_in_python)
     yield request.param
@@ -39,7 +39,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     def noting(operation: Operation, operator: Any) -> Callable[..., Any]:
         return lambda *given: called.append(operation) or operator(*given)
 
-    monkeypatch.setattr(calls, "_OPERATORS", {o: noting(o, operator) for o, operator in calls._OPERATORS.items()})
+    noted = {o: noting(o, operator) for o, operator in operators.OPERATORS.items()}
+    monkeypatch.setattr(operators, "OPERATORS", noted)
     forward = operators.conv2d
     monkeypatch.setattr(operators, "conv2d", noting(Operation.FORWARD, forward))
     return called

@@ -147,7 +147,7 @@ def test_what_is_not_tuned_is_torchs_own() -> None:
     for geometry in (((1,), (1,), (1,), 1), ((1, 1, 1), (0, 0, 0), (1, 1, 1), 1)):
         dimensions = 2 + len(geometry[0])
         x, w = torch.randn([2] * dimensions), torch.randn([2] * dimensions)
-        assert operators.computed(Operation.FORWARD, x, w, None, *geometry, ours.choices) is None
+        assert operators.computed(Operation.FORWARD, x, w, None, geometry, ours.choices) is None
 
 
 def test_a_call_computes_without_autograd_and_takes_lists() -> None:
@@ -155,7 +155,7 @@ def test_a_call_computes_without_autograd_and_takes_lists() -> None:
     assert ours.choices is not None
     lists: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], 1)
     for _ in range(2):
-        y = operators.computed(Operation.FORWARD, x, ours.weight.detach(), ours.bias, *lists, ours.choices)
+        y = operators.computed(Operation.FORWARD, x, ours.weight.detach(), ours.bias, lists, ours.choices)
         torch.testing.assert_close(y, ours(x).detach())
     assert len(ours.choices.executables) == 1
 

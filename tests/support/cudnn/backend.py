@@ -19,8 +19,7 @@ from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import checked_run, operators
-from mucudnn.running import executable as executables
+from mucudnn.running import choices, repair
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -93,10 +92,9 @@ def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """A fake wherever names are resolved, in a process in which nothing has been resolved, failed or said yet."""
     backend = FakeBackend()
     monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
-    monkeypatch.setattr(operators, "_registered", {})
-    monkeypatch.setattr(executables, "_failed", {})
+    monkeypatch.setattr(choices, "_registered", {})
+    monkeypatch.setattr(repair, "_failed", {})
     monkeypatch.setattr(warning, "_said", set())
-    checked_run._cached_executable.cache_clear()
     return backend
 
 

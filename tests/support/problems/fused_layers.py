@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.fused import FusedConvolution
+from mucudnn.running.choices import Choices
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
-from mucudnn.running.operators import Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 

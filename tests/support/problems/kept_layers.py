@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from support.configured import run
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.running.checked_run import run
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.running.operators import Choices
+from mucudnn.running.choices import Choices
 from mucudnn.tracing.convolutions import trace
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -1,0 +1,226 @@
+"""What was chosen to run, and the executables that are made of it: when a call first needs them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.libraries import settings_that_bar
+from mucudnn.kernels.torch_ops.torch_convolution import Geometry
+from mucudnn.running.devices import made_current
+from mucudnn.running.eager.hot_path import known_key
+from mucudnn.running.executable import Executable
+from mucudnn.running.problems import DTYPE_NAMES, problem_of
+from mucudnn.running.repair import working_executable
+from mucudnn.words.errors import CapturingError, InvalidInputError, UnavailableError
+from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration
+
+UNTUNED = 0  # handle of no choices
+ExecutableKey = bytes | tuple[Any, ...]
+_EXECUTABLES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never come back must not pile up
+
+
+class ExecutableSource(Protocol):
+    """Maker of executables, with a cache of those that were asked for."""
+
+    device_type: str
+    executables: dict[ExecutableKey, Executable | None]
+
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
+        """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
+
+
+class Choices:
+    """Configurations that were chosen on one type of device: one for each problem and batch size.
+
+    Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
+
+    handle: names the contents and not the object. It is the same in every process: a graph that ``torch.compile``
+    stored, a copy and a pickle (which registers itself when it is loaded) all find it again. x_shapes: the
+    (N, C, H, W) for which there is any configuration. keeps_workspace: whether the CPU's workspace outlives a call;
+    else it is there only while a convolution runs. limit_bytes: what it has then and what is allocated inside must not
+    exceed together; ``None``: there is no limit. beside_torchs: the most that it may have beside torch's own, where
+    that was chosen, by operation.
+    """
+
+    __slots__ = (
+        "beside_torchs",
+        "configurations",
+        "device_type",
+        "executables",
+        "handle",
+        "keeps_workspace",
+        "limit_bytes",
+        "x_shapes",
+    )
+
+    def __init__(
+        self,
+        configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
+        device_type: str,
+        keeps_workspace: bool,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
+        self.device_type, self.keeps_workspace, self.limit_bytes = device_type, keeps_workspace, limit_bytes
+        self.handle = _digest(self.configurations, f"{device_type}, {keeps_workspace}, {limit_bytes}")
+        self.beside_torchs: dict[Operation, int] = {}
+        for problem, by_size in self.configurations.items():
+            needed = [chosen.workspace_bytes for chosen in by_size.values() if chosen.is_baseline]
+            if limit_bytes is not None and needed:
+                self.beside_torchs[problem.operation] = limit_bytes - max(needed)
+        self.x_shapes = frozenset(p.x_shape(n) for p, by_size in self.configurations.items() for n in by_size)
+        self.executables: dict[ExecutableKey, Executable | None] = {}
+
+    @classmethod
+    def of(
+        cls,
+        configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
+        device_type: str = "cpu",
+        keeps_workspace: bool = True,
+        limit_bytes: int | None = None,
+    ) -> Choices:
+        """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
+        choices = cls(configurations, device_type, keeps_workspace, limit_bytes)
+        return _registered.setdefault(choices.handle, choices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Choices.of, (self.configurations, self.device_type, self.keeps_workspace, self.limit_bytes)
+
+    def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
+        """Look up what was chosen; ``None``: torch's own convolution."""
+        chosen = self.configurations.get(problem, {}).get(n)
+        return None if chosen is None or chosen.is_baseline else chosen
+
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
+        """Make the configuration ready to run on the current device. Raises as ``working_executable``."""
+        configuration = self.configuration(problem, n)
+        if configuration is None:
+            return None
+        executable = working_executable(problem, configuration, self.device_type, keeps_workspace=self.keeps_workspace)
+        return executable if executable is None or self.limit_bytes is None else _within(self.limit_bytes, executable)
+
+
+def _within(limit_bytes: int, executable: Executable) -> Executable:
+    """Return the same with a kept workspace that is within a limit beside what is allocated inside."""
+    scratch = min(algorithm.workspace(executable.problem, n).scratch_bytes for algorithm, n in executable.steps)
+    handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in executable.stages)
+    internal_bytes = executable.configuration.workspace_bytes - handed
+    return replace(executable, most_kept_bytes=limit_bytes - internal_bytes) if internal_bytes > 0 else executable
+
+
+_registered: dict[int, Choices] = {}
+
+
+def choices_of(handle: int) -> Choices | Measured | None:
+    """Find what has a handle; ``None``: nothing. Raises ``KeyError`` for what was measured and is gone."""
+    return _registered.get(handle) if handle >= UNTUNED else _measured[handle]
+
+
+class Measured:
+    """One configuration under a handle of its own, as it is timed: what fails is an error, and nothing replaces it.
+
+    The handle is negative, and free again when the object is gone. Errors of making the executable ready are
+    raised here.
+    """
+
+    def __init__(
+        self, problem: ConvProblem, configuration: Configuration, device_type: str, keeps_workspace: bool
+    ) -> None:
+        self.device_type, self.handle = device_type, -next(_numbers)
+        self.executables: dict[ExecutableKey, Executable | None] = {}
+        self._executable = Executable.of(
+            problem, configuration, device_type=device_type, keeps_workspace=keeps_workspace
+        )
+        self._executable.build()
+        _measured[self.handle] = self
+
+    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
+        """Return the one that there is; ``None`` for another number of samples."""
+        return self._executable if n == self._executable.configuration.batch_size else None
+
+
+_measured: WeakValueDictionary[int, Measured] = WeakValueDictionary()
+_numbers = count(1)
+
+
+def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
+    """Hash what would run, and how, to 63 bits; never ``UNTUNED``."""
+    lines = sorted(
+        f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
+    )
+    digest = hashlib.blake2b("\n".join((how, *lines)).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1
+
+
+def executable_of(
+    choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
+) -> Executable | None:
+    """Find the executable of a call; ``None``: torch's own convolution runs it. third: bias or dy.
+
+    It is made when it is first needed, and cached by all that affects the choice. Calls that the extension does not
+    know come here, so that the key has plain numbers.
+
+    Raises ``CapturingError`` where an executable would have to be made while a CUDA graph is captured; ``StepError``
+    where there is no memory to make it with.
+    """
+    *pairs, groups = geometry
+    key = known_key(operation, x, w, third, *geometry) or (
+        *(operation, *map(tuple, pairs), groups),
+        *(x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device),
+        None if third is None else (third.shape, third.dtype, third.device),
+        settings_that_bar() if x.is_cuda else torch.get_num_threads(),
+    )
+    try:
+        return choices.executables[key]
+    except KeyError:
+        executable = _resolve(choices, operation, x, w, third, geometry)
+    if len(choices.executables) >= _EXECUTABLES_CACHED:
+        choices.executables.clear()
+    choices.executables[key] = executable
+    return executable
+
+
+def forget(choices: ExecutableSource, executable: Executable | None) -> None:
+    """Have the executable made anew when it is next asked for."""
+    for key, cached in list(choices.executables.items()):
+        if cached is executable:
+            choices.executables.pop(key, None)
+
+
+def _resolve(
+    choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
+) -> Executable | None:
+    """Make the executable of a call.
+
+    ``None`` too for what is no convolution (torch says what is wrong), and for algorithms that this machine lacks.
+    """
+    tensors = [tensor for tensor in (x, w, third) if tensor is not None]
+    alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
+    if not alike or x.dtype not in DTYPE_NAMES or x.device.type != choices.device_type:
+        return None
+    stride, padding, dilation, groups = geometry
+    if x.dim() != 4 or w.dim() != 4 or len(x) == 0 or groups < 1:
+        return None
+    pairs = ((stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), groups)
+    try:
+        problem = problem_of(operation, x, w, pairs)
+        expected = (problem.k,) if operation is Operation.FORWARD else problem.y_shape(len(x))
+        if x.shape != problem.x_shape(len(x)) or w.shape != problem.w_shape():
+            return None
+        if third is not None and third.shape != expected:
+            return None
+        with made_current(x.device):
+            return choices.executable(problem, len(x))
+    except CapturingError:
+        raise  # it is nothing to remember
+    except (InvalidInputError, UnavailableError):
+        return None
