@@ -79,8 +79,8 @@ def _draw_desirable(axes: Axes, subject: Subject) -> None:
     points, undivided = subject.desirable.sort_values("workspace_bytes"), subject.undivided
     sizes, times = list(points["workspace_bytes"] / _MIB), list(points["time_s"] * 1e3)
     workspace = (undivided["prepared_bytes"] + undivided["scratch_bytes"]) / _MIB
-    axes.step([*sizes, max([*sizes, *workspace])], [*times, times[-1]], where="post", color=SERIES[0])
-    axes.lines[-1].set_label("desirable set")
+    end = max([*sizes, *workspace])
+    axes.step([*sizes, end], [*times, times[-1]], where="post", color=SERIES[0], label="desirable set")
     axes.plot(sizes, times, ".", color=SERIES[0], markersize=4)
     own = undivided["algorithm"] == TORCHS_OWN
     y = (undivided["setup_s"] + undivided["step_s"]) * 1e3
