@@ -24,7 +24,7 @@ Samples = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value that samples tell, and its interval; NaN where they do not tell."""
+    """A value estimated from samples, and its interval; NaN where there are too few samples."""
 
     value: float = nan
     low: float = nan

@@ -1,4 +1,4 @@
-"""Pictures of what was measured to choose from. Each function returns a figure, or ``None`` where there is nothing."""
+"""Pictures of the candidates of tuning. Each function returns ``None`` if there are no candidates for it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def algorithms(report: Report) -> Figure | None:
 
 
 def _longest(report: Report, is_drawn: Callable[[Subject], bool]) -> list[Subject]:
-    """Return the subjects that take torch longest of those that can be drawn."""
+    """Return those subjects that can be drawn and take torch longest."""
     return [subject for subject in report.subjects if is_drawn(subject)][:MOST_SUBJECTS]
 
 
@@ -175,14 +175,14 @@ def budget_of(report: Report) -> int | None:
 
 
 def _ours(subject: Subject, budget: int) -> pandas.DataFrame:
-    """Return the rows of this budget; of a run with one budget alone, the rows name none."""
+    """Return the rows of this budget; rows of a run with a single budget do not name it."""
     rows = subject.rows[subject.rows["contestant"].isin(_OURS) & subject.rows["configuration"].notna()]
     divided = rows[rows["contestant"] == _OURS[0]]
     return divided[divided["limit_bytes"] == budget] if len(divided) else rows
 
 
 def _options(subject: Subject) -> list[Configuration]:
-    """Return the desirable set as the solver has it; none where a text is no configuration."""
+    """Return the desirable set as configurations; none if a text cannot be parsed."""
     points = subject.desirable[["configuration", "time_s", "workspace_bytes"]].itertuples(index=False, name=None)
     try:
         return [
@@ -194,7 +194,7 @@ def _options(subject: Subject) -> list[Configuration]:
 
 
 def _segment(subject: Subject, row: pandas.Series[Any], options: list[Configuration]) -> tuple[str, int, int]:
-    """Return name, bytes, and the bytes that the next faster configuration needs besides.
+    """Return name, workspace in bytes, and the extra bytes of the next faster configuration.
 
     Whole runs may have chosen a configuration outside the desirable set: its time is then the median of its samples.
     """

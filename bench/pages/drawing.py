@@ -1,4 +1,4 @@
-"""Shares what the pictures of reports have in common: style, colours, axes, bars, boxes and legends."""
+"""Common parts of pictures: style, colours, axes, bars, boxes and legends."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _LEGEND_INCHES = 2.8  # of a column of a legend
 
 
 def one_line(text: str) -> str:
-    """Return text as pictures can have it: one line, no characters that SVG forbids, no formulas."""
+    """Make text safe for pictures: one line, no characters that SVG forbids, no formulas."""
     return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
 
 
 def plain(text: str) -> str:
-    """Return text as ``one_line`` does, shortened to 34 characters."""
+    """Make text safe for pictures, and shorten it to 34 characters."""
     return one_line(text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…")
 
 
@@ -60,7 +60,7 @@ def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str
 
 
 def with_series(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the rows with ``series``, the name of each contestant under its choices."""
+    """Add ``series``, the name of each contestant under its choices."""
     every = zip(*(rows[name] for name in CONTESTANT), strict=True)
     return rows.assign(series=[series_label(*each) for each in every])
 
@@ -74,7 +74,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def legend_above(figure: Figure) -> None:
-    """Put one legend of all axes above them, each label once."""
+    """Add one legend above all axes, with each label once."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
     handles = {text: handle for each in pairs for handle, text in each}
     columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
@@ -82,7 +82,7 @@ def legend_above(figure: Figure) -> None:
 
 
 def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many axes, three in a row, each of this height."""
+    """Return a figure with this number of axes, three in a row."""
     columns = min(_COLUMNS, count)
     lines = -(-count // columns)
     figure = new_figure(_PANEL_INCHES * columns, lines * height_inches, "")
@@ -95,7 +95,7 @@ def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
 def named_rows(
     names: Sequence[str], row_inches: float, width_inches: float, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of axes side by side that share a y axis, on which each name has a row, from the top."""
+    """Return a figure of axes side by side, with a shared y axis on which each name has a row, from the top."""
     figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)), "")
     every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
     name_places(every[0], names)
@@ -114,7 +114,7 @@ def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float6
 
 
 def x_ratio_axis(axes: Axes) -> None:
-    """Make x a logarithmic axis of ratios with plain numbers and a line at 1."""
+    """Make the x axis a logarithmic one of ratios, with plain numbers and a line at 1."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     axes.axvline(1, color=FAINT, linewidth=1)
@@ -126,7 +126,7 @@ def x_ratio_axis(axes: Axes) -> None:
 def draw_boxes(
     axes: Axes, values: Sequence[ArrayLike], places: Sequence[float], width: float, colour: str, **style: Any
 ) -> None:
-    """Draw a horizontal box of each group of values, with its median."""
+    """Draw a horizontal box for each group of values."""
     thin = {"color": colour, "linewidth": 0.9}
     axes.boxplot(
         values,
@@ -143,9 +143,9 @@ def draw_boxes(
 
 
 def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]) -> None:
-    """Draw samples in milliseconds, a row for each name: a violin, a box of half of them, and every sample.
+    """Draw samples in milliseconds, a row for each name: a violin, a box, and every sample.
 
-    by_name: names with their samples in seconds and their colours.
+    by_name: names with their samples in seconds and colours.
     """
     names = []
     for place, (name, samples_s, colour) in enumerate(by_name):
@@ -167,7 +167,7 @@ def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]
 def draw_bars(
     axes: Axes, y: ArrayLike, left: ArrayLike, right: ArrayLike, thickness: float, colour: str, **style: Any
 ) -> None:
-    """Draw horizontal bars of a colour as one path, which makes a small file."""
+    """Draw horizontal bars of one colour as a single path, which keeps files small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

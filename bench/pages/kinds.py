@@ -1,4 +1,4 @@
-"""The kinds of pictures by the names that commands and recipes give them. It loads nothing, so that --help is quick."""
+"""The kinds of pictures, by their names in commands and recipes. Loads nothing, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MOST_SUBJECTS = 6  # that are drawn side by side, those that take torch longest
-MOST_PIECES = 16  # equal micro-batches that can be told apart
+MOST_SUBJECTS = 6  # drawn side by side: those that take torch longest
+MOST_PIECES = 16  # equal micro-batches that are drawn apart
 CANDIDATES = "candidates.jsonl, which bench deepbench and bench network write"
 _PROBLEMS = "rows of convolutions with all columns of their problems"
 
@@ -16,8 +16,8 @@ _PROBLEMS = "rows of convolutions with all columns of their problems"
 class Kind:
     """A kind of picture.
 
-    title: above the picture. summary: what it shows, for the list of all. caption: how it is read. needs: what a folder
-    must have for it.
+    title: heading of the picture. summary: its line in the list of all. caption: how to read it. needs: what a folder
+    must contain.
     """
 
     title: str

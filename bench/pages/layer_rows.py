@@ -1,4 +1,4 @@
-"""Puts the operations of a layer together, as DeepBench's own tables have them, and sums up contestants."""
+"""Joins the operations of a layer in one row, as DeepBench's tables do, and sums up contestants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, M
 
 
 def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines: Sequence[str]) -> dict[str, Any]:
-    """Return what one contestant did on one layer; every: all contestants' rows."""
+    """Return the columns of one contestant on one layer. every: the rows of all contestants."""
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
         row = ours.get(operation, {})
@@ -74,14 +74,14 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
 
 
 def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
-    """Return the speedup of all operations together; NaN where one of the two lacks an operation."""
+    """Return the speedup of all operations together; NaN if either lacks an operation."""
     names = [name for name in OPERATIONS if name in reference or name in ours]  # in one order: each has its draws
     samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
     return speedup_of(*samples)
 
 
 def _sum(rows: _Operations, name: str) -> float:
-    """Return the sum; NaN where one is missing."""
+    """Return the sum of a column; NaN if a value is missing."""
     values = [row[name] for row in rows.values()]
     return nan if None in values else float(sum(values))
 
@@ -145,9 +145,9 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the published bars of what ``gains`` returned: ``layer``, and a column for each limit.
+    """Return the published bars of the layers that ``gains`` returned: ``layer``, and a column for each limit.
 
-    Only layers that the authors' have too: those of the same geometry, whatever their mini-batch.
+    Layers match by geometry, whatever their mini-batch; those that were not published have no row.
     """
     ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
     return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))

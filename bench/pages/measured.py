@@ -1,4 +1,4 @@
-"""Computes from the rows of a result folder what reports show of each of them: data frames in, data frames out."""
+"""Computes what reports show of each row of a result folder: data frames in, data frames out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "dist
 
 
 def measured(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows of a folder with all that reports show of them, in the folder's order.
+    """Return the rows of a folder, in its order, with the columns that reports show.
 
     Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch in the same turns;
     ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
@@ -48,7 +48,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
-    """Whether the rows are of convolutions, and say all of their problems."""
+    """Whether the rows are of convolutions, with all columns of their problems."""
     if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
         return False
     return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
@@ -60,7 +60,7 @@ def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
-    """Return how many rows have something else than a number in a column of numbers; ``rows`` as they were read."""
+    """Count the values that are no numbers, by column of numbers; ``rows`` as they were read."""
     found = {}
     for name in set(_NUMBERS) & set(rows.columns):
         given = rows[name].notna()
@@ -70,7 +70,7 @@ def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
 
 
 def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a copy in which columns of numbers have numbers, and NaN for anything else; missing ones are empty."""
+    """Return a copy with all columns of numbers and texts: NaN for what is no number, missing columns empty."""
     rows = rows.copy()
     for name in _NUMBERS:
         found = rows[name] if name in rows else pandas.Series(nan, index=rows.index)
@@ -120,7 +120,7 @@ def _spread(samples: list[float]) -> float:
 
 
 def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add what follows from the samples, and make numbers of those columns that are there."""
+    """Add rates and overheads, and convert the columns of metrics to numbers."""
     alone_s = [_samples_in(value) for value in rows[_ALONE]]
     found = (overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True))
     numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in _METRICS if name in rows}
@@ -129,7 +129,7 @@ def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _samples_in(value: object) -> list[float]:
-    """Return samples as they were read; none where the column has something else."""
+    """Return the samples in a cell; none if it is no list of finite numbers."""
     numbers = pandas.to_numeric(pandas.Series(value if isinstance(value, list) else [], dtype=object), errors="coerce")
     return numbers.astype(float).tolist() if np.isfinite(numbers.astype(float)).all() else []
 
@@ -164,12 +164,12 @@ def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def machines_of(rows: pandas.DataFrame) -> list[str]:
-    """Return the machines whose published times there are for some of the rows."""
+    """Return the machines with published times for any of the rows."""
     return [str(name).removeprefix(PUBLISHED) for name in rows.columns if str(name).startswith(PUBLISHED)]
 
 
 def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
-    """Return how many published geometries no row has, and how many there are."""
+    """Return the number of published geometries without a row, and of all published ones."""
     every = {tuple(map(int, key)) for key in published_times()[list(GEOMETRY)].drop_duplicates().to_numpy()}
     if not has_problems(rows):
         return len(every), len(every)

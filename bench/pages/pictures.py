@@ -1,4 +1,4 @@
-"""Pictures of a result folder: for its page, which holds them, and as files."""
+"""Pictures of a result folder, embedded in its page or written as files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mucudnn.words.errors import InvalidInputError, UnavailableError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Each returns the figure, or None where the folder has nothing for it.
+# Each returns None if the folder lacks what it needs.
 DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
     "speedups": row_pictures.speedups,
     "divided": row_pictures.divided,
@@ -37,7 +37,7 @@ DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
 
 
 def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
-    """Return all pictures that the folder suffices for, each with the address of an ``img``; or none and the reason."""
+    """Return the pictures that can be drawn, each with its address for ``img``; or none and the reason."""
     try:
         require_matplotlib()
     except UnavailableError as error:
@@ -50,18 +50,17 @@ def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
 
 
 def embedded(figure: Figure) -> str:
-    """Return the figure as an address that holds the whole SVG file, as an ``img`` of a page has it."""
+    """Return the figure as a ``data:`` address of its SVG file."""
     stream = BytesIO()
     write_figure(figure, stream, "svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 def write_picture(name: str, folder: ResultFolder, path: Path, layers: Sequence[str] = ()) -> None:
-    """Draw one picture into a PNG or an SVG file. layers: these alone; none: all.
+    """Draw one picture into a PNG or SVG file. layers: only these; empty for all.
 
-    Raises ``InvalidInputError`` for a layer that the folder does not have, and where it has nothing for this picture,
-    with what it would need; ``UnavailableError`` where matplotlib is not installed; ``OutputError`` for a file that
-    cannot be.
+    Raises ``InvalidInputError`` for a layer that is not in the folder, and if the folder lacks what the picture needs;
+    ``UnavailableError`` if matplotlib is not installed; ``OutputError`` if the file cannot be written.
     """
     require_matplotlib()
     from matplotlib import rc_context

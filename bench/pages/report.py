@@ -1,4 +1,4 @@
-"""The report of one result folder: every number, table and remark that the page, the text and the pictures show."""
+"""The report of one result folder: the rows, tables and remarks that pages, text and pictures are made of."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
-# Settings that are called otherwise than in the file: commands call this limit --tuning-time or --time-limit.
+# Labels that differ from the names in the file: commands call this limit --tuning-time or --time-limit.
 _NAMES = {"time_limit": "most measuring for each problem"}
-# What it means where a setting has no value; of others: none.
+# Meaning of null, where it is not "none".
 _NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """One subject that was tuned: its rows, its candidates and its desirable set, as ``Candidates`` has them."""
+    """A tuned subject: its rows, and its part of the frames of ``Candidates``."""
 
     name: str
     batch_size: int
@@ -38,7 +38,7 @@ class Subject:
 
     @property
     def allowed(self) -> pandas.DataFrame:
-        """Candidates that are not barred by their error."""
+        """Candidates whose error is within the bound."""
         return self.measured[self.measured["is_allowed"].astype(bool)]
 
     @property
@@ -49,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A result folder, and what is shown of it. rows: as ``measured`` returned them."""
+    """A result folder and everything shown of it. rows: the result of ``measured``."""
 
     folder: ResultFolder
     rows: pandas.DataFrame
@@ -123,12 +123,12 @@ class Report:
         return [subject for _, subject in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def _keys(self, frame: pandas.DataFrame) -> pandas.Series[str]:
-        """Return for each row the text that says what it is of."""
+        """Return a text for each row that identifies its subject."""
         columns = [frame[name].tolist() for name in self.folder.header.subject_columns]
         return pandas.Series(["\n".join(map(str, of)) for of in zip(*columns, strict=True)], frame.index, dtype=object)
 
     def of_layers(self, names: Sequence[str]) -> Report:
-        """Keep these layers alone. Raises ``InvalidInputError`` for a layer that the folder does not have."""
+        """Return a report of these layers only. Raises ``InvalidInputError`` for a layer that is not in the folder."""
         known = list(dict.fromkeys(self.rows["layer"])) if "layer" in self.rows else []
         if unknown := [name for name in names if name not in known]:
             raise InvalidInputError(
@@ -143,12 +143,12 @@ class Report:
 
 
 def report_of(folder: ResultFolder) -> Report:
-    """Compute what is shown of a folder."""
+    """Return the report of a folder."""
     return Report(folder, measured(folder))
 
 
 def name_of(row: Mapping[Hashable, Any]) -> str:
-    """Name a subject: its layer and operation; of others than contiguous tensors also their format."""
+    """Name a subject by its layer and operation, and by the memory format unless it is contiguous."""
     names = [str(row[name]) for name in ("layer", "operation") if name in row]
     if row.get("memory_format", "contiguous") != "contiguous":
         names.append(str(row["memory_format"]))
@@ -164,7 +164,7 @@ def _setting(value: object, *, is_size: bool) -> str:
 
 
 def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield reasons and what is not shown for them."""
+    """Yield pairs of a reason and something that is not shown because of it."""
     for one in folder.left_out:
         yield f"not measured: {one.reason}", one.what
     for problem in folder.problems:

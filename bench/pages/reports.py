@@ -27,7 +27,7 @@ _INNER = ("format_version", "folder", "samples_s", "alone_samples_s", "error_map
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reports:
-    """Reports of what a path has, by the names of the folders below it. unreadable: why other folders are not shown."""
+    """Reports of the result folders in a path, by their names there. unreadable: errors of skipped folders."""
 
     path: Path
     by_name: dict[str, Report]
@@ -35,11 +35,11 @@ class Reports:
 
     @property
     def only(self) -> Report | None:
-        """The report, where there is one and nothing else to tell."""
+        """The report, if it is the only one and no folder was skipped."""
         return next(iter(self.by_name.values())) if len(self.by_name) == 1 and not self.unreadable else None
 
     def joined(self, frame_of: Callable[[Report], pandas.DataFrame]) -> pandas.DataFrame:
-        """Return a frame of each report, one below the other; of several with ``RESULT_FOLDER``."""
+        """Concatenate a frame of each report; several get the column ``RESULT_FOLDER``."""
         if self.only is not None:
             return frame_of(self.only)
         frames = {name: frame_of(report).dropna(axis=1, how="all") for name, report in self.by_name.items()}
@@ -49,9 +49,9 @@ class Reports:
 
 
 def reports_in(path: Path) -> Reports:
-    """Read a result folder, a file of ``--json``, or all result folders inside of a folder; unreadable ones are told.
+    """Read a result folder, a file of ``--json``, or all result folders inside a folder, skipping unreadable ones.
 
-    Raises ``InvalidInputError`` where there is nothing that can be read.
+    Raises ``InvalidInputError`` if nothing can be read.
     """
     if path.is_file():
         return Reports(path, {path.name: report_of(read_result_file(path))})
@@ -71,9 +71,9 @@ def reports_in(path: Path) -> Reports:
 
 
 def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
-    """Return one page of all reports; of several each is a section.
+    """Return one page of all reports, with a section for each if there are several.
 
-    Raises ``UnavailableError`` where jinja2 is not installed.
+    Raises ``UnavailableError`` if jinja2 is not installed.
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -100,7 +100,7 @@ def printed_table(table: TextTable) -> Table:
 
 
 def missing_in_words(report: Report) -> str:
-    """Say what is not shown, and why; a line for each reason; empty: nothing was left out."""
+    """Return a line for each reason why something is not shown; empty if nothing was left out."""
     lines = []
     for reason, things in report.missing.items():
         more = f"; and {len(things) - _MOST_SHOWN} more" if len(things) > _MOST_SHOWN else ""
@@ -109,7 +109,7 @@ def missing_in_words(report: Report) -> str:
 
 
 def markdown_of(reports: Reports) -> str:
-    """Return all reports as Markdown, one below the other, without pictures, and why other folders are not shown."""
+    """Return all reports as Markdown, without pictures, and the errors of folders that were skipped."""
     if reports.only is not None:
         return "\n".join(_markdown_lines(reports.only))
     lines = [f"# {_plain(str(reports.path))}: {len(reports.by_name)} result folders", ""]
@@ -120,7 +120,7 @@ def markdown_of(reports: Reports) -> str:
 
 
 def _markdown_lines(report: Report, deeper: str = "", before: str = "") -> Iterator[str]:
-    """deeper: added to the level of headings. before: begins the title."""
+    """Yield the lines of a report. deeper: prefix of headings. before: prefix of the title."""
     yield f"{deeper}# {_plain(before + report.title)}\n"
     yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts.items(), *report.settings.items()))
     yield f"\n{deeper}## What was left out\n"
@@ -140,13 +140,13 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is, in one line."""
+    """Escape text for Markdown, and join its lines."""
     text = " ".join(text.split())
     return "".join(f"\\{one}" if one in "\\`*_{}[]<>|#&$~" else one for one in text)
 
 
 def write_layers(rows: pandas.DataFrame, path: Path) -> None:
-    """Write what ``layer_rows`` returned as CSV, in DeepBench's columns, times in ms; all other columns as they are."""
+    """Write the result of ``layer_rows`` as CSV: DeepBench's columns, with times in ms, then all others unchanged."""
     first = [name for name in (RESULT_FOLDER, "layer", *DEEPBENCH) if name in rows]
     rows = rows[[*first, *rows.columns.difference(first, sort=False)]].rename(columns=DEEPBENCH)
     for name in (*OPERATIONS.values(), "total"):
@@ -157,5 +157,5 @@ def write_layers(rows: pandas.DataFrame, path: Path) -> None:
 
 
 def write_frame(rows: pandas.DataFrame, path: Path) -> None:
-    """Write a data frame as CSV: numbers with all digits, seconds and bytes, and no samples. See ``whole_file``."""
+    """Write a data frame as CSV, in seconds and bytes, with all digits and without samples. See ``whole_file``."""
     write_csv_of(path, rows.drop(columns=list(_INNER), errors="ignore"))

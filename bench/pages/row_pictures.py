@@ -1,4 +1,4 @@
-"""Pictures of the rows of a result folder. Each function returns a figure, or ``None`` where there are no such rows."""
+"""Pictures of the rows of a result folder. Each function returns ``None`` if there are no rows for it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def speedups(report: Report) -> Figure | None:
 def _by_operation(
     rows: pandas.DataFrame, layers: Sequence[str], row_inches: float, unit: str
 ) -> tuple[Figure, list[tuple[Axes, pandas.DataFrame]]]:
-    """Return a figure with axes for each operation, in which each layer has a row, and the operation's rows."""
+    """Return a figure, and for each operation its axes, on which each layer has a row, and its rows."""
     operations = [name for name in Operation if (rows["operation"] == name).any()]
     figure, every = named_rows(layers, row_inches, 4 + 3 * len(operations), len(operations))
     for axes, operation in zip(every, operations, strict=True):
@@ -190,7 +190,7 @@ def cuts(report: Report) -> Figure | None:
 
 
 def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
-    """Return the micro-batches of a configuration; none where its text is not understood."""
+    """Return the micro-batches of a configuration; none if its text cannot be parsed."""
     try:
         return counts_in(text)
     except InvalidInputError:
@@ -198,7 +198,7 @@ def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 
 def pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, float, float]]:
-    """Yield the algorithm of each piece of a bar, and where it begins and ends, from 0 to 1."""
+    """Yield the pieces of a bar: algorithm, begin and end, from 0 to 1."""
     whole = sum(micro_config.micro_batch_size * count for micro_config, count in cuts)
     done = 0
     for micro_config, count in cuts:

@@ -1,4 +1,4 @@
-"""Tables of text, made from data frames: which columns there are, what they are called, how numbers are written."""
+"""Tables of text made from data frames: their columns, titles and number formats."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mucudnn.bench.pages.measured import PUBLISHED, machines_of
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: the key in the data frame, the group of columns that it is part of, the title with the unit.
+    """A column: its key in the data frame, its group of columns, its title with the unit.
 
-    form: how a number is written, ``None`` for text. scale: what it is multiplied with.
+    form: format of numbers, ``None`` for text. scale: factor of numbers.
     """
 
     key: str
@@ -27,7 +27,7 @@ class Column:
     scale: float = 1.0
 
     def text(self, value: object) -> str:
-        """Return the text of a cell; empty where there is no value."""
+        """Return the text of a cell; empty if there is no value."""
         if value is None or value != value:
             return ""
         if self.form is None or not isinstance(value, (int, float)):
@@ -37,10 +37,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table as readers see it: a title, a sentence on what it shows, columns, and rows of text.
-
-    identity: its name in the page.
-    """
+    """A table as readers see it. identity: its ``id`` in the page."""
 
     identity: str
     title: str
@@ -50,12 +47,12 @@ class TextTable:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """Groups of columns in their order, each with its number of columns."""
+        """Adjacent groups of columns, each with its number of columns."""
         return [(group, len(list(of))) for group, of in groupby(self.columns, lambda column: column.group)]
 
     @property
     def choices(self) -> list[tuple[int, str, list[str]]]:
-        """Columns whose values readers pick among: number of the column, title, values in their order."""
+        """Columns with a choice of values to filter by: index, title, values in their order."""
         return [
             (index, column.title, values)
             for index, column in enumerate(self.columns)
@@ -65,7 +62,7 @@ class TextTable:
 
 
 _FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory_format"}
-_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # columns shown where they say something
+_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # shown if any row differs
 _MIB = 2.0**20
 _MS, _US = (".4f", 1e3), (".1f", 1e6)
 # Columns of problems -> DeepBench's own names, in its order, and what its convolutions do not have.
@@ -142,21 +139,21 @@ _SUMMARY = (
 
 
 def summary_table(rows: pandas.DataFrame) -> TextTable:
-    """Return what ``summary_rows`` returned."""
+    """Return the table of the result of ``summary_rows``."""
     return _table("summary", "Summary", "Each contestant over all that it was timed on.", _SUMMARY, rows)
 
 
 def layer_table(rows: pandas.DataFrame) -> TextTable:
-    """Return the table in DeepBench's columns, then ours, of what ``layer_rows`` returned."""
+    """Return the table of the result of ``layer_rows``: DeepBench's columns, then ours."""
     caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     columns = (*_LAYERS, *_published(rows, "total, ms, published elsewhere"))
     return _table("layers", "Layers", caption, columns, rows)
 
 
 def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
-    """Return a row for each subject and contestant, of what ``measured`` returned.
+    """Return the table of the result of ``measured``: a row for each subject and contestant.
 
-    subject: the columns that say what a row is of.
+    subject: the columns that identify a subject.
     """
     is_convolution = "kind" in rows
     sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # the table of layers has those
@@ -175,7 +172,7 @@ def _published(rows: pandas.DataFrame, group: str) -> list[Column]:
 
 
 def _others(rows: pandas.DataFrame, known: set[str]) -> Iterator[Column]:
-    """Yield columns that only this benchmark has, named as in the folder; those that end so are in ms and MiB."""
+    """Yield the columns that only this benchmark has; ``_s`` is shown in ms, ``_bytes`` in MiB."""
     for key in (str(name) for name in rows.columns if name not in known):
         values, title = rows[key].dropna(), key.replace("_", " ")
         if values.map(lambda value: isinstance(value, (list, dict))).any():
@@ -197,6 +194,6 @@ def _table(identity: str, title: str, caption: str, columns: Sequence[Column], r
 
 
 def _says_something(rows: pandas.DataFrame, key: str) -> bool:
-    """Whether a column has values, and others than those that are so anyway."""
+    """Whether a column has values other than its neutral one."""
     values = rows[key].dropna()
     return len(values) > 0 and not (key in _NEUTRAL and (values == _NEUTRAL[key]).all())

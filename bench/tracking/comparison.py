@@ -1,4 +1,4 @@
-"""Puts two result folders side by side: rows that both have, compared; rows that only one of them has."""
+"""Compares two result folders: the rows that both have, and those that only one of them has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mucudnn.bench.tracking.verdicts import FAMILY_LEVEL, PHASE, Pair, Samples, 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import format_bytes, format_seconds
 
-# What torch's own time depends on, beside the row: where it is equal, torch is what the others are measured by.
+# What torch's time depends on, beside the row: where it is equal, torch's time is the unit of the others.
 _OF_TORCH = ("device", "capability", "threads", "torch", "library", "numerics")
 _MOST_LISTED = 10
 
@@ -26,7 +26,7 @@ _MOST_LISTED = 10
 class ComparedRow:
     """A row that both folders have.
 
-    before, after: as they were read. is_controlled: torch ran in the same rounds, in both. ratio: time after over time
+    before, after: as they were read. is_controlled: torch ran in the same rounds in both. ratio: time after over time
     before.
     """
 
@@ -82,7 +82,7 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
-    """Whether torch and the machine are those of the other folder, so that others can be measured by torch's time."""
+    """Whether both folders have the same torch and machine, so that torch's time can be the unit of the others."""
     mine, others = before.header.environment, after.header.environment
     return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
 
@@ -96,7 +96,7 @@ class _Timed(NamedTuple):
 
 
 def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
-    """Return the rows to compare, those with samples. torch_controls: torch's own are what others are held against."""
+    """Return the rows with samples. torch_controls: torch's time is the unit of the others, and is not compared."""
     lines = [line for line in folder.lines if line["samples_s"]]
     torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
     found = {}
@@ -118,7 +118,7 @@ def _pair(before: _Timed, after: _Timed) -> Pair:
 
 
 def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:
-    """Return the rows that became slower or faster, the slowest first; all_rows: the others, too."""
+    """Return the rows that became slower or faster, the slowest first; all_rows: the others as well."""
     shown = [Verdict.SLOWER, Verdict.FASTER, *((Verdict.UNDECIDED, Verdict.SAME) if all_rows else ())]
     printed = new_table(
         f"{comparison.after.path} against {comparison.before.path}",
@@ -136,7 +136,7 @@ def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) ->
 
 
 def in_words(comparison: FolderComparison) -> str:
-    """Return the counts, what was measured how, what differs between the folders, and what only one of them has."""
+    """Return the counts, the method, what differs between the folders, and the rows that only one of them has."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
     over_torch = ", each over torch's time in the same round" if is_torch_the_same(before, after) else ""

@@ -33,10 +33,10 @@ _SHOWN = 5  # versions beside each other in the table of layers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A version that was measured, under the name of its folder.
+    """A measured version, named after its folder.
 
-    speedups: over torch, of each subject that both ran. mean: their geometric mean. change: against the version before;
-    ``None``: there is none.
+    speedups: over torch, of each subject that both ran. mean: their geometric mean. change: against the previous
+    version, ``None`` for the first.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Versions in the order in which they were measured. problems: what could not be read, in words."""
+    """Versions in the order in which they were measured. problems: messages on what could not be read."""
 
     path: Path
     versions: tuple[Version, ...]
@@ -56,15 +56,15 @@ class History:
 
     @property
     def subjects(self) -> list[Key]:
-        """Subjects that any version has, in the order in which they came in."""
+        """Subjects of any version, in the order in which they first appeared."""
         return list(dict.fromkeys(key for version in self.versions for key in version.speedups))
 
 
 def read_history(path: Path, source: str, tolerance: float) -> History:
-    """Read the result folders in a folder that are of this source; others are passed over.
+    """Read the result folders of this source in a folder, ignoring others.
 
-    tolerance: as for ``compare_folders``. Raises ``InvalidInputError`` where ``path`` is no folder, and
-    ``UnavailableError`` where scipy is missing.
+    tolerance: as for ``compare_folders``. Raises ``InvalidInputError`` if ``path`` is no folder, and
+    ``UnavailableError`` if scipy is missing.
     """
     if not path.is_dir():
         raise InvalidInputError(f"{path} is no folder; mucudnn bench track makes it")
@@ -104,7 +104,7 @@ def _version(folder: ResultFolder, change: FolderComparison | None) -> Version:
 
 
 def versions_table(history: History) -> Table:
-    """Return a row for each version: geometric mean of its speedups, and what changed since the one before."""
+    """Return a row for each version: geometric mean of its speedups, and what changed since the previous one."""
     printed = new_table(
         f"{history.path}: speedups over torch in the same rounds",
         ("version", "measured"),
@@ -136,12 +136,12 @@ def _cells(speedup: Estimate) -> tuple[str, str]:
 
 
 def subject_name(key: Key) -> str:
-    """Name a subject by the texts in its key that tell layers and operations apart: sizes would fill the table."""
+    """Name a subject by its layer and operation, without sizes, which would fill the table."""
     return " ".join(part for part in key[:2] if isinstance(part, str))
 
 
 def slower_in_words(history: History) -> str:
-    """Say which rows became slower with the last version; empty: none."""
+    """Return a line for each row that the last version made slower."""
     last = history.versions[-1] if history.versions else None
     if last is None or last.change is None:
         return ""
@@ -153,7 +153,7 @@ def slower_in_words(history: History) -> str:
 
 
 def history_rows(history: History) -> list[Record]:
-    """Return lines of a CSV file: one for each version and subject."""
+    """Return a row for each version and subject, for CSV."""
     return [
         {
             "version": version.name,

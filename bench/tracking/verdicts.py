@@ -1,4 +1,4 @@
-"""Verdicts on two sets of samples: faster, slower, same or undecided, by their spread.
+"""Verdicts on two sets of samples: faster, slower, same or undecided.
 
 What is compared is the logarithm of time over torch's time in the same round. Slow phases of shared cores last for
 seconds or minutes and are never the same in two runs, but they hit whole rounds, so that they cancel.
@@ -38,8 +38,8 @@ Samples = NDArray[np.float64]
 class Verdict(StrEnum):
     """Outcome of a comparison of two sets of samples.
 
-    ``SLOWER``, ``FASTER``: surely different, and by more than the tolerance. ``SAME``: the interval of the ratio is
-    within the tolerance. ``UNDECIDED``: the samples do not tell.
+    ``SLOWER``, ``FASTER``: significantly different, and by more than the tolerance. ``SAME``: the interval of the ratio
+    is within the tolerance. ``UNDECIDED``: neither.
     """
 
     SLOWER = "slower"
@@ -70,7 +70,7 @@ class Pair:
 
     @property
     def allowance(self) -> float:
-        """Logarithm of what the machine alone may have done to the ratio."""
+        """Logarithm of the ratio that a slow phase of the machine alone may cause."""
         return 0.0 if self.is_controlled else log(PHASE)
 
     @property
@@ -103,7 +103,7 @@ def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verd
 
 
 def rejected(p_values: Sequence[float], level: float) -> list[bool]:
-    """Say which hypotheses Holm's method rejects: see this module.
+    """Return which hypotheses Holm's method rejects.
 
     >>> rejected([0.02, 0.001, 0.04], 0.05)
     [True, True, True]
