@@ -10,10 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from mucudnn.kernels import plug_ins
-from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
-from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
-from mucudnn.kernels.compiled.loop_nest import algorithm as loop_nest
-from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
+from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.plug_ins import PlugIn
@@ -33,12 +30,10 @@ _CPU: tuple[Algorithm, ...] = (
     NATIVE_OTHER_FORMAT,
     GEMM,
     *direct.ALGORITHMS,
-    *implicit_gemm.ALGORITHMS,
-    *pointwise.ALGORITHMS,
-    *depthwise.ALGORITHMS,
+    *compiled.PACKED,
     *winograd.ALGORITHMS,
     *fft.ALGORITHMS,
-    *loop_nest.ALGORITHMS,
+    compiled.LOOP_NEST,
 )
 _DEVICE_TYPES = ("cpu", "cuda")
 _registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name

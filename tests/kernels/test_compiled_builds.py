@@ -14,7 +14,7 @@ from support.build_results import CHANNELS, DTYPES, HALF, Results, unlike_produc
 from support.places import SUPPORT, TESTS
 
 from mucudnn.kernels.compiled import library
-from mucudnn.kernels.compiled.implicit_gemm.algorithm import ImplicitGemm
+from mucudnn.kernels.compiled.algorithms import ImplicitGemm
 from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.implicit_gemm.algorithm import ImplicitGemm
+from mucudnn.kernels.compiled.algorithms import ImplicitGemm
 from mucudnn.kernels.compiled.library import Geometry, Operand, build_name, library, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
 from mucudnn.kernels.contract.buffers import torch_dtype

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.half_precision import assert_half_is_float32_rounded_once
 
-from mucudnn.kernels.compiled.depthwise.algorithm import Depthwise
+from mucudnn.kernels.compiled.algorithms import Depthwise
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.testing.checks import threads

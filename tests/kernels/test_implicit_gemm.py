@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mucudnn.kernels.compiled.implicit_gemm.algorithm import ImplicitGemm
+from mucudnn.kernels.compiled.algorithms import ImplicitGemm
 from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.testing.guarded_call import Call

@@ -14,11 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.depthwise import algorithm as depthwise
-from mucudnn.kernels.compiled.implicit_gemm import algorithm as implicit_gemm
+from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled.library import build_name, loaded_build
-from mucudnn.kernels.compiled.loop_nest import algorithm as loop_nest
-from mucudnn.kernels.compiled.pointwise import algorithm as pointwise
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
@@ -90,7 +87,7 @@ def unlike_products(dtype: str, memory_format: MemoryFormat, channels: int) -> i
     call.x.zero_()[0, -1] = every.view(256, 256)
     call.w.fill_(1)[:, -1] = factors.view(-1, 1, 1)
     expected = (every.float() * factors.float().view(-1, 1)).to(of_dtype)
-    computed = call.run(implicit_gemm.ImplicitGemm(), [1])[0].flatten(1)
+    computed = call.run(compiled.ImplicitGemm(), [1])[0].flatten(1)
     return int(((computed != expected) & ~(computed.isnan() & expected.isnan())).sum())
 
 
@@ -114,9 +111,9 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
 
 def _takes(algorithm: Algorithm, name: str) -> bool:
     """Tell whether it is made for these channels, in any build."""
-    if algorithm in pointwise.ALGORITHMS:
+    if isinstance(algorithm, compiled.Pointwise):
         return name != "depthwise"
-    if algorithm in depthwise.ALGORITHMS:
+    if isinstance(algorithm, compiled.Depthwise):
         return "groups" in _GEOMETRIES[name]
     return True
 
@@ -124,8 +121,8 @@ def _takes(algorithm: Algorithm, name: str) -> bool:
 def _algorithms() -> Iterator[tuple[Algorithm, int, Pair]]:
     """With the size and the stride of the filter."""
     yield from ((algorithm, algorithm.r, (algorithm.stride, algorithm.stride)) for algorithm in winograd.ALGORITHMS)
-    yield from ((algorithm, 1, (stride, 1)) for algorithm in pointwise.ALGORITHMS for stride in (1, 2))
-    direct = (*implicit_gemm.ALGORITHMS, *depthwise.ALGORITHMS, *loop_nest.ALGORITHMS)
+    yield from ((compiled.Pointwise(), 1, (stride, 1)) for stride in (1, 2))
+    direct = (compiled.ImplicitGemm(), compiled.Depthwise(), compiled.LOOP_NEST)
     yield from ((algorithm, 3, (2, 1)) for algorithm in direct)
 
 

@@ -1,1 +1,0 @@
-"""Holds what all compiled algorithms share: tensors, checks, element types, register tiles; and a fingerprint."""

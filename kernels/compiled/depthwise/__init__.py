@@ -1,1 +1,0 @@
-"""Computes depthwise convolutions and small groups, by direct sums."""

@@ -1,1 +1,0 @@
-"""Computes one matrix product over all taps and channels, read from packed windows."""

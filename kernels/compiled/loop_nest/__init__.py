@@ -1,1 +1,0 @@
-"""Holds the loop nest: direct sums without any buffer."""

@@ -1,1 +1,0 @@
-"""Computes 1x1 convolutions as matrix products on the activations where they lie."""

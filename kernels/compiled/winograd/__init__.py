@@ -1,1 +1,0 @@
-"""Holds the C++ of Winograd convolution; its Python is in ``kernels/winograd``."""
