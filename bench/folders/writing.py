@@ -125,22 +125,24 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
 def write_missing(
     path: Path,
     header: Header,
-    wanted: Sequence[tuple[Subject, Callable[[Progress], Iterable[Row]]]],
+    wanted: Mapping[Key, Callable[[Subject, Progress], Iterable[Row]]],
     progress: Progress = silent,
     watch: Watch | None = None,
     left_out: Sequence[LeftOut] = (),
 ) -> None:
     """Measure the subjects that a folder does not have yet, and write its summary.
 
-    wanted: each subject with the function that returns its rows, which gets its share of the progress. watch: tells the
-    load meanwhile. Raises what ``open_folder`` and the functions raise.
+    wanted: values of the subject's columns, with the function that measures it: it gets the subject and its share of
+    the progress, and returns the rows. watch: tells the load meanwhile. Raises what ``open_folder`` and the functions
+    raise.
     """
     watch = watch or Watch()
     with open_folder(path, header) as folder:
-        for index, (subject, rows_of) in enumerate(wanted):
+        for index, (values, rows_of) in enumerate(wanted.items()):
+            subject = dict(zip(header.subject_columns, values, strict=True))
             if not folder.known(subject):
-                mark = watch.mark()
-                rows = [*rows_of(share_of(progress, index / len(wanted), 1 / len(wanted)))]
+                mark, part = watch.mark(), share_of(progress, index / len(wanted), 1 / len(wanted))
+                rows = [*rows_of(subject, part)]
                 folder.add(rows, watch.since(mark))
         folder.write_summary(left_out)
 

@@ -47,12 +47,12 @@ def benchmark_solvers(out: Path) -> None:
     A first call of each is not counted, since it loads what it needs. Raises what ``open_folder`` raises.
     """
 
-    def rows_of(what: str, samples_s: Callable[[], list[float]], bar_s: float, progress: Progress) -> list[Row]:
-        return [Row({"what": what}, OURS, samples_s(), more={"bar_s": bar_s})]
+    def rows_of(samples_s: Callable[[], list[float]], bar_s: float, subject: Subject, progress: Progress) -> list[Row]:
+        return [Row(subject, OURS, samples_s(), more={"bar_s": bar_s})]
 
     settings = {"program": programs()[0]}
     header = Header("solver", "made-up measurements", settings, current_environment(), ("what",), len(_WANTED))
-    write_missing(out, header, [({"what": what}, partial(rows_of, what, *how)) for what, how in _WANTED.items()])
+    write_missing(out, header, {(what,): partial(rows_of, *how) for what, how in _WANTED.items()})
 
 
 def solver_tables(folder: ResultFolder) -> Iterator[str]:
@@ -172,7 +172,7 @@ def benchmark_division(
     }
     priors: Priors = {}
 
-    def rows_of(subject: Subject, one: Config, progress: Progress) -> list[Row]:
+    def rows_of(one: Config, subject: Subject, progress: Progress) -> list[Row]:
         row = Row(subject, SOLVER, policy=str(one.policy), limit_bytes=one.workspace_budget_bytes)
         tasks = table_tasks(table, one)
         try:
@@ -181,11 +181,10 @@ def benchmark_division(
             return [replace(row, failure=" ".join(str(error).split()))]
         return [] if tuning.divided is None else [_timed(row, tuning.divided, rounds)]
 
-    wanted = []
-    for one in chosen:
-        choices = f"{one.policy}, workspace budget {one.workspace_budget_bytes}"
-        subject: Subject = {"network": table.source, "choices": choices}
-        wanted.append((subject, partial(rows_of, subject, one)))
+    wanted = {
+        (table.source, f"{one.policy}, workspace budget {one.workspace_budget_bytes}"): partial(rows_of, one)
+        for one in chosen
+    }
     with machine_and_database(config, device, machine, database) as (on, opened):
         header = Header("program", table.source, settings, on.environment, ("network", "choices"), len(wanted))
         write_missing(out, header, wanted, progress)

@@ -28,7 +28,6 @@ from mucudnn.words.config import Config
 from mucudnn.words.progress import Progress, silent
 
 STEPS = 8
-_COLUMNS = ("network", "batch_size", "choices")
 
 
 def benchmark_equality(
@@ -57,7 +56,7 @@ def benchmark_equality(
     }
     environment = current_environment(device)
 
-    def rows_of(subject: Subject, config: Config, progress: Progress) -> tuple[Row, Row]:
+    def rows_of(config: Config, subject: Subject, progress: Progress) -> tuple[Row, Row]:
         torch.manual_seed(0)
         model, shape = trainable_model(network)
         model = model.to(device)
@@ -67,12 +66,12 @@ def benchmark_equality(
         torchs_row, our_row = train_in_turns(model, ours, batches, subject)
         return torchs_row, replace(our_row, policy=str(config.policy), limit_bytes=config.workspace_limit_bytes)
 
-    wanted = []
-    for config in configs:
-        values = (network, batch_size, f"{config.policy}, workspace limit {config.workspace_limit_bytes}")
-        subject: Subject = dict(zip(_COLUMNS, values, strict=True))
-        wanted.append((subject, partial(rows_of, subject, config)))
-    write_missing(out, Header("equality", network, settings, environment, _COLUMNS, len(wanted)), wanted, progress)
+    wanted = {
+        (network, batch_size, f"{one.policy}, workspace limit {one.workspace_limit_bytes}"): partial(rows_of, one)
+        for one in configs
+    }
+    columns = ("network", "batch_size", "choices")
+    write_missing(out, Header("equality", network, settings, environment, columns, len(wanted)), wanted, progress)
 
 
 def train_in_turns(

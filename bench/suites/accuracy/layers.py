@@ -107,7 +107,7 @@ def benchmark_metrics(
     problems = (layer.problem.with_operation(operation) for operation in choices.operations)
     every = [_OfProblem(layer, problem, choices, machine) for problem in problems]
     left_out = [one for of_problem in every for one in of_problem.left_out]
-    wanted = [(one.subject, one.rows) for one in every]
+    wanted = {one.key: one.rows for one in every}
     write_missing(out, _header(source, layer, choices, machine), wanted, progress, machine.watch, left_out)
 
 
@@ -152,7 +152,7 @@ class _OfProblem:
     def __init__(self, layer: Layer, problem: ConvProblem, choices: Choices, machine: Machine) -> None:
         self.problem, self._n, self._choices, self._machine = problem, layer.batch_size, choices, machine
         self._label = f"{layer.name}, {problem}"
-        self.subject: Subject = {"layer": layer.name, **problem_columns(problem, self._n)}
+        self.key = (layer.name, *problem_columns(problem, self._n).values())
         self._reasons: dict[str, str] = {}
         self._variants = [*self._undivided(), *self._divided()]
         self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in self._reasons.items()]
@@ -196,17 +196,19 @@ class _OfProblem:
             else:
                 yield _Variant(str(configuration), configuration, [found[one] for one in parts])
 
-    def rows(self, progress: Progress) -> list[Row]:
+    def rows(self, subject: Subject, progress: Progress) -> list[Row]:
         """Measure all of them; one that fails has a row with the reason."""
         progress(self._label, 0.0)
         operands = random_operands(self.problem, self._n, self._machine.device)
         expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)
-        every = [self._untimed(one, operands, writable, expected) for one in self._variants]
+        every = [self._untimed(subject, one, operands, writable, expected) for one in self._variants]
         del expected
         return timed(every, self._choices, self._machine)
 
-    def _untimed(self, one: _Variant, operands: Operands, writable: Operands, expected: Tensor) -> Untimed:
-        row = Row(self.subject, one.name, configuration=str(one.configuration))
+    def _untimed(
+        self, subject: Subject, one: _Variant, operands: Operands, writable: Operands, expected: Tensor
+    ) -> Untimed:
+        row = Row(subject, one.name, configuration=str(one.configuration))
         try:
             through = through_module(one.configuration, self.problem, operands)
             by_itself = alone(one.configuration, self.problem, writable)

@@ -172,15 +172,12 @@ def benchmark_module(
     header = Header(*("metrics", source, settings, machine.environment), _COLUMNS, wanted=len(operations))
     exact = _exact(called)
 
-    def rows_of(subject: Subject, operation: Operation, progress: Progress) -> list[Row]:
+    def rows_of(operation: Operation, subject: Subject, progress: Progress) -> list[Row]:
         progress(f"{name}, {operation}", 0.0)
         return timed([_untimed(subject, called, exact, operation, choices.runs)], choices, machine)
 
-    wanted = []
-    for operation in operations:
-        values = (name, str(operation), len(x) if x.ndim else 1, dtype_name(x.dtype))
-        subject: Subject = dict(zip(_COLUMNS, values, strict=True))
-        wanted.append((subject, partial(rows_of, subject, operation)))
+    samples, dtype = len(x) if x.ndim else 1, dtype_name(x.dtype)
+    wanted = {(name, str(operation), samples, dtype): partial(rows_of, operation) for operation in operations}
     write_missing(out, header, wanted, progress, machine.watch)
 
 

@@ -53,7 +53,7 @@ def benchmark_numerics(operations: Sequence[Operation], dtype: str, out: Path, *
     settings = {"operations": list(operations), "dtype": dtype, "samples": SAMPLES}
     environment = current_environment()
     header = Header(*("numerics", "small images", settings, environment), _COLUMNS, wanted=len(cases), is_timed=False)
-    wanted = [(_subject(problem), partial(_rows, problem, names)) for problem, names in cases]
+    wanted = {tuple(_subject(problem).values()): partial(_rows, problem, names) for problem, names in cases}
     write_missing(out, header, wanted, progress)
 
 
@@ -78,7 +78,7 @@ def _subject(problem: ConvProblem) -> Subject:
     return dict(zip(_COLUMNS, (str(problem.operation), *geometry, problem.dtype), strict=True))
 
 
-def _rows(problem: ConvProblem, names: Sequence[str], progress: Progress) -> Iterator[Row]:
+def _rows(problem: ConvProblem, names: Sequence[str], subject: Subject, progress: Progress) -> Iterator[Row]:
     for done, name in enumerate(names):
         progress(f"{name}, {problem}", done / len(names))
         yield measure(name, problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,26 +85,24 @@ def _if_known(value: Any, text: Callable[[Any], str]) -> str:
 
 def in_words(folder: ResultFolder) -> str:
     """Tell what the columns are, which checks of gradients failed or were not made, and what was left out."""
+    checks = ((str(row["contestant"]), row.get("gradcheck")) for row in folder.lines)
+    unusual = ((name, text) for name, text in checks if text is not None and text != PASSED)
     lines = [
         "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
         *(_OF_MODULES if MODULE in set(folder.rows.get("contestant", ())) else _OF_LAYERS),
         "results: how many differ in any bit, of so many runs; 1: it is repeatable",
-        *_unusual_checks(folder),
+        *_grouped("gradcheck", unusual),
     ]
-    by_reason: dict[str, list[str]] = {}
-    for one in folder.left_out:
-        by_reason.setdefault(one.reason, []).append(one.what.rpartition(": ")[2])
-    lines += [f"left out: {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
+    lines += _grouped("left out", ((one.what.rpartition(": ")[2], one.reason) for one in folder.left_out))
     return "\n".join((*lines, *folder.problems))
 
 
-def _unusual_checks(folder: ResultFolder) -> Iterator[str]:
-    """Say which gradchecks were not made or did not pass, and why."""
+def _grouped(title: str, named: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line for each reason, with the names of all that have it."""
     names: dict[str, list[str]] = {}
-    for row in folder.rows.to_dict("records"):
-        if isinstance(text := row.get("gradcheck"), str) and text != PASSED:
-            names.setdefault(text, []).append(str(row["contestant"]))
-    return (f"gradcheck {text}: {', '.join(dict.fromkeys(of))}" for text, of in names.items())
+    for name, reason in named:
+        names.setdefault(reason, []).append(name)
+    return (f"{title}: {', '.join(dict.fromkeys(of))}: {reason}" for reason, of in names.items())
 
 
 def draw_error_maps(folder: ResultFolder) -> Figure:
@@ -112,32 +110,21 @@ def draw_error_maps(folder: ResultFolder) -> Figure:
 
     Maps of one operation share their scale of shades, which is logarithmic. Rows without a map have no place in it.
     """
-    rows = folder.rows
-    maps = {(row["operation"], row["contestant"]): _map(row.get("error_map")) for row in rows.to_dict("records")}
-    maps = {key: cells for key, cells in maps.items() if cells is not None}
+    maps = {
+        (row["operation"], row["contestant"]): np.array(row["error_map"], dtype=float)
+        for row in folder.lines
+        if row.get("error_map")
+    }
+    maps = {key: cells for key, cells in maps.items() if np.isfinite(cells).all()}
     if not maps:
         return new_figure(6, 1, "no errors to draw: see the reasons in the table")
     operations, names = (list(dict.fromkeys(key[place] for key in maps)) for place in (0, 1))
-    figure = new_figure(1 + _INCHES * len(names), 0.6 + _INCHES * len(operations), _title(folder))
+    title = f"Mean absolute error against float64: {folder.header.source}, {folder.header.settings['layer']}"
+    figure = new_figure(1 + _INCHES * len(names), 0.6 + _INCHES * len(operations), title.replace("$", r"\$"))
     every = figure.subplots(len(operations), len(names), squeeze=False)
     for line, operation in zip(every, operations, strict=True):
         _draw_operation(figure, line, operation, [(name, maps.get((operation, name))) for name in names])
     return figure
-
-
-def _title(folder: ResultFolder) -> str:
-    return f"Mean absolute error against float64: {folder.header.source}, {folder.header.settings['layer']}".replace(
-        "$", r"\$"
-    )
-
-
-def _map(value: object) -> np.ndarray[Any, Any] | None:
-    """Return the map that a row has; ``None`` for one that is none."""
-    try:
-        cells = np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
-        return None
-    return cells if cells.ndim == 2 and cells.size and np.isfinite(cells).all() else None
 
 
 def _draw_operation(

@@ -68,10 +68,7 @@ def benchmark_step_errors(
     environment = current_environment()
     header = Header(*("errors", network, settings, environment), columns, wanted=len(memory_formats), is_timed=False)
     comparison = _Comparison(model, input_shape, batch_size, config, objective)
-    wanted = []
-    for memory_format in memory_formats:
-        subject: Subject = dict(zip(columns, (network, batch_size, str(memory_format)), strict=True))
-        wanted.append((subject, partial(comparison.rows, subject, memory_format)))
+    wanted = {(network, batch_size, str(one)): partial(comparison.rows, one) for one in memory_formats}
     write_missing(out, header, wanted, progress)
 
 
@@ -101,7 +98,7 @@ class _Comparison:
         self._config = replace(config, confirm=False)
         self._exact = cache(partial(self._step, _as_torch, torch.float64, torch.contiguous_format))
 
-    def rows(self, subject: Subject, memory_format: MemoryFormat, progress: Progress) -> Iterator[Row]:
+    def rows(self, memory_format: MemoryFormat, subject: Subject, progress: Progress) -> Iterator[Row]:
         """Yield torch's row and ours."""
         progress("float64", 0.0)
         exact = self._exact()

@@ -58,19 +58,18 @@ def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock
     environment = current_environment(device)  # raises with what is missing
     clock = clock or wall_clock(device)
 
-    def rows_of(subject: Subject, problem: ConvProblem, chosen: Algorithm, progress: Progress) -> list[Row]:
+    def rows_of(problem: ConvProblem, chosen: Algorithm, subject: Subject, progress: Progress) -> list[Row]:
         n, in_graph = subject["micro_batch_size"], subject["in_graph"]
         call_s, steps_s = _samples(problem, chosen, n, device, in_graph, rounds, clock)
         return [Row(subject, _ALONE, steps_s), Row(subject, _DIVIDED, call_s)]
 
-    wanted = []
+    wanted = {}
     for size, n in MICRO_BATCH_SIZES[device].items():
         for problem in map(_GEOMETRY.with_operation, Operation):
             chosen = _algorithm(problem, n, device)
             for in_graph in (False, True) if device == "cuda" else (False,):
                 values = size, str(problem.operation), chosen.name, n, in_graph
-                subject: Subject = dict(zip(_COLUMNS, values, strict=True))
-                wanted.append((subject, partial(rows_of, subject, problem, chosen)))
+                wanted[values] = partial(rows_of, problem, chosen)
     settings = {"micro_batches": MICRO_BATCHES, "rounds": rounds}
     write_missing(out, Header("overhead", "divided calls", settings, environment, _COLUMNS, len(wanted)), wanted)
 

@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 import mucudnn
@@ -40,53 +40,44 @@ model(x)
 
 
 def call_overheads_s() -> dict[str, float]:
-    """Seconds that a call takes beyond ``torch.nn.functional.conv2d``: medians of rounds in turns."""
+    """Return the seconds that a call takes beyond ``torch.nn.functional.conv2d``: medians of rounds in turns."""
     x = torch.randn(1, 8, 8, 8)
     untuned = mucudnn.Conv2d(8, 8, 3, padding=1)
     with tempfile.TemporaryDirectory() as folder:
         config = mucudnn.Config(database=Path(folder) / "measurements.sqlite")
         tuned = mucudnn.optimize(torch.nn.Conv2d(8, 8, 3, padding=1), x, config)
-    calls: dict[str, Callable[[], Tensor]] = {
+    theirs, made = torch.nn.Conv2d(8, 8, 3, padding=1), _made_to_run("implicit-gemm")
+    calls: dict[str, Callable[[], object]] = {
         "torch.nn.functional.conv2d": lambda: F.conv2d(x, untuned.weight, untuned.bias, padding=1),
-        "torch.nn.Conv2d": _module_call(torch.nn.Conv2d(8, 8, 3, padding=1), x),
-        "mucudnn.Conv2d, untuned": _module_call(untuned, x),
-        "mucudnn.Conv2d, tuned": _module_call(tuned, x),
-        "mucudnn.Conv2d, made to run implicit-gemm": _module_call(_with("implicit-gemm"), x),
+        "torch.nn.Conv2d": partial(theirs, x),
+        "mucudnn.Conv2d, untuned": partial(untuned, x),
+        "mucudnn.Conv2d, tuned": partial(tuned, x),
+        "mucudnn.Conv2d, made to run implicit-gemm": partial(made, x),
     }
     rule = replace(EVERY_ROUND, max_calls=CALLS)
     times = time_in_turns([*map(Contestant, calls.values())], ROUNDS, WallClock(), rule)
     return {name: median(one) - median(times[0]) for name, one in zip(calls, times, strict=True)}
 
 
-def start_s() -> float:
-    """Seconds from starting Python to the first tuned convolution: the median of some processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = _FIRST_CONVOLUTION.format(str(Path(folder) / "measurements.sqlite"))
-        times = [_run_s(program) for _ in range(STARTS + 1)]
-    return median(times[1:])  # the first one tunes
-
-
-def _run_s(program: str) -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], check=True)
-    return time.perf_counter() - start
-
-
-def _module_call(module: torch.nn.Module, x: Tensor) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        y: Tensor = module(x)
-        return y
-
-    return call
-
-
-def _with(algorithm: str) -> mucudnn.Conv2d:
-    """A module that runs this algorithm undivided, tuned or not."""
+def _made_to_run(algorithm: str) -> mucudnn.Conv2d:
+    """Return a module that runs this algorithm undivided."""
     module = mucudnn.Conv2d(8, 8, 3, padding=1)
     problem = ConvProblem(Operation.FORWARD, 8, 8, 8, 8, 3, 3, padding=(1, 1))
     configuration = Configuration((MicroConfig(algorithm, 1),), time_s=0.0, workspace_bytes=0)
     module.choices = Choices.of({problem: {1: configuration}})
     return module
+
+
+def start_s() -> float:
+    """Return the seconds from starting Python to the first tuned convolution: the median of some processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = _FIRST_CONVOLUTION.format(str(Path(folder) / "measurements.sqlite"))
+        times = []
+        for _ in range(STARTS + 1):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", program], check=True)
+            times.append(time.perf_counter() - start)
+    return median(times[1:])  # the first one tunes
 
 
 def main() -> None:
