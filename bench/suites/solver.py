@@ -23,7 +23,8 @@ from mucudnn.bench.sources.table_tuning import table_tasks
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import current_environment
-from mucudnn.solver import desirable_sets, solve_wd
+from mucudnn.solver.division import solve_wd
+from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.knapsack import programs
 from mucudnn.tuning.choose import Divided
 from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.problems.solver_cases import Options, configuration, least_bytes
 
-from mucudnn.solver import Division, marginal, next_faster, solve_wd, time_curve
-from mucudnn.solver.division import DivisionProblem
+from mucudnn.solver.curve import marginal, next_faster, time_curve
+from mucudnn.solver.division import Division, DivisionProblem, solve_wd
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 
 MIB = 2**20

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from support.problems.solver_cases import Options, configuration, correlated, hard_division, least_bytes
 
-from mucudnn.solver import Status, solve_wd
+from mucudnn.solver.account import Status
+from mucudnn.solver.division import solve_wd
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Configuration
 
@@ -127,7 +128,9 @@ def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     """Answers of new processes: sets and dictionaries of text have another order in each."""
     code = """
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.solver import solve_wd, solve_wr, time_curve
+from mucudnn.solver.curve import time_curve
+from mucudnn.solver.division import solve_wd
+from mucudnn.solver.reuse import solve_wr
 names = {f"algorithm {i}" for i in range(12)}
 rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
 options = {name: [Configuration((MicroConfig(other, 4),), 50.0 - len(other), len(other)) for other in names]

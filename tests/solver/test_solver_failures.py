@@ -11,7 +11,8 @@ import pytest
 from support.problems.solver_cases import correlated, hard_division, least_bytes
 
 import mucudnn.solver.knapsack as knapsack
-from mucudnn.solver import Status, solve_wd
+from mucudnn.solver.account import Status
+from mucudnn.solver.division import solve_wd
 
 
 @pytest.fixture

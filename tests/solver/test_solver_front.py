@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.problems.solver_cases import Key, all_keys, key_of, key_of_cover, measured_us
 
-from mucudnn.solver import desirable_sets
+from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Measurement
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mucudnn.solver import micro_batch_sizes
+from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 

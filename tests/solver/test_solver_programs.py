@@ -17,7 +17,10 @@ import pulp
 import pytest
 from support.problems.solver_cases import US, Key, Problem, all_keys, key_of, random_problem
 
-from mucudnn.solver import Division, Status, desirable_sets, solve_wd, solve_wr
+from mucudnn.solver.account import Status
+from mucudnn.solver.division import Division, solve_wd
+from mucudnn.solver.front import desirable_sets
+from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.problems.measurements import measured
 
-from mucudnn.solver import account_wr, desirable_sets, solve_wr
+from mucudnn.solver.front import desirable_sets
+from mucudnn.solver.reuse import account_wr, solve_wr
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Measurement, MicroConfig
 

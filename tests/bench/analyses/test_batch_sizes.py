@@ -19,7 +19,7 @@ from mucudnn.bench.analyses.batch_sizes import require_sweepable, starving_below
 from mucudnn.bench.analyses.cliffs import Cliff, CliffKind, Curve
 from mucudnn.bench.report.export import write_csv
 from mucudnn.running.environment import Environment
-from mucudnn.solver import solve_wr
+from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Measurement

@@ -12,7 +12,8 @@ from support.command_line import invoke
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites import solver as solver_benchmark
 from mucudnn.bench.suites.solver import budgets, made_up_measurements, made_up_options, time_division, time_front
-from mucudnn.solver import desirable_sets, solve_wd
+from mucudnn.solver.division import solve_wd
+from mucudnn.solver.front import desirable_sets
 
 
 def test_the_made_up_fronts_have_setups_prepared_bytes_and_choices() -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mucudnn.solver import Division, solve_wd
+from mucudnn.solver.division import Division, solve_wd
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
 US = 1e-6
