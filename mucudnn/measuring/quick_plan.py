@@ -1,4 +1,4 @@
-"""The order of the quick search: which candidates of a problem it looks at next, by what is known of them.
+"""The order of the quick race: which candidates of a problem it looks at next, by what is known of them.
 
 Each algorithm is looked at where it is at its best, with the largest micro-batch that fits, unless a small part of the
 mini-batch shows that it is hopeless. Only the best one is then measured at other sizes too. What like problems say is
@@ -7,17 +7,14 @@ hopeless is passed over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Self
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Expectation, Prior
-from mucudnn.measuring.profiler import ProfilingJob
-from mucudnn.measuring.timing.timer import Clock
-from mucudnn.words.problem import ConvProblem
+from mucudnn.measuring.race import RaceJob
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -29,99 +26,69 @@ _CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compa
 _MAPPED_BYTES = 32 * 2**20  # what glibc maps anew whatever it has learnt: its DEFAULT_MMAP_THRESHOLD_MAX
 
 
-@dataclass(frozen=True)
+@dataclass
 class QuickPlan:
     """The order of a search for the fastest candidates of a job.
 
-    prior: what like problems say, to which the results are added. every_size: measure the two best algorithms at all
-    sizes, torch's own among them: where a budget is divided, each size is an option. flops_per_s: the device's full
-    rate; inf: unknown.
+    known, failed: what has been found out; the race adds to them. prior: what like problems say. every_size: measure
+    the two best algorithms at all sizes, torch's own among them: where a budget is divided, each size is an option.
+    flops_per_s: the device's full rate; inf: unknown.
     """
 
-    job: ProfilingJob
+    job: RaceJob
+    known: dict[MicroConfig, Measurement]
+    failed: dict[MicroConfig, Failure]
     prior: Prior
     every_size: bool = False
     flops_per_s: float = inf
 
-    @classmethod
-    def of(cls, job: ProfilingJob, prior: Prior, every_size: bool, flops_per_s: float) -> Self:
-        """Make the one of a job. What a candidate needs is asked of it alone: to know takes a run for some."""
-        alone = [replace(candidate, smaller=None) for candidate in job.candidates]
-        return cls(replace(job, candidates=alone), prior, every_size, flops_per_s)
+    def _is_new(self, candidate: Candidate) -> bool:
+        return candidate.micro_config not in self.known and candidate.micro_config not in self.failed
 
-    @property
-    def problem(self) -> ConvProblem:
-        return self.job.problem
+    def _measured(self) -> list[tuple[Candidate, Measurement]]:
+        return [(c, self.known[c.micro_config]) for c in self.job.candidates if c.micro_config in self.known]
 
-    @property
-    def clock(self) -> Clock:
-        return self.job.clock
+    def beside(self, others: Mapping[MicroConfig, Measurement]) -> QuickPlan:
+        """Return the plan as it would be if these were known too."""
+        return replace(self, known={**self.known, **others})
 
-    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
-        """Return it as it is when these are known too, and so much of its time is over."""
-        return replace(self, job=self.job.knowing(results, spent_s))
-
-    def missing(self) -> list[Candidate]:
-        """Candidates that are still to be looked at; none if all is known."""
-        known = self.job.known_times().measurements
-        return self.unseen(known, self.failed) or self.sizes(known, self.failed)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is missing. Where not even torch's own is known, nothing must run to tell."""
-        return not (self.baselines(self.job.known_times().measurements, self.failed) or self.missing())
-
-    @property
-    def failed(self) -> dict[MicroConfig, Failure]:
-        """Failures, and what was passed over, but for what was too large and is not any more."""
-        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
-        failures = [f for f in self.job.known_failures if f.needed_bytes is None or f.needed_bytes > limit]
-        return {failure.micro_config: failure for failure in failures}
-
-    def too_large(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Failure]:
+    def too_large(self) -> list[Failure]:
         """Return the candidates that had to run to know that they do not fit: so the next search need not."""
-        asked = [c for c in self.job.candidates if c.is_counted and c.micro_config not in {**known, **failed}]
+        asked = [c for c in self.job.candidates if c.is_counted and self._is_new(c)]
         return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
 
-    def baselines(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
+    def baselines(self) -> list[Candidate]:
         """Return undivided torch's own, whether it fits or not, where nothing is known of it."""
         own = [c for c in self.job.candidates if self.job.is_baseline(c)]
-        return [c for c in own if c.micro_config not in known and c.micro_config not in failed]
+        return [c for c in own if self._is_new(c)]
 
-    def foreign(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
+    def foreign(self) -> list[Candidate]:
         """Return the foreign candidates that are to be proven at once: of each algorithm the largest that may fit."""
-        limit = inf if self.job.limit_bytes is None else self.job.limit_bytes
-        fitting = [c for c in self.job.candidates if c.is_foreign and c.handed_bytes <= limit]
+        fitting = [c for c in self.job.candidates if c.is_foreign and c.handed_bytes <= self.job.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
-        return [c for c in largest.values() if c.micro_config not in known and c.micro_config not in failed]
+        return [c for c in largest.values() if self._is_new(c)]
 
-    def parts(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+    def parts(self) -> list[Candidate]:
         """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
 
         Foreign code is not among them: it is proven at each size, and so looked at once. Nor are last resorts, unless a
         budget is divided, in which they may have a share.
         """
-        seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*known, *failed)}
+        seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
         small = [c for c in self.job.candidates if _SMALL_PART * c.micro_batch_size <= self.job.batch_size]
         parts: dict[str, Candidate] = {}
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
                 parts.setdefault(candidate.algorithm.name, candidate)
         resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
-        others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c, known))]
+        others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c))]
         return [c for c in (*others, *resorts) if self.job.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
         return _CHECKED_PART * candidate.micro_batch_size >= self.job.batch_size
 
-    def leads(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+    def leads(self) -> list[Candidate]:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
@@ -133,96 +100,90 @@ class QuickPlan:
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
         undivided = {c.algorithm.name for c in baselines if self.job.fits(c) and not _takes_fresh_pages(c)}
-        without = undivided | self._hopeless_algorithms(known)
+        without = undivided | self._hopeless_algorithms()
         divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
-            name, failure = candidate.algorithm.name, failed.get(candidate.micro_config)
+            name, failure = candidate.algorithm.name, self.failed.get(candidate.micro_config)
             is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
             stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
             if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.job.fits(candidate)):
                 leads[name] = candidate
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
-    def unseen(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[Candidate]:
+    def unseen(self) -> list[Candidate]:
         """Leads of which nothing is known."""
-        leads = self.leads(known, failed)
-        return [c for c in leads if c.micro_config not in known and not self._is_out(c, known, failed)]
+        return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
-    def _is_out(
-        self, candidate: Candidate, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> bool:
+    def _is_out(self, candidate: Candidate) -> bool:
         """Whether it failed or was passed over. What was passed over under another limit may win under this one.
 
         So may what was passed over for its arithmetic, once a higher rate is seen.
         """
-        if self.is_spared(candidate, known):
+        if self.is_spared(candidate):
             return True
-        failure = failed.get(candidate.micro_config)
+        failure = self.failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = self._is_limited or failure.by_arithmetic
+        may_win = self.job.limit_bytes is not None or failure.by_arithmetic
         is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
-        return not (is_asked_again and self.hopeless(candidate, known) is None)
+        return not (is_asked_again and self.hopeless(candidate) is None)
 
-    def sizes(self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]) -> list[Candidate]:
+    def sizes(self) -> list[Candidate]:
         """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it.
 
         Where a budget is divided, all sizes of each algorithm that is the best, or close to it, in its own workspace.
         """
-        ranked = self._ranked(known, failed)
+        ranked = self._ranked()
         wanted: list[Candidate] = []
         for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
-            if rank and total_s > SECOND * self.fastest_s(known, self._bytes_of(known[lead.micro_config])):
+            if rank and total_s > SECOND * self.fastest_s(self._bytes_of(self.known[lead.micro_config])):
                 continue
             if self.job.is_baseline(lead) and not self.every_size:
                 continue
             own = [c for c in self.job.candidates if c.algorithm.name == lead.algorithm.name]
             smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
-        return [c for c in wanted if c.micro_config not in known and c.micro_config not in failed]
+        return [c for c in wanted if self._is_new(c)]
 
-    def hopeless(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> Failure | None:
+    def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return why a candidate cannot win before it has run; None: it is to be looked at."""
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
             return passed_over(candidate.micro_config, f"{expected.ratio:.1f} times the fastest in like problems")
-        times = self._least_s(candidate, known) / self.fastest_s(known, self._least_bytes(candidate))
+        times = self._least_s(candidate) / self.fastest_s(self._least_bytes(candidate))
         if times <= _HOPELESS_ARITHMETIC:
             return None
         reason = f"{times:.1f} times the fastest by its arithmetic alone"
         return passed_over(candidate.micro_config, reason, by_arithmetic=True)
 
-    def is_spared(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> bool:
+    def is_spared(self, candidate: Candidate) -> bool:
         """Whether a candidate is a last resort, and something else is within limit and error bound."""
         resorts = {c.algorithm.name for c in self.job.candidates if c.algorithm.is_last_resort}
-        others = {micro_config: m for micro_config, m in known.items() if micro_config.algorithm not in resorts}
-        return candidate.algorithm.is_last_resort and self.fastest_s(others) < inf
+        others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
+        return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
 
     def total_s(self, measurement: Measurement) -> float:
         """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
         setup_s = 0.0 if self.job.may_keep else measurement.setup_s
         return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
-    def fastest_s(self, known: Mapping[MicroConfig, Measurement], within_bytes: float = inf) -> float:
+    def fastest_s(self, within_bytes: float = inf) -> float:
         """Return the seconds of the fastest that is within limit and error bound; inf: there is none.
 
         within_bytes: what needs more workspace does not count, where a budget is divided: others may need the bytes.
         """
-        measured = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
-        winning = [m for c, m in measured if self.job.can_win(c, m.relative_error)]
+        winning = [m for c, m in self._measured() if self.job.can_win(c, m.relative_error)]
         if self.every_size:
             winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
         return min(map(self.total_s, winning), default=inf)
 
-    def margin(self, candidate: Candidate, measurement: Measurement, known: Mapping[MicroConfig, Measurement]) -> float:
+    def margin(self, candidate: Candidate, measurement: Measurement) -> float:
         """Return how many times the seconds of the fastest beside it a candidate takes; inf: it must not win."""
         if not self.job.can_win(candidate, measurement.relative_error):
             return inf
-        return self.total_s(measurement) / self.fastest_s(known, self._bytes_of(measurement))
+        return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
         """Workspace that counts: what is kept from call to call does not."""
@@ -251,17 +212,13 @@ class QuickPlan:
 
     @cached_property
     def _least_expected_within_limit(self) -> float:
-        if not self._is_limited:
+        if self.job.limit_bytes is None:
             return 1.0
         smallest: dict[str, Candidate] = {}
         for candidate in sorted(self.job.candidates, key=_by_size):
             smallest.setdefault(candidate.algorithm.name, candidate)
         expected = [(c, self._expected(c)) for c in smallest.values()]
         return max(1.0, min((one.ratio for c, one in expected if one and self.job.fits(c)), default=1.0))
-
-    @property
-    def _is_limited(self) -> bool:
-        return self.job.limit_bytes is not None
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self._expectations[candidate.algorithm.name]
@@ -272,16 +229,15 @@ class QuickPlan:
         names = {candidate.algorithm.name for candidate in self.job.candidates}
         return {name: self.prior.expected(self.job.problem, name) for name in names}
 
-    def _least_s(self, candidate: Candidate, known: Mapping[MicroConfig, Measurement]) -> float:
+    def _least_s(self, candidate: Candidate) -> float:
         """Return the seconds of its arithmetic at full rate, for the mini-batch."""
         if self.flops_per_s == inf:
             return 0.0
-        return self._least_flops(candidate) / self._full_rate(known)
+        return self._least_flops(candidate) / self._full_rate()
 
-    def _full_rate(self, known: Mapping[MicroConfig, Measurement]) -> float:
+    def _full_rate(self) -> float:
         """Return the rate that was seen, or more: what is measured here may show that it was seen at a bad moment."""
-        own = [(c, known[c.micro_config]) for c in self.job.candidates if c.micro_config in known]
-        return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in own), 0.0)
+        return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in self._measured()), 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
         """Return what it must compute for the mini-batch. Torch's own multiplies directly on processors."""
@@ -294,25 +250,23 @@ class QuickPlan:
         rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
         return candidate.algorithm.is_last_resort, expected is None, rank
 
-    def _ranked(
-        self, known: Mapping[MicroConfig, Measurement], failed: Mapping[MicroConfig, Failure]
-    ) -> list[tuple[Candidate, float]]:
+    def _ranked(self) -> list[tuple[Candidate, float]]:
         """Leads that may win, the best of each algorithm, fastest first, with their times."""
-        measured = [(c, known[c.micro_config]) for c in self.leads(known, failed) if c.micro_config in known]
+        measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
         winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
         best: dict[str, tuple[Candidate, float]] = {}
         for pair in sorted(winning, key=lambda pair: pair[1]):
             best.setdefault(pair[0].algorithm.name, pair)
         return list(best.values())
 
-    def _hopeless_algorithms(self, known: Mapping[MicroConfig, Measurement]) -> set[str]:
+    def _hopeless_algorithms(self) -> set[str]:
         """Return algorithms that were hopeless at every size that is known."""
         hopeful = {
             micro_config.algorithm
-            for micro_config, measurement in known.items()
-            if self.total_s(measurement) <= HOPELESS * self.fastest_s(known, self._bytes_of(measurement))
+            for micro_config, measurement in self.known.items()
+            if self.total_s(measurement) <= HOPELESS * self.fastest_s(self._bytes_of(measurement))
         }
-        return {micro_config.algorithm for micro_config in known} - hopeful
+        return {micro_config.algorithm for micro_config in self.known} - hopeful
 
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:

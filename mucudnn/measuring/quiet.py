@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.measuring.profiler import ProfilingJob
-from mucudnn.measuring.quick_search import QuickSearch
-from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.race import Race
 from mucudnn.measuring.timing.load import Load, Watch
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
@@ -15,7 +13,7 @@ from mucudnn.words.warning import say_once
 
 MOST_WAITED_S = 3.0  # in all waits of a run together: what is measured under load is marked, and can be made again
 
-Outcomes = Sequence[Comparison | Exception | None]
+Outcomes = Sequence[WholeRun | Exception | None]
 _BUSY = (
     "the machine was busy or slow: what was measured meanwhile may be too slow, and is marked: mucudnn database info "
     "counts it, and mucudnn database refresh measures it again when it is quiet"
@@ -50,20 +48,20 @@ class Quiet:
         self._patience_s -= self.watch.wait(self._tell, self._patience_s)
         return self.watch.current()
 
-    def measured(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
+    def measured(self, search: Race) -> Iterator[Measurement | Failure]:
         """Measure what is missing, and once more what was disturbed, if it is quiet then: newer results count."""
         if search.is_done:
             return
         self.wait()
-        began_s, results = search.clock.now(), list[Measurement | Failure]()
+        began_s, results = search.job.clock.now(), list[Measurement | Failure]()
         for result in self._remembered(search):
             results.append(result)
             yield result
         sound = _undisturbed(results)
-        spent_s = search.clock.now() - began_s
+        spent_s = search.job.clock.now() - began_s
         if len(sound) < len(results) and self.wait().is_quiet:
             for result in results:  # what is not measured again cannot win any more, and raises no doubt
-                self._doubtful.discard((search.problem, result.micro_config))
+                self._doubtful.discard((search.job.problem, result.micro_config))
             yield from self._remembered(search.knowing(_undoubted(sound), spent_s))
 
     def compared(
@@ -77,10 +75,10 @@ class Quiet:
             return []
         self.wait()
         outcomes = compare(configurations)
-        if any(isinstance(one, Comparison) and is_busy(one.load) for one in outcomes) and self.wait().is_quiet:
+        if any(isinstance(one, WholeRun) and is_busy(one.load) for one in outcomes) and self.wait().is_quiet:
             outcomes = compare(configurations)
         for configuration, outcome in zip(configurations, outcomes, strict=True):
-            self._remember(problem, configuration, outcome.load if isinstance(outcome, Comparison) else None)
+            self._remember(problem, configuration, outcome.load if isinstance(outcome, WholeRun) else None)
         return outcomes
 
     def believed(self, run: WholeRun | None) -> WholeRun | None:
@@ -112,10 +110,10 @@ class Quiet:
         if shortage := self.watch.shortage():
             say_once(shortage)
 
-    def _remembered(self, search: ProfilingJob | QuickSearch) -> Iterator[Measurement | Failure]:
+    def _remembered(self, search: Race) -> Iterator[Measurement | Failure]:
         for result in search.measure():
             self._remember(
-                search.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
+                search.job.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
             )
             yield result
 

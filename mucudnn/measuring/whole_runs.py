@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,8 +18,8 @@ from mucudnn.measuring.proofs import Proofs, Prover
 from mucudnn.measuring.proving.prover import prover
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.measuring.timing.cold_caches import ColdClock
-from mucudnn.measuring.timing.comparison import THOROUGH, Comparison, Rounds, compare_in_turns
-from mucudnn.measuring.timing.load import Watch, watch_of
+from mucudnn.measuring.timing.comparison import THOROUGH, Rounds, compare_in_turns
+from mucudnn.measuring.timing.load import Load, Watch, watch_of
 from mucudnn.measuring.timing.timer import Clock, WallClock
 from mucudnn.running.choices import Measured
 from mucudnn.running.devices import made_current
@@ -27,7 +27,7 @@ from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
 from mucudnn.running.operators import as_measured
 from mucudnn.words.problem import ConvProblem, Operation, Pair
-from mucudnn.words.results import Configuration, WithEpilogue
+from mucudnn.words.results import Configuration, WholeRun, WithEpilogue
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
@@ -123,7 +123,7 @@ class Machine:
         keeps_workspace: bool,
         epilogue: WithEpilogue | None = None,
         rounds: Rounds = THOROUGH,
-    ) -> list[Comparison | Exception | None]:
+    ) -> list[WholeRun | Exception | None]:
         """Compare whole runs of the configurations with torch's own, in turns; keeps_workspace: from call to call.
 
         epilogue: what follows y, of torch's own too; ``None``: nothing, and y is recorded for gradients as in training.
@@ -148,12 +148,12 @@ class Machine:
 
     def in_turns(
         self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH
-    ) -> list[Comparison | Exception]:
+    ) -> list[WholeRun | Exception]:
         """Compare calls with a baseline, in turns, and say under which load. Raises what the baseline raises."""
         mark = self.watch.mark()
         results = compare_in_turns(baseline, runs, self.clock, rounds)
         load = self.watch.since(mark)
-        return [result.under(load) if isinstance(result, Comparison) else result for result in results]
+        return [_under(load, result) if isinstance(result, WholeRun) else result for result in results]
 
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
@@ -163,6 +163,11 @@ class Machine:
             return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
         except CANDIDATE_ERRORS as error:
             return partial(_fail, without_frames(error))
+
+
+def _under(load: Load, run: WholeRun) -> WholeRun:
+    raw = run.raw and replace(run.raw, stolen=load.stolen_share, clock_hz=load.clock_hz)
+    return replace(run, load=load.share, raw=raw)
 
 
 def _fail(error: Exception) -> None:

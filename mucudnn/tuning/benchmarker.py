@@ -9,10 +9,11 @@ from functools import partial
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.prior import Prior
-from mucudnn.measuring.profiler import ProfilingJob
-from mucudnn.measuring.quick_search import QuickSearch
+from mucudnn.measuring.quick_race import QuickRace
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet
-from mucudnn.measuring.timing.comparison import QUICK, THOROUGH, Comparison
+from mucudnn.measuring.race import Race, RaceJob
+from mucudnn.measuring.thorough_race import ThoroughRace
+from mucudnn.measuring.timing.comparison import QUICK, THOROUGH
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
@@ -110,7 +111,7 @@ class Benchmarker:
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
-            every = self._profiling(job, limit_bytes)
+            every = ThoroughRace(self._race_job(job, limit_bytes))
             results = self.quiet.measured(every) if thoroughly else self._results(job, limit_bytes)
             for done, result in enumerate(results):
                 self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
@@ -121,27 +122,26 @@ class Benchmarker:
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
         job.declared_bytes = job.baseline_bytes()
         if self.config.time_limit_s is not None:
-            search = self._search(job, limit_bytes)
-            hurried = search.hurried() if isinstance(search, ProfilingJob) else ()
-            job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (search.missing(), hurried)))
+            race = self._race(job, limit_bytes)
+            hurried = race.hurried() if isinstance(race, ThoroughRace) else ()
+            job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
-        """Measure what is missing. The quick search may find nothing within a small limit; then all are measured."""
-        yield from self.quiet.measured(self._search(job, limit_bytes))
+        """Measure what is missing. The quick race may find nothing within a small limit; then all are measured."""
+        yield from self.quiet.measured(self._race(job, limit_bytes))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
-            yield from self.quiet.measured(self._profiling(job, limit_bytes))
+            yield from self.quiet.measured(ThoroughRace(self._race_job(job, limit_bytes)))
 
-    def _search(self, job: Job, limit_bytes: int | None) -> ProfilingJob | QuickSearch:
-        profiling = self._profiling(job, limit_bytes)
+    def _race(self, job: Job, limit_bytes: int | None) -> Race:
         if self.config.thorough:
-            return profiling
-        every_size, device = self.config.workspace_budget_bytes is not None, self.machine.device
-        flops_per_s = peak_flops_per_s(device, job.task.problem.dtype)
-        return QuickSearch.of(profiling, self._prior(), every_size, flops_per_s)
+            return ThoroughRace(self._race_job(job, limit_bytes))
+        every_size = self.config.workspace_budget_bytes is not None
+        flops_per_s = peak_flops_per_s(self.machine.device, job.task.problem.dtype)
+        return QuickRace(self._race_job(job, limit_bytes), self._prior(), every_size, flops_per_s)
 
-    def _profiling(self, job: Job, limit_bytes: int | None) -> ProfilingJob:
+    def _race_job(self, job: Job, limit_bytes: int | None) -> RaceJob:
         problem = job.task.problem
-        return ProfilingJob(
+        return RaceJob(
             problem,
             job.task.batch_size,
             job.candidates,
@@ -173,7 +173,7 @@ class Benchmarker:
             return full_s
         budget = self.config.workspace_budget_bytes
         limit = job.task.limit_bytes if budget is None else budget
-        return full_s * (1 + len(self._search(job, limit).missing())) / (1 + len(job.candidates))
+        return full_s * (1 + len(self._race(job, limit).missing())) / (1 + len(job.candidates))
 
     def verifier(self, jobs: Sequence[Job]) -> Verify:
         """Return what looks up whole runs of these tasks, and makes those that are missing."""
@@ -208,11 +208,9 @@ class Benchmarker:
         )
         outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
-            if isinstance(outcome, Comparison):
-                self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)
-                known[configuration] = outcome.whole_run
-            else:
-                known[configuration] = outcome
+            if isinstance(outcome, WholeRun):
+                self.store.add_whole_run(problem, configuration, self.versions, outcome, how)
+            known[configuration] = outcome
         return known
 
     def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:

@@ -22,7 +22,6 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.distributed.team import Team
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.measuring.operands import Operands, followed_operands
-from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
@@ -153,7 +152,7 @@ def compare_cached(
     algorithm: str,
     instead_of: Configuration,
     epilogue: WithEpilogue | None = None,
-) -> Comparison | Exception:
+) -> WholeRun | Exception:
     """Compare the convolution with a cached filter of ``algorithm`` with the same module without cache, in turns.
 
     epilogue: of both; ``None``: nothing follows y.
@@ -244,10 +243,10 @@ class _Chooser:
         outcome = compare_cached(
             self.machine, problem, configuration, option.algorithm, tuned.configuration, tuned.epilogue
         )
-        if not isinstance(outcome, Comparison):
+        if not isinstance(outcome, WholeRun):
             return None
-        self.store.add_whole_run(problem, configuration, self.versions, outcome.whole_run, how)
-        return outcome.whole_run
+        self.store.add_whole_run(problem, configuration, self.versions, outcome, how)
+        return outcome
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:

@@ -8,9 +8,9 @@ from math import inf
 from statistics import median
 from typing import Self
 
-from mucudnn.measuring.timing.comparison import uncertainty
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import is_busy
+from mucudnn.words.samples import uncertainty
 from mucudnn.words.units import format_seconds
 
 LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
@@ -20,7 +20,7 @@ LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
 class InTurns:
     """Torch's own and ours in turns: medians in seconds over the rounds.
 
-    speedup: the median of torch / ours in each round. uncertainty: of the speedup, as ``Comparison`` has it.
+    speedup: the median of torch / ours in each round. uncertainty: of the speedup, as of a ``WholeRun``.
     """
 
     torch_s: float

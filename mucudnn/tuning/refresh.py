@@ -16,9 +16,9 @@ from mucudnn.database.rows import is_doubtful_row
 from mucudnn.database.schema import PROBLEM_COLUMNS, Row
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
-from mucudnn.measuring.profiler import ProfilingJob
 from mucudnn.measuring.quiet import Outcomes, Quiet
-from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.measuring.race import RaceJob
+from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.cached_filters import compare_cached
@@ -180,7 +180,7 @@ class _Refresh:
 
         proofs = self.machine.proofs(max(sizes), checks_samples=True)
         candidates, _ = find_candidates(problem, algorithms, sizes, known, proofs)
-        job = ProfilingJob(
+        job = RaceJob(
             problem,
             max(sizes),
             [candidate for candidate in candidates if candidate.micro_config in every],
@@ -192,7 +192,7 @@ class _Refresh:
         )
         now: dict[MicroConfig, RefreshedMeasurement] = {}
         try:
-            for result in self.quiet.measured(job):
+            for result in self.quiet.measured(ThoroughRace(job)):
                 self.store.add(problem, versions[result.micro_config.algorithm], result)
                 if isinstance(result, Measurement):
                     now[result.micro_config] = RefreshedMeasurement(problem, before[result.micro_config], result)
@@ -225,15 +225,15 @@ class _Refresh:
         configuration: Configuration,
         row: Row,
         how: How,
-        outcome: Comparison | Exception | None,
+        outcome: WholeRun | Exception | None,
         versions: Mapping[str, int],
     ) -> None:
-        if not isinstance(outcome, Comparison):
+        if not isinstance(outcome, WholeRun):
             self.passed_over += 1
             return
         before = WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
-        self.store.add_whole_run(problem, configuration, versions, outcome.whole_run, how)
-        self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome.whole_run))
+        self.store.add_whole_run(problem, configuration, versions, outcome, how)
+        self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome))
 
     def _compare(self, problem: ConvProblem, how: How, configurations: Sequence[Configuration]) -> Outcomes:
         if not isinstance(how, WithCachedFilter):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
+from typing import Self
 
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.samples import MeasuredSamples, PairedSamples
+from mucudnn.words.samples import MeasuredSamples, PairedSamples, uncertainty
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import flag, instance, plain, settle, several, shown, text, whole
 
@@ -190,10 +193,10 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """A configuration run whole, and its baseline, measured in turns: medians in seconds, and the speedup's noise.
+    """A configuration run whole, and its baseline, measured in turns: medians in seconds over the rounds.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
-    load, raw: as of a ``Measurement``.
+    noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as of a ``Measurement``.
     """
 
     baseline_s: float
@@ -201,6 +204,12 @@ class WholeRun:
     noise: float
     load: float | None = None
     raw: PairedSamples | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
+        """Return what samples tell, of which there is one of each in every round."""
+        raw = PairedSamples(tuple(baseline_s), tuple(time_s))
+        return cls(median(baseline_s), median(time_s), uncertainty(raw.speedups), raw=raw)
 
     @property
     def is_disturbed(self) -> bool:

@@ -6,7 +6,10 @@ reads its samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
+from statistics import quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +37,19 @@ class PairedSamples:
     time_samples_s: tuple[float, ...]
     stolen: float | None = None
     clock_hz: float | None = None
+
+    @property
+    def speedups(self) -> list[float]:
+        """Baseline / run in each round: a slow minute of the machine, which both meet, cancels."""
+        return [b / t for b, t in zip(self.baseline_samples_s, self.time_samples_s, strict=True)]
+
+
+def uncertainty(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of the values' median, 1.57 IQR / sqrt(n); inf for a single value.
+
+    McGill, Tukey, Larsen 1978, "Variations of box plots".
+    """
+    if len(values) < 2:
+        return inf
+    lower, _, upper = quantiles(values, n=4, method="inclusive")
+    return 1.57 * (upper - lower) / sqrt(len(values))

@@ -15,7 +15,7 @@ from support.database_rows import FAST, FULL, HERE, PROBLEM, change, fill, rows_
 
 from mucudnn.database.database import Database
 from mucudnn.measuring import whole_runs
-from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.words.results import Failure, MicroConfig
 
 
@@ -154,10 +154,10 @@ def test_an_interrupted_refresh_says_what_is_left(
     succeed("tune", layers, *TUNE, "--batch", "1", "--operations", "forward")
     change(database, "UPDATE measurements SET load = 0.5")
 
-    def interrupt(job: ProfilingJob) -> None:
+    def interrupt(race: ThoroughRace) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProfilingJob, "measure", interrupt)
+    monkeypatch.setattr(ThoroughRace, "measure", interrupt)
     result = invoke("database", "refresh", "--threads", "1")
     assert result.exit_code == 130
     assert "are left as they were. All measurements are kept" in result.stderr

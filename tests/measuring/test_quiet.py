@@ -14,7 +14,6 @@ from support.clock.shared_machine import SharedProcessors
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.measuring import quiet
-from mucudnn.measuring.timing.comparison import Comparison
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.tuning.tuner import Tuning
 from mucudnn.words import warning
@@ -165,15 +164,15 @@ def test_whole_runs_under_load_are_made_again_once() -> None:
     watch = processors.watch()
     waiting, compared = quiet.Quiet(watch, store, told.append), list[float]()
 
-    def compare(configurations: Sequence[Configuration]) -> list[Comparison]:
+    def compare(configurations: Sequence[Configuration]) -> list[WholeRun]:
         mark = watch.mark()
         processors.work(1.0)
         compared.append(watch.since(mark).share or 0.0)
-        return [Comparison(2.0, 1.0, 0.1, 5, 2.0, 2.0, compared[-1])]
+        return [WholeRun(2.0, 1.0, 0.1, compared[-1])]
 
     (outcome,) = waiting.compared(FORWARD, [one], compare)
     assert compared == [1.0, 0.0]
-    assert isinstance(outcome, Comparison)
+    assert isinstance(outcome, WholeRun)
     assert outcome.load == 0.0
     waiting.end()
     assert waiting.compared(FORWARD, [], compare) == []
@@ -186,9 +185,9 @@ def test_whole_runs_have_the_load_of_their_turns() -> None:
     bench.processors.rest(10.0)
     bench.processors.others = 0.0
     (calm,) = bench.machine.compare(FORWARD, BATCH, [one], keeps_workspace=True)
-    assert isinstance(busy, Comparison)
-    assert isinstance(calm, Comparison)
-    assert (busy.whole_run.load, calm.whole_run.load) == (1.0, 0.0)
+    assert isinstance(busy, WholeRun)
+    assert isinstance(calm, WholeRun)
+    assert (busy.load, calm.load) == (1.0, 0.0)
 
 
 def test_the_time_limit_is_that_of_both_passes() -> None:

@@ -15,10 +15,10 @@ from support.clock.two_algorithms import NO_LIMIT, Bench
 from mucudnn.database.database import Database
 from mucudnn.database.samples import unpacked
 from mucudnn.database.schema import Row
-from mucudnn.measuring.timing.comparison import uncertainty
 from mucudnn.measuring.timing.timer import relative_spread
 from mucudnn.tuning.tuner import Tuning
 from mucudnn.words.config import Config
+from mucudnn.words.samples import uncertainty
 
 THOROUGH = Config(workspace_limit=None, thorough=True)
 

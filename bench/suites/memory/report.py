@@ -9,7 +9,7 @@ from rich.table import Table
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Line
 from mucudnn.bench.report.tables import images_per_s, milliseconds, new_table, ratio
-from mucudnn.measuring.timing.comparison import Comparison
+from mucudnn.words.results import WholeRun
 from mucudnn.words.units import format_bytes
 
 _PEAKS = ("allocator_peak_bytes", "resident_peak_bytes")
@@ -30,8 +30,8 @@ def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
             printed.add_row(_name(line), line["failure"])
             lines.append(f"{_name(line)}: {line['failure']}")
             continue
-        step = Comparison.of(torchs["samples_s"], line["samples_s"])
-        speedup = "" if line is torchs else f"{ratio(step.speedup)} ± {step.uncertainty:.2f}"
+        step = WholeRun.of(torchs["samples_s"], line["samples_s"])
+        speedup = "" if line is torchs else f"{ratio(step.speedup)} ± {step.noise:.2f}"
         peaks = (cell for name in _PEAKS for cell in _peak(line[name], torchs[name]))
         printed.add_row(_name(line), *peaks, milliseconds(step.time_s), images_per_s(n, step.time_s), speedup)
         if line is not torchs:

@@ -4,68 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
-from statistics import median, quantiles
-from typing import Self
+from math import inf
 
-from mucudnn.measuring.timing.load import Load
 from mucudnn.measuring.timing.rounds import sample_in_rounds
 from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Stop, Timer
 from mucudnn.words.results import WholeRun
-from mucudnn.words.samples import PairedSamples
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A run against the baseline: medians in seconds over the rounds.
-
-    ``uncertainty`` of the speedup is half the width of the 95 % interval of a median, 1.57 IQR / sqrt(n) (McGill,
-    Tukey, Larsen 1978, "Variations of box plots"). The median is that of baseline / run in each round. Both of a pair
-    ran in the same round, so a slow minute of the machine cancels. load: of the machine meanwhile, see ``WholeRun``.
-    samples: of both, from which all of this can be computed again.
-    """
-
-    baseline_s: float
-    time_s: float
-    uncertainty: float
-    rounds: int
-    least_speedup: float  # of any round
-    most_speedup: float
-    load: float | None = None
-    samples: PairedSamples | None = None
-
-    @classmethod
-    def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
-        """Return what samples tell, of which there is one of each in every round."""
-        ratios = [b / t for b, t in zip(baseline_s, time_s, strict=True)]
-        return cls(
-            baseline_s=median(baseline_s),
-            time_s=median(time_s),
-            uncertainty=uncertainty(ratios),
-            rounds=len(ratios),
-            least_speedup=min(ratios),
-            most_speedup=max(ratios),
-            samples=PairedSamples(tuple(baseline_s), tuple(time_s)),
-        )
-
-    @property
-    def speedup(self) -> float:
-        return self.baseline_s / self.time_s
-
-    @property
-    def whole_run(self) -> WholeRun:
-        """The same numbers, as the database keeps them."""
-        return WholeRun(self.baseline_s, self.time_s, self.uncertainty, self.load, raw=self.samples)
-
-    def under(self, load: Load) -> Comparison:
-        """Return the same, made under this load."""
-        samples = self.samples and replace(self.samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
-        return replace(self, load=load.share, samples=samples)
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the run is faster or slower by more than the noise."""
-        return abs(self.speedup - 1) > self.uncertainty
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +28,7 @@ class Rounds:
     warm_up_s: float = inf
     race: bool = False
 
-    def is_enough(self, done: int, results: Sequence[Comparison], spent_s: float, limit_s: float) -> bool:
+    def is_enough(self, done: int, results: Sequence[WholeRun], spent_s: float, limit_s: float) -> bool:
         """Tell whether no further round is needed after ``done`` of them, which took ``spent_s`` in all."""
         if done >= self.most:
             return True
@@ -96,8 +39,9 @@ class Rounds:
         is_sure = done >= self.sure and all(self._is_settled(result) for result in results)
         return done >= self.least and (spent_s >= limit_s or is_sure)
 
-    def _is_settled(self, result: Comparison) -> bool:
-        return result.is_clear or (self.race and abs(result.speedup - 1) <= _EVEN)
+    def _is_settled(self, result: WholeRun) -> bool:
+        """Whether the run is faster or slower by more than the noise, or the race is even."""
+        return abs(result.speedup - 1) > result.noise or (self.race and abs(result.speedup - 1) <= _EVEN)
 
 
 THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, warm_up_s=0.1, race=True)
@@ -111,10 +55,10 @@ def compare_in_turns(
     runs: Sequence[Callable[[], object]],
     clock: Clock,
     rounds: Rounds = THOROUGH,
-) -> list[Comparison | Exception]:
+) -> list[WholeRun | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
-    A run that fails gives its error.
+    A run that fails gives its error. The load is not part of the results.
 
     Raises what the baseline raises.
     """
@@ -137,9 +81,9 @@ def compare_in_turns(
     return [timer.error or _compared(timers[0], timer) for timer in timers[1:]]
 
 
-def _compared(baseline: Timer, timer: Timer) -> Comparison:
+def _compared(baseline: Timer, timer: Timer) -> WholeRun:
     """Compare with the rounds of the baseline in which this one ran, too: the first ones."""
-    return Comparison.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
+    return WholeRun.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
 
 
 def _drop_lapped(timers: Sequence[Timer]) -> None:
@@ -154,16 +98,10 @@ def _is_lapped(timer: Timer, other: Timer) -> bool:
     return len(pairs) >= _LAPPED and all(own_s > _LAP * other_s for own_s, other_s in pairs)
 
 
-def _is_obvious(result: Comparison, done: int, is_long: bool) -> bool:
+def _is_obvious(result: WholeRun, done: int, is_long: bool) -> bool:
     """Whether it was much faster than the baseline in each round, or slower in each of three."""
-    if done >= 2 and is_long and (result.least_speedup > _FAR_AHEAD or result.most_speedup < 1 / _FAR_AHEAD):
+    assert result.raw is not None
+    least, most = min(result.raw.speedups), max(result.raw.speedups)
+    if done >= 2 and is_long and (least > _FAR_AHEAD or most < 1 / _FAR_AHEAD):
         return True
-    return done >= 3 and (result.least_speedup > _AHEAD or result.most_speedup < 1)
-
-
-def uncertainty(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of their median: see ``Comparison``. It is inf for a single one."""
-    if len(values) < 2:
-        return inf
-    lower, _, upper = quantiles(values, n=4, method="inclusive")
-    return 1.57 * (upper - lower) / sqrt(len(values))
+    return done >= 3 and (least > _AHEAD or most < 1)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
-from support.profiling_jobs import CLOCK, SIZES, fake, job_of, results_of
+from support.races import CLOCK, SIZES, fake, race_of, results_of
 
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.operands import random_operands
-from mucudnn.measuring.profiler import ProfilingJob
+from mucudnn.measuring.race import RaceJob
+from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.timing.timer import StoppingRule
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -135,19 +136,19 @@ def test_nothing_is_measured_twice() -> None:
         fake("slow", 0.04, scratch_bytes_per_sample=1),
         fake("failing", failing_sizes=[2]),
     ]
-    first = list(job_of(*algorithms).measure())
+    first = list(race_of(*algorithms).measure())
     known = tuple(r for r in first if isinstance(r, Measurement))
     failed = tuple(r for r in first if isinstance(r, Failure))
-    again = job_of(*algorithms, known=known, known_failures=failed)
+    again = race_of(*algorithms, known=known, known_failures=failed)
     assert again.missing() == []
     assert list(again.measure()) == []
 
 
 def test_an_interrupted_profile_goes_on_with_what_is_missing() -> None:
     one, other = fake("one", prepared_bytes=2), fake("other", prepared_bytes=1)
-    known = tuple(r for r in job_of(one).measure() if isinstance(r, Measurement))
+    known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
     one.sizes_run.clear()
-    results = list(job_of(one, other, known=known).measure())
+    results = list(race_of(one, other, known=known).measure())
     assert {r.micro_config.algorithm for r in results} == {"other"}
     assert not one.sizes_run
 
@@ -173,9 +174,9 @@ def test_nothing_is_run_to_count_bytes_of_what_is_over_the_limit_by_those_handed
 
 def test_what_stored_micro_configs_allocate_inside_is_not_counted_again() -> None:
     one = fake("one", scratch_bytes_per_sample=4, internal_bytes_per_sample=3)
-    known = tuple(r for r in job_of(one).measure() if isinstance(r, Measurement))
+    known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
     one.internals_asked.clear()
-    assert [c.workspace_bytes for c in job_of(one, known=known).candidates] == [7, 14, 28, 56]
+    assert [c.workspace_bytes for c in race_of(one, known=known).job.candidates] == [7, 14, 28, 56]
     assert not one.internals_asked
 
 
@@ -235,7 +236,7 @@ def test_rules_are_those_of_the_clock() -> None:
 
     clock = Coarse()
     candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], [1])
-    (result,) = ProfilingJob(FORWARD, 8, candidates, clock=clock).measure()
+    (result,) = ThoroughRace(RaceJob(FORWARD, 8, candidates, clock=clock)).measure()
     assert isinstance(result, Measurement)
     assert result.samples == 24  # and a warm-up
 
@@ -250,5 +251,5 @@ def test_a_pass_is_over_all_slices() -> None:
 
     clock = Noting()
     candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], SIZES)
-    list(ProfilingJob(FORWARD, max(SIZES), candidates, clock=clock).measure())
+    list(ThoroughRace(RaceJob(FORWARD, max(SIZES), candidates, clock=clock)).measure())
     assert passes == {8, 4, 2, 1}

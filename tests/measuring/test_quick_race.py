@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm
-from support.profiling_jobs import CLOCK, SIZES, fake, job_of
+from support.races import CLOCK, SIZES, fake, job_of, race_of
 
 from mucudnn.measuring.prior import Prior
-from mucudnn.measuring.profiler import ProfilingJob
-from mucudnn.measuring.quick_search import QuickSearch
+from mucudnn.measuring.quick_race import QuickRace
+from mucudnn.measuring.race import RaceJob
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
@@ -21,11 +21,9 @@ LARGEST = max(SIZES)
 NEAR = [ConvProblem(Operation.FORWARD, c=c, h=3, w=3, k=2, r=1, s=1) for c in (3, 4)]
 
 
-def search(
-    job: ProfilingJob, prior: Prior | None = None, **how: object
-) -> dict[tuple[str, int], Measurement | Failure]:
+def search(job: RaceJob, prior: Prior | None = None, **how: object) -> dict[tuple[str, int], Measurement | Failure]:
     how = {"every_size": False, "flops_per_s": float("inf"), **how}
-    found = QuickSearch.of(job, prior or Prior(), **how).measure()
+    found = QuickRace(job, prior or Prior(), **how).measure()
     return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}
 
 
@@ -81,7 +79,7 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
         algorithms = [fake("native", 0.02, scratch_bytes_per_sample=10), fake("other", scratch_bytes_per_sample=10)]
         resort = LastResort("resort", CLOCK, lambda size: per_sample_s * size)
         job = job_of(*algorithms, resort, **bounds)
-        found = QuickSearch.of(job, Prior(), every_size, float("inf"))
+        found = QuickRace(job, Prior(), every_size, float("inf"))
         results = [*found.measure()]
         assert found.knowing(results, 0.0).is_done
         return {r.micro_config.micro_batch_size for r in results if r.micro_config.algorithm == "resort"}
@@ -138,7 +136,7 @@ def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_s
         for name in ("native", "one", "two", "three", "four")
     ]
     algorithms[0].scratch_bytes_per_sample = 0
-    thorough = [r for r in job_of(*algorithms, limit_bytes=100).measure() if isinstance(r, Measurement)]
+    thorough = [r for r in race_of(*algorithms, limit_bytes=100).measure() if isinstance(r, Measurement)]
     found = search(job_of(*algorithms, limit_bytes=100), every_size=True).values()
     quick = [r for r in found if isinstance(r, Measurement)]
     for share in (0, 4, 8, 16, 24, 40, 80, 100):
@@ -332,7 +330,7 @@ def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -
     results = search(job)
     assert set(results) == {("native", LARGEST)}
     known = tuple(results.values())
-    left = QuickSearch.of(job_of(fake("native"), fake("best"), known=known), Prior(), False, float("inf")).missing()
+    left = QuickRace(job_of(fake("native"), fake("best"), known=known), Prior(), False, float("inf")).missing()
     assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
 
 
@@ -380,7 +378,7 @@ def test_choices_are_nearly_those_of_a_thorough_search(seed: int) -> None:
         for name in ("native", "one", "two", "three")
     ]
     algorithms[0].scratch_bytes_per_sample = 0
-    thorough = [r for r in job_of(*algorithms, limit_bytes=limit).measure() if isinstance(r, Measurement)]
+    thorough = [r for r in race_of(*algorithms, limit_bytes=limit).measure() if isinstance(r, Measurement)]
     quick = [r for r in search(job_of(*algorithms, limit_bytes=limit)).values() if isinstance(r, Measurement)]
     best, found = (solve_wr(measured, LARGEST, limit).time_s for measured in (thorough, quick))
     assert found <= 1.03 * best

@@ -1,0 +1,164 @@
+"""The quick race: measures those candidates of a problem that can win, and looks at the others once or not at all.
+
+``QuickPlan`` says which come next. Of what is passed over, a row with the reason is stored. Whole runs decide between
+those that are close, as they always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.prior import Prior
+from mucudnn.measuring.quick_plan import HOPELESS, SECOND, QuickPlan
+from mucudnn.measuring.race import Entry, Race, RaceJob
+from mucudnn.measuring.timing.timer import EVERY_ROUND, StoppingRule
+from mucudnn.words.results import Failure, Measurement
+
+_HOPELESS_PART = 2.5  # for a small part of the mini-batch: calls have shares that are not divided
+_CLOSE = 1.15  # after a sample with empty caches
+
+
+class QuickRace(Race):
+    """A race of those that can win, in the order of its plan, for which results are compared at some places only.
+
+    prior, every_size, flops_per_s: as of ``QuickPlan``; the results are added to the prior.
+    """
+
+    warms_up = False  # the check has run before
+    checks_samples = True
+
+    def __init__(self, job: RaceJob, prior: Prior, every_size: bool = False, flops_per_s: float = inf) -> None:
+        if any(c.smaller is not None for c in job.candidates):  # to know what smaller ones need takes a run for some
+            job = replace(job, candidates=[replace(c, smaller=None) for c in job.candidates])
+        super().__init__(job)
+        self.rule = replace(EVERY_ROUND, sample_s=job.clock.step_rule.sample_s, max_calls=4)
+        self.setup_rule = StoppingRule(time_limit_s=0.0)  # one sample
+        # What was too large under another limit may fit.
+        kept = [f for f in job.known_failures if f.needed_bytes is None or f.needed_bytes > job.limit]
+        self.failed = {failure.micro_config: failure for failure in kept}
+        self._plan = QuickPlan(self.job, self.known, self.failed, prior, every_size, flops_per_s)
+        self._has_run: set[str] = set()  # algorithms that have run at another size
+        self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
+
+    def missing(self) -> list[Candidate]:
+        return self._plan.unseen() or self._plan.sizes()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is missing. Where not even torch's own is known, nothing must run to tell."""
+        return not (self._plan.baselines() or self.missing())
+
+    def _of(self, job: RaceJob) -> QuickRace:
+        return QuickRace(job, self._plan.prior, self._plan.every_size, self._plan.flops_per_s)
+
+    def _run(self) -> Iterator[Measurement | Failure]:
+        plan = self._plan
+        yield from self._prove(plan.foreign())
+        for candidate in plan.baselines():
+            yield from self._look_at(candidate)
+        yield from self._look_at_parts()
+        while unseen := self._in_time(self._unseen()):
+            for candidate in unseen:
+                yield from self._look_unless_hopeless(candidate)
+        yield from plan.too_large()
+        yield from self._compare_closely(HOPELESS, _CLOSE)
+        while sizes := self._in_time(plan.sizes()):
+            yield from self._prove(sizes)
+            for candidate in sizes:
+                if candidate.micro_config not in self.failed:
+                    yield from self._look_at(candidate)
+            yield from self._compare_closely(inf, SECOND)  # a size is compared with others, and never by a quick look
+        plan.prior.learn(self.job.problem, self.known.values())
+
+    def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return all, unless time is up: then torch's own alone, and others only until something fits."""
+        if not self._is_late():
+            return candidates
+        return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
+
+    def _unseen(self) -> list[Candidate]:
+        return [c for c in self._plan.unseen() if c.algorithm.name not in self._hopeless_parts]
+
+    def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        if self._plan.is_spared(candidate):
+            return
+        if (failure := self._plan.hopeless(candidate)) is not None:
+            self.failed[candidate.micro_config] = failure
+            yield failure
+        else:
+            yield from self._look_at(candidate)
+
+    def _look_at_parts(self) -> Iterator[Measurement | Failure]:
+        """Look at algorithms on small parts of the mini-batch. Those that are hopeless, or spared, end with that."""
+        looks = [self._try_first_sample(part) for part in self._plan.parts() if not self._is_late()]
+        entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
+        self._has_run |= {entry.candidate.algorithm.name for entry in entries}
+        beside = self._plan.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
+        for entry in entries:
+            margin = beside.margin(entry.candidate, entry.measurement())
+            if margin > _HOPELESS_PART or beside.is_spared(entry.candidate):
+                self._hopeless_parts.add(entry.candidate.algorithm.name)
+                self._add(entry)
+                yield entry.final()
+
+    def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
+        if self._is_late() and self._has_answer() and not self.job.is_baseline(candidate):
+            return
+        entry = self._try_first_sample(candidate)
+        if isinstance(entry, Exception):
+            yield from self._failed(candidate, entry)
+            return
+        self._add(entry)
+        if self._can_win(entry, HOPELESS):
+            self.entries[candidate.micro_config] = entry
+        else:
+            yield entry.final()
+
+    def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
+        """Replace quick looks by samples with empty caches, in turns, then take another sample of each.
+
+        What is slower by more than these margins ends with what it has.
+        """
+        yield from self._sample_within(first, looks_only=True)
+        yield from self._sample_within(second)
+        for entry in list(self.entries.values()):
+            yield from self._end(entry)
+
+    def _sample_within(self, margin: float, *, looks_only: bool = False) -> Iterator[Measurement | Failure]:
+        for entry in list(self.entries.values()):
+            if not self._can_win(entry, margin) or self._is_late():
+                yield from self._end(entry)
+            elif entry.is_look or not looks_only:
+                if entry.is_look:
+                    entry.is_look = False
+                    entry.timer.samples_s.clear()
+                self._has_run.add(entry.candidate.algorithm.name)
+                entry.timer.sample()
+                if entry.timer.error is not None:
+                    yield from self._end(entry)
+                else:
+                    self._add(entry)
+
+    def _can_win(self, entry: Entry, margin: float) -> bool:
+        """Whether it is at most so many times slower than the fastest, by its fastest sample."""
+        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        return self._plan.margin(entry.candidate, own) <= margin
+
+    def _is_look(self, candidate: Candidate) -> bool:
+        """Whether it has not run at another size, or may have something to load or to build for this one."""
+        own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
+        return not (own and candidate.algorithm.name in self._has_run)
+
+    def _relative_error(self, candidate: Candidate) -> float:
+        """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
+        own = [c for c in self.job.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
+        smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
+        for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:
+            with suppress(*candidate.errors):
+                return super()._relative_error(part)
+        return super()._relative_error(candidate)

@@ -1,0 +1,299 @@
+"""The race of one problem's micro-configs: each is checked and timed on a workbench, or fails for a reason.
+
+What all races have in common is here. ``thorough_race.py`` measures whatever can win, ``quick_race.py`` what probably
+does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+from typing import Self
+
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.proofs import UnprovenError
+from mucudnn.measuring.timing.candidate_errors import UnsoundError, give_back_cache, without_frames
+from mucudnn.measuring.timing.load import Watch
+from mucudnn.measuring.timing.processor_use import ProcessorUse
+from mucudnn.measuring.timing.rounds import measure_in_turns
+from mucudnn.measuring.timing.timer import Clock, Timer, WallClock
+from mucudnn.measuring.workbench import Workbench
+from mucudnn.words.errors import BrokenDeviceError, first_line
+from mucudnn.words.problem import ConvProblem
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+from mucudnn.words.samples import MeasuredSamples
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+
+@dataclass(frozen=True, slots=True)
+class RaceJob:
+    """Candidates of one problem that are to be measured, and the bounds of measuring.
+
+    known, known_failures: results of earlier runs, not made again. limit_bytes: candidates that need more workspace are
+    left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
+    limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
+    may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
+    baseline_exempt: the limit does not hold torch's own, undivided. watch: of the machine's load.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    candidates: Sequence[Candidate]
+    known: Sequence[Measurement] = ()
+    known_failures: Sequence[Failure] = ()
+    limit_bytes: int | None = None
+    max_relative_error: float = inf
+    time_limit_s: float | None = None
+    may_keep: bool = False
+    baseline_exempt: bool = False
+    device: str = "cpu"
+    clock: Clock = field(default_factory=WallClock)
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def limit(self) -> float:
+        """The workspace limit in bytes; inf without one."""
+        return inf if self.limit_bytes is None else self.limit_bytes
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """Whether error and workspace allow the candidate to win."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the candidate's workspace is within the limit."""
+        if self.baseline_exempt and self.is_baseline(candidate):
+            return True
+        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
+        return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)
+
+    def is_baseline(self, candidate: Candidate) -> bool:
+        """Whether this is torch's own, undivided, with which everything is compared."""
+        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.batch_size)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A candidate that is being measured: the timer of its steps, and what is known beside that.
+
+    is_look: its only sample is a quick look, of a step that found things in the caches.
+    """
+
+    candidate: Candidate
+    timer: Timer
+    setup_samples_s: tuple[float, ...]
+    relative_error: float
+    began: ProcessorUse  # what the watch saw before the first sample
+    watch: Watch
+    is_look: bool = False
+
+    def final(self) -> Measurement:
+        """Return what all samples say, with them and with the load meanwhile."""
+        load = self.watch.since(self.began)
+        samples = (self.setup_samples_s, tuple(self.timer.samples_s))
+        raw = MeasuredSamples(*samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
+        return replace(self.measurement(), load=load.share, raw=raw)
+
+    def measurement(self) -> Measurement:
+        """Return what the samples say so far, and no more: the race reads it all the time."""
+        return Measurement(
+            micro_config=self.candidate.micro_config,
+            setup_s=median(self.setup_samples_s),
+            step_s=self.timer.median_s,
+            prepared_bytes=self.candidate.workspace.prepared_bytes,
+            scratch_bytes=self.candidate.scratch_bytes,
+            relative_error=self.relative_error,
+            noise=self.timer.noise,
+            samples=len(self.timer.samples_s),
+        )
+
+
+class Race(ABC):
+    """A race of the candidates of one job. Subclasses say who runs, in which order, and how often.
+
+    warms_up: whether a call that does not count comes before the samples of a step and of a setup. checks_samples: as
+    of ``Workbench``. rule, setup_rule: when steps and setups have enough samples.
+    """
+
+    warms_up = True
+    checks_samples = False
+
+    def __init__(self, job: RaceJob) -> None:
+        self.job = job
+        self.rule, self.setup_rule = job.clock.step_rule, job.clock.setup_rule
+        of_candidates = {candidate.micro_config for candidate in job.candidates}
+        self.known = {m.micro_config: m for m in job.known if m.micro_config in of_candidates}
+        self.failed = {failure.micro_config: failure for failure in job.known_failures}
+        self.fastest_s: dict[MicroConfig, float] = {}  # the fastest sample of what runs now
+        self.entries: dict[MicroConfig, Entry] = {}
+        self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
+        self._relative_errors: dict[str, float] = {}  # by algorithm, for those that are checked once
+
+    @abstractmethod
+    def missing(self) -> list[Candidate]:
+        """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing()
+
+    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
+        """Return the race as it begins when these are known too, and so much of its time is over."""
+        left_s = None if self.job.time_limit_s is None else max(0.0, self.job.time_limit_s - spent_s)
+        known = [*self.job.known, *(result for result in results if isinstance(result, Measurement))]
+        failures = [*self.job.known_failures, *(result for result in results if isinstance(result, Failure))]
+        return self._of(replace(self.job, known=known, known_failures=failures, time_limit_s=left_s))
+
+    def _of(self, job: RaceJob) -> Self:
+        return type(self)(job)
+
+    def measure(self) -> Iterator[Measurement | Failure]:
+        """Measure what is missing, and yield each result as soon as it is final.
+
+        Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
+        ``UnavailableError`` where there is no memory for a single sample.
+        """
+        if self.is_done:
+            return
+        job = self.job
+        self.workbench = Workbench(job.problem, job.batch_size, job.device, checks_samples=self.checks_samples)
+        self.deadline = job.clock.now() + (inf if job.time_limit_s is None else job.time_limit_s)
+        yield from self._run()
+
+    @abstractmethod
+    def _run(self) -> Iterator[Measurement | Failure]:
+        """Measure on the workbench until the deadline."""
+
+    def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
+        """Have foreign candidates proven in one batch, and yield the failures of those that are barred.
+
+        What a source offers is proven one by one, as far as there is time.
+        """
+        wanted = [c for c in candidates if c.is_foreign and not c.from_source]
+        if not wanted or (proofs := wanted[0].proofs) is None:
+            return
+        proofs.ask(wanted)
+        for candidate in wanted:
+            if (error := proofs.error_of(candidate)) is not None:
+                yield from self._failed(candidate, error)
+
+    def _is_late(self) -> bool:
+        return self.job.clock.now() > self.deadline
+
+    def _has_answer(self) -> bool:
+        """Whether something that fits was measured. The time limit applies once it was."""
+        known = (c for c in self.job.candidates if c.micro_config in self.known)
+        fitting = (c for c in known if c.fits(self.job.limit_bytes))
+        return any(self.job.batch_size % c.micro_batch_size == 0 for c in fitting)
+
+    def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
+        try:
+            return self._first_sample(candidate)
+        except candidate.errors as error:
+            return without_frames(error)
+
+    def _first_sample(self, candidate: Candidate) -> Entry:
+        """Check the result, then take a sample, or a look. Raises what the candidate raises."""
+        relative_error = self._relative_error(candidate)
+        began = self.job.watch.mark()
+        setup_samples_s = self._samples_of_setup(candidate)
+        clock, slices = self.job.clock, self.workbench.slice_count(candidate)
+        timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.warms_up)
+        is_look = self._is_look(candidate)
+        if is_look:
+            timer.samples_s.append(_seconds_of(timer.function, clock))
+        else:
+            timer.sample()
+        if timer.error is not None:
+            raise timer.error
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch, is_look)
+
+    def _is_look(self, candidate: Candidate) -> bool:
+        """Whether the first sample is one step, with what the check has left in the caches."""
+        return False
+
+    def _relative_error(self, candidate: Candidate) -> float:
+        """Return the relative error of a candidate.
+
+        Our algorithms are tested at every size, so that one check tells how exact they are here. Foreign code is proven
+        at each.
+        """
+        if candidate.is_foreign:
+            proof = candidate.proof()
+            return self.workbench.relative_error(candidate) if proof is None else proof.relative_error
+        name = candidate.algorithm.name
+        if name not in self._relative_errors:
+            self._relative_errors[name] = self.workbench.relative_error(candidate)
+        return self._relative_errors[name]
+
+    def _samples_of_setup(self, candidate: Candidate) -> tuple[float, ...]:
+        """Time the setup of an algorithm once; what prepares nothing needs no empty caches where nothing warms up."""
+        name = candidate.algorithm.name
+        if name not in self._setup_samples_s:
+            set_up, clock = self.workbench.set_up(candidate), self.job.clock
+            if not self.warms_up and not candidate.workspace.prepared_bytes:
+                self._setup_samples_s[name] = (_seconds_of(set_up, clock),)
+            else:
+                timer = Timer(set_up, clock, self.setup_rule, warms_up=self.warms_up)
+                for _ in measure_in_turns([timer]):
+                    pass
+                if timer.error is not None:
+                    raise timer.error
+                self._setup_samples_s[name] = tuple(timer.samples_s)
+        return self._setup_samples_s[name]
+
+    def _add(self, entry: Entry) -> None:
+        """Let others be compared with what the entry's samples say so far."""
+        self.known[entry.candidate.micro_config] = entry.measurement()
+        self.fastest_s[entry.candidate.micro_config] = min(entry.timer.samples_s)
+
+    def _end(self, entry: Entry) -> Iterator[Measurement | Failure]:
+        del self.entries[entry.candidate.micro_config]
+        if entry.timer.error is None:
+            yield entry.final()
+        else:
+            yield from self._failed(entry.candidate, entry.timer.error)
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
+        """Note the failure and yield it. Raise an error if nothing else can be measured in this process."""
+        if broken := self._why_unusable():
+            reason = f"{_who(candidate)} left the device unusable: {broken}"
+            yield Failure(candidate.micro_config, reason)
+            passed_over = "" if self.job.is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            raise BrokenDeviceError(
+                f"{self.job.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                "the process anew, and tune again"
+            )
+        is_unproven = isinstance(error, UnprovenError)
+        is_lasting = not (is_unproven or is_out_of_memory(error))
+        named = is_lasting and isinstance(error, UnsoundError) and candidate.is_foreign
+        reason = f"{_who(candidate)}: {error}" if named else first_line(error)
+        if not is_lasting:
+            give_back_cache()
+        failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven)
+        self.failed[candidate.micro_config] = failure
+        yield failure
+
+    def _why_unusable(self) -> str | None:
+        """The error that the device reports for ever (CUDA calls it sticky); ``None``: it can be used."""
+        try:
+            self.job.clock.now()
+        except RuntimeError as error:
+            return first_line(error)
+        return None
+
+
+def _seconds_of(call: Callable[[], object], clock: Clock) -> float:
+    """Time a call with whatever is in the caches."""
+    began_s = clock.now()
+    call()
+    return clock.now() - began_s
+
+
+def _who(candidate: Candidate) -> str:
+    """Name and version, as a library counts: ``library:67 k2=5 (version 91900)``."""
+    return f"{candidate.algorithm.name} (version {candidate.algorithm.version})"

@@ -1,0 +1,166 @@
+"""The thorough race: every candidate has a sample, and those that can still win have more, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.race import Entry, Race, RaceJob
+from mucudnn.measuring.timing.rounds import measure_in_turns
+from mucudnn.measuring.timing.timer import Stop, Timer
+from mucudnn.words.results import Failure, Measurement, MicroConfig
+
+# Most that a larger micro-batch is faster, per sample, than the best smaller one of the same algorithm. The factor is
+# smaller against times of an earlier run: what that run passed over must not be measured later for mere noise.
+_OPTIMISM = 2.0
+_OPTIMISM_WHEN_STORED = 1.2
+_MARGIN = 1.1  # a lead below this may be noise, however steady the samples are
+_FIRST_MARGIN = 1.5  # after a single sample
+
+
+class ThoroughRace(Race):
+    """A race in which only the hopeless are dropped; their measurements are kept, with their few samples.
+
+    A micro-config is hopeless if a rival is faster for the whole mini-batch, by more than the noise can explain. The
+    rival needs no more workspace, and its micro-batch divides the other's: so no configuration gains by using the
+    hopeless one. Since only divisors count, the smallest sizes stay; remainders and small workspace limits need them.
+
+    A candidate is judged by its fastest sample: a slow moment of the machine is not its fault. As a rival it counts
+    with its median. Where what it prepares may be cached from call to call, it is judged without its setup.
+    """
+
+    def __init__(self, job: RaceJob) -> None:
+        super().__init__(job)
+        self._stored = frozenset(micro_config.algorithm for micro_config in self.known)
+        self._tried: set[MicroConfig] = set()
+
+    def missing(self) -> list[Candidate]:
+        failed = {of for of, failure in self.failed.items() if not failure.is_passed_over}
+        done = failed | set(self.known)
+        return [c for c in self.job.candidates if c.micro_config not in done and self._is_wanted(c)]
+
+    def hurried(self) -> list[Candidate]:
+        """Known candidates that can still win, and of which a time limit allowed too few samples."""
+        measured = [(c, m) for c in self.job.candidates if (m := self.known.get(c.micro_config)) is not None]
+        few = [(c, m) for c, m in measured if m.samples < self.rule.min_samples]
+        # Samples, and a warm-up.
+        quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < self.rule.time_limit_s]
+        return [c for c, m in quick if self.job.can_win(c, m.relative_error) and not self._is_beaten(m)]
+
+    def _run(self) -> Iterator[Measurement | Failure]:
+        missing = self.missing()
+        yield from self._prove(c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.job.limit)
+        yield from self._first_samples(missing)
+        for entry in list(self.entries.values()):
+            if self._is_beaten(entry.measurement()):
+                entry.timer.sample()  # the first sample may have met a slow moment of the machine
+                self._add(entry)
+                if entry.timer.error is not None:
+                    yield from self._end(entry)
+        yield from self._first_samples(missing)  # larger sizes of those that had
+        yield from self._refine(list(self.entries.values()))
+
+    def _first_samples(self, candidates: Sequence[Candidate]) -> Iterator[Measurement | Failure]:
+        """Take one sample of each candidate that is still wanted. Yields the results that are final with that."""
+        for candidate in candidates:
+            always = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
+            in_time = always or not self._is_late() or not self._has_answer()
+            if candidate.micro_config in self._tried or not in_time or not self._is_wanted(candidate):
+                continue
+            self._tried.add(candidate.micro_config)
+            entry = self._try_first_sample(candidate)
+            if isinstance(entry, Exception):
+                yield from self._failed(candidate, entry)
+                continue
+            self._add(entry)
+            if self.job.can_win(candidate, entry.relative_error):
+                self.entries[candidate.micro_config] = entry
+            else:
+                yield entry.final()
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
+        self._tried.add(candidate.micro_config)
+        yield from super()._failed(candidate, error)
+
+    def _refine(self, entries: Sequence[Entry]) -> Iterator[Measurement | Failure]:
+        of_timer = {id(entry.timer): entry for entry in entries}
+
+        def is_hopeless(timer: Timer) -> bool:
+            entry = of_timer[id(timer)]
+            self._add(entry)
+            return self._is_beaten(entry.measurement()) or self._is_late()
+
+        for entry in entries:  # only now, after all first samples, are all rivals known
+            if entry.timer.stop is None and is_hopeless(entry.timer):
+                entry.timer.stop = Stop.DROPPED
+        for timer in measure_in_turns([entry.timer for entry in entries], is_hopeless):
+            yield from self._end(of_timer[id(timer)])
+
+    def _is_wanted(self, candidate: Candidate) -> bool:
+        """Whether the candidate is worth a first sample.
+
+        Torch's own always is: everything is compared with it. Only running it tells its workspace, which is then in the
+        database.
+        """
+        if candidate.algorithm.is_torchs_own:
+            return True
+        name = candidate.algorithm.name
+        errors = (m.relative_error for m in self.known.values() if m.micro_config.algorithm == name)
+        if max(errors, default=0.0) > self.job.max_relative_error:
+            return False
+        return self.job.fits(candidate) and not self._is_outclassed(candidate)
+
+    def _is_beaten(self, measurement: Measurement) -> bool:
+        """Whether a measured micro-config is hopeless. The fewer and the noisier the samples, the more it takes."""
+        rivals = self._rivals(measurement.micro_config, _workspace_bytes(measurement))
+        total_s = self._setup_s(measurement) + self._steps_s(measurement, self._fastest_s(measurement))
+        return any(total_s > _margin(measurement, rival) * self._total_s(rival) for rival in rivals)
+
+    def _is_outclassed(self, candidate: Candidate) -> bool:
+        """Whether an unmeasured micro-config is hopeless, even if it is far better than its smaller sizes.
+
+        It needs no less workspace than these. So its own workspace is not asked for, unless it is known without
+        running.
+        """
+        name, size = candidate.algorithm.name, candidate.micro_batch_size
+        own = [m for c, m in self.known.items() if c.algorithm == name and c.micro_batch_size < size]
+        if not own:
+            return False
+        optimism = _OPTIMISM_WHEN_STORED if name in self._stored else _OPTIMISM
+        per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
+        total_s = self._setup_s(own[0]) + per_sample_s * self.job.batch_size
+        workspace_bytes = candidate.handed_bytes if candidate.from_source else max(map(_workspace_bytes, own))
+        rivals = self._rivals(candidate.micro_config, workspace_bytes)
+        return any(total_s > self._total_s(rival) for rival in rivals)
+
+    def _rivals(self, micro_config: MicroConfig, workspace_bytes: int) -> list[Measurement]:
+        return [
+            m
+            for m in self.known.values()
+            if m.micro_config != micro_config
+            and micro_config.micro_batch_size % m.micro_config.micro_batch_size == 0
+            and _workspace_bytes(m) <= workspace_bytes
+        ]
+
+    def _fastest_s(self, measurement: Measurement) -> float:
+        return self.fastest_s.get(measurement.micro_config, measurement.step_s)
+
+    def _setup_s(self, measurement: Measurement) -> float:
+        return 0.0 if self.job.may_keep else measurement.setup_s
+
+    def _total_s(self, rival: Measurement) -> float:
+        return rival.setup_s + self._steps_s(rival, rival.step_s)
+
+    def _steps_s(self, measurement: Measurement, step_s: float) -> float:
+        """Seconds for the whole mini-batch; fractions of a micro-batch count as such."""
+        return self.job.batch_size / measurement.micro_config.micro_batch_size * step_s
+
+
+def _workspace_bytes(measurement: Measurement) -> int:
+    return measurement.prepared_bytes + measurement.scratch_bytes
+
+
+def _margin(one: Measurement, other: Measurement) -> float:
+    if min(one.samples, other.samples) < 2:
+        return _FIRST_MARGIN
+    return max(_MARGIN, 1 + 2 * (one.noise + other.noise))
