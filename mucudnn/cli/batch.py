@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
+from mucudnn.words.config import Config
 
 
 @click.command(cls=FileCommand)
@@ -25,26 +25,19 @@ from mucudnn.terminal.files import FileCommand
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.choices(workspace_limit="64MiB")
+@options.config(options.memory_bounds("64MiB"), *options.MEASURING, thorough=True)
 @options.threads
 @options.device
 @click.option("--all", "everything", is_flag=True, help="Print every batch size, every problem and every cliff.")
-@options.csv_file
-@options.json_file
-@options.plot_file
+@outputs("csv", "json", "plot")
 def batch(
     source: str,
     up_to: int,
-    input_shape: tuple[int, int, int] | None,
-    dtype: str,
-    memory_format: Any,
-    threads: int | None,
     device: str,
     everything: bool,
-    csv_file: Path | None,
-    json_file: Path | None,
-    plot_file: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Show time and workspace per sample of SOURCE against batch size, undivided and divided.
 
@@ -56,29 +49,21 @@ def batch(
     from mucudnn.bench.analyses.batch_plot import draw_sweep
     from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
     from mucudnn.bench.analyses.batch_sizes import require_sweepable, sweep_batch_sizes
-    from mucudnn.bench.report.plots import require_matplotlib, save_png
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.terminal.console import output
-    from mucudnn.words.config import Config
 
-    config = Config(**{**choices, "thorough": True})  # the curves are of every algorithm at every size
     require_sweepable(config)
-    if plot_file is not None:
-        require_matplotlib()
-    options.use_threads(threads)
     tuning_environment(device, config)  # before a model is built for a device that is not there
-    table = load_source(source, batch=up_to, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
+    table = load_source(source, batch=up_to, **sizes)
     tuning = tune_with_progress(table, config, device)
     require_complete(tuning)
     sweep = sweep_batch_sizes(tuning, up_to)
-    console = output()
-    for curves in sweep.distinct_curves if everything else sweep.distinct_curves[:1]:
-        console.print(curves_table(sweep, curves, every_size=everything))
-    console.print(cliffs_table(sweep, every_cliff=everything))
-    console.print(explanation(sweep))
-    console.print(str(sweep.environment))
-    write_each(
-        (csv_file, lambda path: write_csv(path, sweep_rows(sweep))),
-        (json_file, lambda path: write_json(path, sweep_record(sweep))),
-        (plot_file, lambda path: save_png(draw_sweep(sweep), path)),
+    curves = sweep.distinct_curves if everything else sweep.distinct_curves[:1]
+    outputs.tell(
+        *(curves_table(sweep, one, every_size=everything) for one in curves),
+        cliffs_table(sweep, every_cliff=everything),
+        explanation(sweep),
+        str(sweep.environment),
+        rows=sweep_rows(sweep),
+        record=sweep_record(sweep),
+        figure=lambda: draw_sweep(sweep),
     )

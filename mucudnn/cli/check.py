@@ -18,7 +18,7 @@ _WRONG = 1  # exit status
 @options.memory_format
 @options.threads
 @click.pass_context
-def check(context: click.Context, /, source: str, threads: int | None, **sizes: Any) -> None:
+def check(context: click.Context, /, source: str, **sizes: Any) -> None:
     """Run torch's own convolutions of SOURCE in a process of their own, and compare them with float64.
 
     Each operation of each layer runs in both memory formats, between red zones and under checks of the heap. Shown is
@@ -33,7 +33,6 @@ def check(context: click.Context, /, source: str, threads: int | None, **sizes: 
     from mucudnn.measuring.proving.prover import prover
     from mucudnn.terminal.console import output, progress_bar
 
-    options.use_threads(threads)
     table = load_source(source, **sizes)
     with progress_bar() as progress:
         found = list(checked(table, prover(), progress))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile, OutputFile, whole_text
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import format_bytes
@@ -125,7 +126,7 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 @options.threads
 @options.device
 @options.database
-def refresh(everything: bool, days: float | None, threads: int | None, device: str, database: Path | None) -> None:
+def refresh(everything: bool, days: float | None, device: str, database: Path | None) -> None:
     """Measure again what is doubtful: while other processes worked, or very noisy.
 
     That is done for this machine as it is, with this number of threads, once it is quiet: for that it waits a minute
@@ -139,7 +140,6 @@ def refresh(everything: bool, days: float | None, threads: int | None, device: s
     from mucudnn.terminal.console import progress_bar
     from mucudnn.tuning.refresh import refresh as measure_again
 
-    options.use_threads(threads)
     older_than = None if days is None else timedelta(days=days)
     with Database(database, create=False) as opened, progress_bar() as progress:
         machine = Machine.current(device)
@@ -175,18 +175,16 @@ def _print_refreshed(found: Refreshed) -> None:
 )
 @options.environment
 @click.option("--all", "everything", is_flag=True, help="Also what newer measurements supersede.")
-@options.csv_file
-@options.json_file
 @options.database
+@outputs("csv", "json")
 def samples(
     problem: tuple[str, ...],
     operations: tuple[Operation, ...],
     algorithms: tuple[str, ...] | None,
     environment: str | None,
     everything: bool,
-    csv_file: Path | None,
-    json_file: Path | None,
     database: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Show the raw samples of each measurement and whole run, and what the machine was like meanwhile.
 
@@ -196,9 +194,7 @@ def samples(
     they were taken; those of a whole run and of its baseline with the same number ran in the same round.
     """
     from mucudnn.bench.report import samples as report
-    from mucudnn.bench.report.export import write_csv, write_each, write_json
     from mucudnn.database.database import Database
-    from mucudnn.terminal.console import output
 
     with Database(database, read_only=True) as opened:
         every = opened.every_row() if everything else opened.rows_that_count()
@@ -209,14 +205,12 @@ def samples(
             "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"
         )
     series = [*report.series(rows)]
-    console = output()
-    for one in environments:
-        if of_one := [each for each in series if report.environment_of(each) == one]:
-            console.print(report.samples_table(one, of_one))
-    console.print(report.in_words(rows))
-    write_each(
-        (csv_file, lambda path: write_csv(path, report.sample_rows(series))),
-        (json_file, lambda path: write_json(path, report.samples_record(series))),
+    by_environment = [(one, [each for each in series if report.environment_of(each) == one]) for one in environments]
+    outputs.tell(
+        *(report.samples_table(one, of_one) for one, of_one in by_environment if of_one),
+        report.in_words(rows),
+        rows=report.sample_rows(series),
+        record=report.samples_record(series),
     )
 
 

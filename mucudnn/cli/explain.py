@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, solve_stored, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.units import parse_bytes
+from mucudnn.words.config import HEADROOM, Config
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
@@ -21,18 +21,14 @@ if TYPE_CHECKING:
     from mucudnn.words.config import Config
 
 
-def _parse_budget(text: str) -> str:
-    if parse_bytes(text) is None:
-        raise InvalidInputError(f"{text!r} is no budget, so that there is nothing to explain; give a size, as 256MiB")
-    return text
-
-
 @click.command(cls=FileCommand)
 @options.source
 @options.dtype
 @options.memory_format
 @click.option(
-    "--budget", type=options.Text("SIZE", _parse_budget), help="Most workspace of all operations in sum, as 256MiB."
+    "--budget",
+    type=options.Text("SIZE", options.parse_size),
+    help="Most workspace of all operations in sum, as 256MiB.",
 )
 @click.option("--headroom", is_flag=True, help="Instead: the memory of a training step, and what is free in it.")
 @click.option(
@@ -42,24 +38,20 @@ def _parse_budget(text: str) -> str:
     help="Measure nothing: solve from this database, or from a profile that mucudnn database export wrote.",
 )
 @options.environment
-@options.measuring
+@options.config(*options.MEASURING)
 @options.threads
 @options.device
-@options.csv_and_curve_file
-@options.json_file
-@options.plot_file
+@outputs("csv", "json", "plot", second="curve")
 def explain(
     source: str,
     budget: str | None,
     headroom: bool,
     stored: Path | None,
     environment: str | None,
-    threads: int | None,
     device: str,
-    csv_file: Path | None,
-    json_file: Path | None,
-    plot_file: Path | None,
-    **rest: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Show what memory buys in the network SOURCE.
 
@@ -71,71 +63,59 @@ def explain(
     With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it
     stays below the peak. What is not yet measured is measured, as by mucudnn tune.
     """
-    from mucudnn.bench.report.plots import require_matplotlib
-    from mucudnn.words.config import HEADROOM, Config
 
     context = click.get_current_context()
     if headroom == (budget is not None):
         raise click.UsageError("give either --budget SIZE or --headroom", context)
     if stored is None and environment is not None:
         raise click.UsageError("--environment picks from what --from reads: give --from FILE, too", context)
-    if stored is not None and rest["database"] is not None:
+    if stored is not None and config.database is not None:
         raise click.UsageError("--from FILE is read instead of the database: give it or --database, not both", context)
     if stored is not None and device != "cpu" and not headroom:
         raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
-    if plot_file is not None:
-        require_matplotlib()
-    options.use_threads(threads)
-    sizes = options.pop_sizes(rest)
-    memory = {"workspace_limit": HEADROOM} if headroom else {"workspace_budget": budget}
-    config = Config(**rest, **memory)
+    config = replace(config, workspace_limit=HEADROOM) if headroom else replace(config, workspace_budget=budget)
     if stored is None or headroom:
         tuning_environment(device, config)  # before a model is built for a device that is not there
     tell = _headroom if headroom else _budget
-    tell(source, sizes, config, device, (stored, environment), (csv_file, json_file, plot_file))
+    tell(source, sizes, config, device, (stored, environment), outputs)
 
 
 _Stored = tuple[Path | None, str | None]  # database or profile, environment
-_Files = tuple[Path | None, Path | None, Path | None]  # CSV, JSON, PNG
 
 
-def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
+def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, outputs: Outputs) -> None:
     from mucudnn.bench.analyses import explanation as report
-    from mucudnn.bench.report.plots import save_png
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.terminal.console import output
 
     tuning = _tuned(load_source(source, **sizes), config, device, stored)
     explanation = report.explain(tuning)
-    console, (csv_file, json_file, plot_file) = output(), files
-    console.print(report.explanation_table(explanation))
-    console.print(report.in_words(explanation))
-    console.print(str(tuning.environment))
-    write_each(
-        (csv_file, lambda path: report.write_tables(explanation, path)),
-        (json_file, lambda path: write_json(path, report.explanation_record(explanation))),
-        (plot_file, lambda path: save_png(report.draw_explanation(explanation), path)),
+    outputs.tell(
+        report.explanation_table(explanation),
+        report.in_words(explanation),
+        str(tuning.environment),
+        rows=lambda path: report.write_tables(explanation, path),
+        record=report.explanation_record(explanation),
+        figure=lambda: report.draw_explanation(explanation),
     )
 
 
-def _headroom(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, files: _Files) -> None:
+def _headroom(
+    source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, outputs: Outputs
+) -> None:
     from mucudnn.bench.analyses import headroom_report as report
     from mucudnn.bench.analyses.headroom_plot import draw_headroom
-    from mucudnn.bench.report.plots import save_png
     from mucudnn.bench.sources.headroom import table_with_headroom
-    from mucudnn.terminal.console import output
 
     table, headroom = table_with_headroom(source, **sizes, device=device)
     tuning = _tuned(table, config, device, stored, headroom.limits)
     rows = report.headroom_rows(headroom, tuning)
-    console, (csv_file, json_file, plot_file) = output(), files
-    console.print(report.headroom_table(headroom, tuning, rows))
-    console.print(report.in_words(headroom, rows), soft_wrap=True)
-    console.print(str(tuning.environment))
-    write_each(
-        (csv_file, lambda path: write_csv(path, report.headroom_csv_rows(rows))),
-        (json_file, lambda path: write_json(path, report.headroom_record(headroom, tuning, rows))),
-        (plot_file, lambda path: save_png(draw_headroom(headroom, tuning.source, rows), path)),
+    outputs.tell(
+        report.headroom_table(headroom, tuning, rows),
+        report.in_words(headroom, rows),
+        str(tuning.environment),
+        rows=report.headroom_csv_rows(rows),
+        record=report.headroom_record(headroom, tuning, rows),
+        figure=lambda: draw_headroom(headroom, tuning.source, rows),
     )
 
 
@@ -148,4 +128,4 @@ def _tuned(
         tuning = tune_with_progress(table, config, device, limits)
         require_complete(tuning)
         return tuning
-    return solve_stored(path, table, config, environment, limits).tuning
+    return solve_stored(path, table, config, environment, limits)[0]

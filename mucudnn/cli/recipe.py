@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, NamedOrFile
 
 _FAILED = 1
@@ -46,9 +47,9 @@ def show(name: str) -> None:
 @options.database
 @options.threads
 @options.device
-@options.out_folder_required
+@outputs("out", required=True)
 @click.pass_context
-def run(context: click.Context, name: str, database: Path | None, threads: int | None, device: str, out: Path) -> None:
+def run(context: click.Context, name: str, database: Path | None, device: str, outputs: Outputs) -> None:
     """Run the recipe FILE, or a shipped one by its name: measure its grid, judge its criteria, draw its figure.
 
     Exit status 1: a criterion is not met. DIR has a result folder for each network, recipe.toml and outcome.json.
@@ -58,17 +59,17 @@ def run(context: click.Context, name: str, database: Path | None, threads: int |
     from mucudnn.bench.recipes.report import criteria_table, published_in_words, results_table
     from mucudnn.bench.recipes.running import run_recipe
     from mucudnn.bench.recipes.shipped_recipes import find_recipe
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.terminal.console import progress_bar
 
     read = read_recipe(find_recipe(name), device)
-    options.use_threads(threads)
     with progress_bar() as progress:
-        outcome = run_recipe(read, out, Place(device, database, progress))
-    console = output()
-    console.print(results_table(outcome))
-    console.print(criteria_table(outcome))
-    for line in (*outcome.notes, published_in_words(outcome), *(f"figure: {path}" for path in outcome.figures)):
-        if line:
-            console.print(line, soft_wrap=True)
+        outcome = run_recipe(read, outputs.folder, Place(device, database, progress))
+    outputs.tell(
+        results_table(outcome),
+        criteria_table(outcome),
+        *outcome.notes,
+        published_in_words(outcome),
+        *(f"figure: {path}" for path in outcome.figures),
+    )
     if not outcome.passed:
         context.exit(_FAILED)

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.rank_numbers import parse_ranks
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bandwidth, parse_seconds
 
 if TYPE_CHECKING:
-    from mucudnn.bench.scaling.result import ScaleResult
     from mucudnn.bench.scaling.steps import MeasuredSteps
     from mucudnn.bench.sources.table_tuning import TableTuning
-    from mucudnn.words.config import Config
 
 _STEPS = 4  # local batches of which whole steps are measured
 
@@ -102,12 +99,10 @@ def _latency(text: str) -> float:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.choices(workspace_limit="64MiB")
+@options.config(options.memory_bounds("64MiB"), *options.MEASURING, thorough=True)
 @options.threads
 @options.device
-@options.csv_file
-@options.json_file
-@options.plot_file
+@outputs("csv", "json", "plot")
 def scale(
     source: str,
     batch: int,
@@ -120,15 +115,10 @@ def scale(
     measure: bool,
     overlaps: bool,
     rounds: int,
-    input_shape: tuple[int, int, int] | None,
-    dtype: str,
-    memory_format: MemoryFormat,
-    threads: int | None,
     device: str,
-    csv_file: Path | None,
-    json_file: Path | None,
-    plot_file: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Predict data-parallel training of SOURCE, a network or package.module:factory, on many equal ranks.
 
@@ -140,22 +130,17 @@ def scale(
     import torch.distributed as dist
 
     from mucudnn.bench.analyses.batch_sizes import require_sweepable
-    from mucudnn.bench.report.plots import require_matplotlib
+    from mucudnn.bench.scaling.plot import draw_scale
     from mucudnn.bench.scaling.prediction import Cluster
+    from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
     from mucudnn.bench.scaling.result import predict_from
     from mucudnn.distributed.link import joined, launched_rank
-    from mucudnn.words.config import Config
 
     _refuse_given(measure)
-    config = Config(**{**choices, "thorough": True})  # every size is asked for
     require_sweepable(config)
-    if plot_file is not None:
-        require_matplotlib()
-    options.use_threads(threads)
     tuning_environment(device, config)  # before a model is built for a device that is not there
     rank = launched_rank() if measure else 0
     up_to = max(2, min(up_to, batch))
-    sizes = {"input_shape": input_shape, "dtype": dtype, "memory_format": memory_format}
     measure_steps = partial(_measured_steps, source, up_to, sizes, config, device, rounds)
     if rank == 0:  # the others wait in joined()
         tuning, steps, ours = _tuned(source, up_to, sizes, config, device), measure_steps(), measure_steps(is_ours=True)
@@ -174,7 +159,14 @@ def scale(
         batch=batch,
         local_batch=local_batch or up_to,
     )
-    _tell(result, csv_file, json_file, plot_file)
+    outputs.tell(
+        *scale_tables(result),
+        in_words(result),
+        str(result.environment),
+        rows=scale_rows(result),
+        record=scale_record(result),
+        figure=lambda: draw_scale(result),
+    )
 
 
 def _refuse_given(measure: bool) -> None:
@@ -252,21 +244,3 @@ def _measured_steps(
             together=together,
             progress=progress,
         )
-
-
-def _tell(result: ScaleResult, csv_file: Path | None, json_file: Path | None, plot_file: Path | None) -> None:
-    from mucudnn.bench.report.plots import save_png
-    from mucudnn.bench.scaling.plot import draw_scale
-    from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
-    from mucudnn.terminal.console import output
-
-    console = output()
-    for table in scale_tables(result):
-        console.print(table)
-    console.print(in_words(result))
-    console.print(str(result.environment))
-    write_each(
-        (csv_file, lambda path: write_csv(path, scale_rows(result))),
-        (json_file, lambda path: write_json(path, scale_record(result))),
-        (plot_file, lambda path: save_png(draw_scale(result), path)),
-    )

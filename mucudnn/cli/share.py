@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import solve_stored
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import parse_seconds
 
@@ -49,34 +50,18 @@ def _times(text: str) -> tuple[float, ...]:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@click.option(
-    "--workspace-limit",
-    type=options.Text("SIZE", options.parse_limit),
-    default="64MiB",
-    show_default=True,
-    help="Most memory that any one operation may take beside its tensors: as 64MiB, or none.",
-)
-@options.limits_torch
-@options.policy
-@options.operations
-@options.algorithms
-@options.max_relative_error
-@options.strict
+@options.config(options.workspace_limit("64MiB"), options.limits_torch, *options.SOLVING)
 @options.environment
-@options.csv_file
-@options.json_file
+@outputs("csv", "json")
 def share(
     source: str,
     batch: int,
     profiles: tuple[Path, ...],
     rest: tuple[float, ...] | None,
-    input_shape: tuple[int, int, int] | None,
-    dtype: str,
-    memory_format: Any,
     environment: str | None,
-    csv_file: Path | None,
-    json_file: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Share a batch of SOURCE out to unlike devices, so that all of them finish together.
 
@@ -87,19 +72,10 @@ def share(
     from mucudnn.bench.scaling.shares import share_out
     from mucudnn.bench.scaling.shares_report import in_words, share_record, share_rows, shares_table
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.terminal.console import output
-    from mucudnn.words.config import Config
 
     if rest is not None and len(rest) != len(profiles):
         raise click.UsageError(f"--rest has {len(rest)} times for {len(profiles)} profiles: give one for each")
-    config = Config(**choices)
-    table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
-    tunings = {path: solve_stored(path, table, config, environment).tuning for path in dict.fromkeys(profiles)}
+    table = load_source(source, batch=batch, **sizes)
+    tunings = {path: solve_stored(path, table, config, environment)[0] for path in dict.fromkeys(profiles)}
     result = share_out([(str(path), tunings[path]) for path in profiles], batch, rest or (0.0,) * len(profiles))
-    console = output()
-    console.print(shares_table(result))
-    console.print(in_words(result))
-    write_each(
-        (csv_file, lambda path: write_csv(path, share_rows(result))),
-        (json_file, lambda path: write_json(path, share_record(result))),
-    )
+    outputs.tell(shares_table(result), in_words(result), rows=share_rows(result), record=share_record(result))

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import load_limited, solve_stored
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand, InputFile
+from mucudnn.words.config import Config
 
 
 @click.command(cls=FileCommand)
@@ -18,26 +19,22 @@ from mucudnn.terminal.files import SOURCE, FileCommand, InputFile
 @click.option(
     "--network", metavar="NAME", required=True, type=SOURCE, help="Whose convolutions; any SOURCE of mucudnn tune."
 )
-@options.batch
+@options.batch()
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.memory_bounds(workspace_limit="64MiB", headroom=True)
-@options.policy
-@options.operations
-@options.algorithms
-@options.max_relative_error
-@options.strict
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.SOLVING)
 @options.environment
-@options.device_of("Where the training step is whose headroom is asked for.")
-@options.json_file
+@options.device
+@outputs("json")
 def solve(
     stored: Path,
     network: str,
     environment: str | None,
     device: str,
-    json_file: Path | None,
-    **rest: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Choose for the convolutions of a network from what is stored, without a device and without measuring.
 
@@ -47,19 +44,14 @@ def solve(
     """
     from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
     from mucudnn.running.environment import current_environment
-    from mucudnn.terminal.console import output
-    from mucudnn.words.config import Config
 
-    sizes = options.pop_sizes(rest)
-    config = Config(**rest)
     if config.has_headroom_limit:
         current_environment(device)  # says what is missing for it
     table, limits = load_limited(network, sizes, config, device)
-    replayed = solve_stored(stored, table, config, environment, limits)
-    console = output()
-    console.print(tuning_table(replayed.tuning))
-    console.print(account_in_words(replayed.tuning))
-    console.print(f"measured on {replayed.tuning.environment}")
-    if json_file is not None:
-        record = tuning_record(replayed.tuning) | {"notes": replayed.notes}
-        write_json(json_file, record)
+    tuning, notes = solve_stored(stored, table, config, environment, limits)
+    outputs.tell(
+        tuning_table(tuning),
+        account_in_words(tuning),
+        f"measured on {tuning.environment}",
+        record=tuning_record(tuning) | {"notes": notes},
+    )

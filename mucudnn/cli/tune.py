@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from mucudnn.bench.report.export import write_json
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
 from mucudnn.terminal.files import FileCommand
+from mucudnn.words.config import Config
 
 
 @click.command(cls=FileCommand)
 @options.source
 @options.dtype
 @options.memory_format
-@options.choices(workspace_limit="64MiB", headroom=True)
-@options.threads
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, options.share_tuning)
+@options.known_threads
 @options.known_device
 @options.devices
-@options.share_tuning
-@options.json_file
+@outputs("json")
 def tune(
     source: str,
     threads: int | None,
     device: str,
     devices: tuple[str, ...],
-    json_file: Path | None,
-    **rest: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -44,19 +44,14 @@ def tune(
     over several devices.
     """
     from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
-    from mucudnn.terminal.console import output
-    from mucudnn.words.config import Config
 
-    sizes = options.pop_sizes(rest)
-    config = Config(**rest)
     tuning = tune_on_ranks(TuneTable(source, sizes, config, threads), device, devices)
     if tuning is None:
         return
-    console = output()
-    console.print(tuning_table(tuning))
-    if not tuning.interrupted:
-        console.print(account_in_words(tuning))
-    console.print(str(tuning.environment))
-    if json_file is not None:
-        write_json(json_file, tuning_record(tuning))
+    outputs.tell(
+        tuning_table(tuning),
+        "" if tuning.interrupted else account_in_words(tuning),
+        str(tuning.environment),
+        record=tuning_record(tuning),
+    )
     require_complete(tuning)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
-from mucudnn.cli.shared.results import shown
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import Communication
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.words.problem import MemoryFormat
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mucudnn.bench.folders.header import Header
     from mucudnn.bench.folders.rows import Row
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
-    from mucudnn.words.config import Config
 
 _MOST_RANKS = 64  # processes that are started on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
@@ -126,7 +125,7 @@ class _Measuring:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.choices(workspace_limit="64MiB", headroom=True)
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING)
 @options.confirm
 @click.option(
     "--threads",
@@ -140,9 +139,7 @@ class _Measuring:
     show_default=True,
     help="Where to run: cpu (the ranks exchange over gloo), or cuda (over NCCL, each rank on the GPU of its number).",
 )
-@options.csv_file
-@options.json_file
-@options.out_folder
+@outputs("csv", "json", "out")
 def data_parallel(
     source: str,
     ranks: int | None,
@@ -156,10 +153,8 @@ def data_parallel(
     memory_format: MemoryFormat,
     threads: int | None,
     device: str,
-    csv_file: Path | None,
-    json_file: Path | None,
-    out: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
 ) -> None:
     """Steps of data-parallel training of SOURCE, a network or package.module:factory: torch and mucudnn, in turns.
 
@@ -170,7 +165,6 @@ def data_parallel(
     from mucudnn.bench.folders.writing import open_folder
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
     from mucudnn.bench.suites.data_parallel.report import data_parallel_tables
-    from mucudnn.words.config import Config
 
     _require_suitable(communication, device, memory_format)
     ranks = _number_of_ranks(ranks)
@@ -180,11 +174,11 @@ def data_parallel(
         *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
     threads = threads or cores_of_each(ranks_here(ranks))
-    measuring = _Measuring(setting, input_shape, rounds, threads, Config(**choices))
+    measuring = _Measuring(setting, input_shape, rounds, threads, config)
     if rank_of_torchrun() not in (None, 0):
         on_every_rank(measuring, ranks, device)
         return
-    with shown(out, data_parallel_tables, json_file, csv_file) as path, open_folder(path, measuring.header()) as folder:
+    with outputs.shown(data_parallel_tables) as path, open_folder(path, measuring.header()) as folder:
         known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
         if known and ranks_of_torchrun() is None:  # ranks of torchrun measure it again: they are waiting
             folder.write_summary()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.selections import filters_of, parse_limits_or_none
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.config import BatchSizePolicy
@@ -86,7 +85,7 @@ _TABLES = {
 @options.database
 @options.threads
 @options.device
-@options.out_folder_required
+@outputs("out", required=True)
 def deepbench(
     set_name: str,
     batch_scale: float | None,
@@ -100,9 +99,8 @@ def deepbench(
     rounds: int,
     time_limit: float | None,
     tuning_time: str | None,
-    threads: int | None,
     device: str,
-    out: Path,
+    outputs: Outputs,
     **rest: Any,
 ) -> None:
     """DeepBench's convolutions: torch, our best undivided algorithm, and ours under each limit and policy, in turns.
@@ -124,9 +122,8 @@ def deepbench(
         table = with_filters(table, filters)
     operations = operations or (tuple(Operation) if set_name == _TRAINING else (Operation.FORWARD,))
     config = Config(workspace_limit=None, operations=operations, time_limit=tuning_time, **rest)
-    options.use_threads(threads)
     choices = Choices(policies, limits, rounds=rounds, time_limit_s=time_limit)
-    with shown(out, deepbench_tables) as folder, progress_bar() as progress:
+    with outputs.shown(deepbench_tables) as folder, progress_bar() as progress:
         benchmark_convolutions("deepbench", table, config, choices, folder, device=device, progress=progress)
 
 

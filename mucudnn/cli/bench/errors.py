@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
+from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
 
 @click.command(cls=FileCommand)
 @options.source
 @options.memory_formats
-@options.choices(workspace_limit="64MiB", headroom=True)
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING)
 @options.threads
-@options.csv_file
-@options.json_file
-@options.out_folder
+@outputs("csv", "json", "out")
 def errors(
     source: str,
     batch: int | None,
     input_shape: tuple[int, int, int] | None,
     memory_formats: tuple[MemoryFormat, ...],
-    threads: int | None,
-    csv_file: Path | None,
-    json_file: Path | None,
-    out: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
 ) -> None:
     """One training step of SOURCE's model in float32, by torch and by mucudnn, against the same step in float64.
 
@@ -45,13 +38,11 @@ def errors(
     from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.accuracy.steps import benchmark_step_errors, errors_tables
     from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import Config
 
-    options.use_threads(threads)
     torch.manual_seed(0)
     model, shape = trainable_model(source, input_shape=input_shape)
     with (
-        shown(out, errors_tables, json_file, csv_file) as folder,
+        outputs.shown(errors_tables) as folder,
         progress_bar() as progress,
         importable(source),
         blamed_in_training(source, (batch or 1, *shape)),
@@ -59,7 +50,7 @@ def errors(
         benchmark_step_errors(
             *(source, model, shape, folder),
             batch_size=batch or 1,
-            config=Config(**choices),
+            config=config,
             memory_formats=memory_formats,
             objective=objective_for(source),
             progress=progress,

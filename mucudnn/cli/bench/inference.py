@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import parse_bytes
@@ -34,25 +33,22 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 
 @click.command(cls=FileCommand)
 @click.argument("source", type=SOURCE)
-@options.batch_of(1)
+@options.batch(1)
 @options.input_shape
 @options.memory_format
 @options.rounds(25, "Samples of each variant.")
-@click.option(
-    "--cache-budget",
-    type=options.Text("SIZE", options.checked_by(parse_bytes)),
-    default="none",
-    show_default=True,
-    help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
+@options.config(
+    click.option(
+        "--cache-budget",
+        type=options.Text("SIZE", options.checked_by(parse_bytes)),
+        default="none",
+        show_default=True,
+        help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
+    ),
+    options.memory_bounds("none"),
+    *(options.policy, options.algorithms, options.max_relative_error, options.deterministic, options.strict),
+    *(options.time_limit, options.database),
 )
-@options.memory_bounds(workspace_limit="none")
-@options.policy
-@options.algorithms
-@options.max_relative_error
-@options.deterministic
-@options.strict
-@options.time_limit
-@options.database
 @options.threads
 @click.option(
     "--runtimes",
@@ -68,21 +64,18 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
     help="Whether ours in that comparison has batch norm, additions and ReLUs in its convolutions.",
 )
 @click.option("--layers/--no-layers", default=True, show_default=True, help="Time every convolution by itself.")
-@options.json_file
-@options.out_folder
+@outputs("json", "out")
 def inference(
     source: str,
     batch: int,
     input_shape: tuple[int, int, int] | None,
     memory_format: MemoryFormat,
     rounds: int,
-    threads: int | None,
     runtimes: tuple[Runtime, ...],
     fuse: bool,
     layers: bool,
-    json_file: Path | None,
-    out: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
 ) -> None:
     """Inference of SOURCE: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
 
@@ -107,10 +100,7 @@ def inference(
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
     from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import Config
 
-    config = Config(**choices)
-    options.use_threads(threads)
     torch.manual_seed(0)
     model, shape = trainable_model(source, input_shape=input_shape, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape)).contiguous(memory_format=TORCH_FORMATS[memory_format])
@@ -120,7 +110,7 @@ def inference(
     fusing = replace(config, fuse=fuse)
     parts = [*([FILTERS] if layers else []), *(f"{RUNTIMES}: {runtime}" for runtime in runtimes)]
     with (
-        shown(out, inference_tables, json_file) as path,
+        outputs.shown(inference_tables) as path,
         importable(source),  # processes inherit the path
         InferenceRun.opened(path, source, x.shape, memory_format, fusing, rounds, parts) as run,
         progress_bar() as progress,

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.selections import filters_of, parse_limits
 from mucudnn.terminal.files import SOURCE, FileCommand
+from mucudnn.words.config import Config
 from mucudnn.words.problem import Pair
 
 
 @click.command(cls=FileCommand)
 @click.argument("source", type=SOURCE, default="deepbench-train")
-@options.batch_of(256)
+@options.batch(256)
 @options.input_shape
 @options.dtype
 @options.memory_format
@@ -35,24 +34,20 @@ from mucudnn.words.problem import Pair
     type=options.Finite(min=0, min_open=True),
     help="Begin no problem that would not be done by then, as far as the earlier ones tell; default: all.",
 )
-@options.measuring
+@options.config(*options.MEASURING, thorough=True)
 @options.threads
 @options.device
-@options.csv_file
-@options.json_file
-@options.out_folder
+@outputs("csv", "json", "out")
 def limits(
     source: str,
     filters: tuple[Pair, ...],
     limits: tuple[int, ...],
     rounds: int,
     seconds: float | None,
-    threads: int | None,
     device: str,
-    csv_file: Path | None,
-    json_file: Path | None,
-    out: Path | None,
-    **rest: Any,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
 ) -> None:
     """Compare the best undivided algorithm with what mucudnn makes of micro-batches, under equal workspace limits.
 
@@ -65,14 +60,12 @@ def limits(
     from mucudnn.bench.suites.convolutions.choices import Choices
     from mucudnn.bench.suites.convolutions.report import limits_tables
     from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import BatchSizePolicy, Config
+    from mucudnn.words.config import BatchSizePolicy
 
-    table = load_source(source, **options.pop_sizes(rest))
+    table = load_source(source, **sizes)
     if filters:
         table = with_filters(table, filters)
-    options.use_threads(threads)
-    config = replace(Config(**rest), thorough=True)
     wanted = (*sorted({*limits}), None)
     asked = Choices((BatchSizePolicy(config.policy),), wanted, rounds=rounds, time_limit_s=seconds, same_time=True)
-    with shown(out, limits_tables, json_file, csv_file) as folder, progress_bar() as progress:
+    with outputs.shown(limits_tables) as folder, progress_bar() as progress:
         benchmark_convolutions("limits", table, config, asked, folder, device=device, progress=progress)

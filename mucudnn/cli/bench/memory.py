@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
+from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     type=options.several(Variant),
     help="Which, beside torch's own, with which all are compared; default: all that the device has.",
 )
-@options.choices(workspace_limit="headroom", headroom=True)
+@options.config(options.memory_bounds("headroom", headroom=True), *options.MEASURING)
 @options.threads
 @options.device
-@options.json_file
-@options.out_folder
+@outputs("json", "out")
 def memory(
     source: str,
     batch: int | None,
@@ -46,11 +45,9 @@ def memory(
     rounds: int,
     runs: int,
     variants: tuple[Variant, ...] | None,
-    threads: int | None,
     device: str,
-    json_file: Path | None,
-    out: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
 ) -> None:
     """Peak memory and time of a training step of SOURCE's model: torch and mucudnn, both under torch.compile, too.
 
@@ -64,15 +61,12 @@ def memory(
     from mucudnn.bench.suites.memory.report import memory_tables
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import Config
 
-    config = Config(**choices)
-    options.use_threads(threads)
     chosen_variants(variants, device)
     current_environment(device)  # says at once what is missing for it
     model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
     # The processes of the runs inherit the path
-    with shown(out, memory_tables, json_file) as folder, importable(source), progress_bar() as progress:
+    with outputs.shown(memory_tables) as folder, importable(source), progress_bar() as progress:
         benchmark_memory(
             *(model, arguments, config, folder),
             name=source,

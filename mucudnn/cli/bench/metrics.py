@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.report.export import write_each
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Configuration, counts_in
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mucudnn.bench.folders.reading import ResultFolder
     from mucudnn.bench.suites.accuracy.modules import Called
 
@@ -67,9 +64,7 @@ def parse_configuration(text: str) -> Configuration:
 )
 @options.threads
 @options.device
-@options.csv_file
-@options.plot_file
-@options.out_folder
+@outputs("csv", "plot", "out")
 def metrics(
     source: str,
     layer_name: str | None,
@@ -79,11 +74,8 @@ def metrics(
     operations: tuple[Operation, ...],
     rounds: int,
     repetitions: int,
-    threads: int | None,
     device: str,
-    csv_file: Path | None,
-    plot_file: Path | None,
-    out: Path | None,
+    outputs: Outputs,
     **sizes: Any,
 ) -> None:
     """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: torch's own and each algorithm.
@@ -94,21 +86,18 @@ def metrics(
     runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
     algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
     """
-    from mucudnn.bench.report.plots import require_matplotlib
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.accuracy.layers import Choices, benchmark_metrics
     from mucudnn.bench.suites.accuracy.modules import benchmark_module
+    from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
     from mucudnn.measuring.whole_runs import Machine
     from mucudnn.terminal.console import progress_bar
 
-    if plot_file is not None:
-        require_matplotlib()
     if module_name is not None and (layer_name or algorithms or configurations):
         raise click.UsageError("--module is measured as it is: leave out --layer, --algorithms and --configuration")
     layer = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
-    options.use_threads(threads)
     choices = Choices(operations, algorithms, rounds, repetitions, configurations)
-    with shown(out, partial(_told, csv_file, plot_file)) as folder, progress_bar() as progress:
+    with outputs.shown(metrics_tables, _rows, draw_error_maps) as folder, progress_bar() as progress:
         if layer is not None:
             benchmark_metrics(source, layer, choices, folder, device=device, progress=progress)
         elif module_name is not None:
@@ -116,18 +105,12 @@ def metrics(
             benchmark_module(source, module_name, called, choices, folder, machine=machine, progress=progress)
 
 
-def _told(csv_file: Path | None, plot_file: Path | None, folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield what is printed, and write the files: the CSV has also what follows from the samples."""
+def _rows(folder: ResultFolder) -> Callable[[Path], None]:
+    """Return what writes the CSV file, which has also what follows from the samples."""
     from mucudnn.bench.pages.measured import measured
     from mucudnn.bench.pages.reports import write_frame
-    from mucudnn.bench.report.plots import save_png
-    from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
 
-    write_each(
-        (csv_file, lambda path: write_frame(measured(folder), path)),
-        (plot_file, lambda path: save_png(draw_error_maps(folder), path)),
-    )
-    yield from metrics_tables(folder)
+    return partial(write_frame, measured(folder))
 
 
 def _called(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
+from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
 
@@ -18,11 +16,10 @@ from mucudnn.words.problem import MemoryFormat
 @options.dtype
 @options.memory_formats
 @click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
-@options.choices(workspace_limit="none")
+@options.config(options.memory_bounds("none"), *options.MEASURING)
 @options.threads
 @options.device
-@options.json_file
-@options.out_folder
+@outputs("json", "out")
 def network(
     source: str,
     batch: int | None,
@@ -30,11 +27,9 @@ def network(
     dtype: str,
     memory_formats: tuple[MemoryFormat, ...],
     rounds: int | None,
-    threads: int | None,
     device: str,
-    json_file: Path | None,
-    out: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
 ) -> None:
     """All convolutions of SOURCE, each counted as often as it occurs.
 
@@ -47,11 +42,8 @@ def network(
     from mucudnn.bench.suites.convolutions.choices import ROUNDS, Choices
     from mucudnn.bench.suites.convolutions.report import network_tables
     from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import Config
 
-    config = Config(**choices)
-    options.use_threads(threads)
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
     asked = Choices(memory_formats=memory_formats, rounds=rounds or ROUNDS)
-    with shown(out, network_tables, json_file) as folder, progress_bar() as progress:
+    with outputs.shown(network_tables) as folder, progress_bar() as progress:
         benchmark_convolutions("network", table, config, asked, folder, device=device, progress=progress)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.problem import Operation
 
@@ -16,16 +14,11 @@ from mucudnn.words.problem import Operation
 @options.dtype
 @options.operations
 @options.threads
-@options.csv_file
-@options.json_file
-@options.out_folder
+@outputs("csv", "json", "out")
 def numerics(
     dtype: str,
     operations: tuple[Operation, ...],
-    threads: int | None,
-    csv_file: Path | None,
-    json_file: Path | None,
-    out: Path | None,
+    outputs: Outputs,
 ) -> None:
     """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside torch's own.
 
@@ -34,6 +27,5 @@ def numerics(
     from mucudnn.bench.suites.accuracy.numerics import benchmark_numerics, numerics_tables
     from mucudnn.terminal.console import progress_bar
 
-    options.use_threads(threads)
-    with shown(out, numerics_tables, json_file, csv_file) as folder, progress_bar() as progress:
+    with outputs.shown(numerics_tables) as folder, progress_bar() as progress:
         benchmark_numerics(operations, dtype, folder, progress=progress)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
 
 
 @click.command(cls=FileCommand)
-@options.json_file
-@options.out_folder
-def solver(json_file: Path | None, out: Path | None) -> None:
+@outputs("json", "out")
+def solver(outputs: Outputs) -> None:
     """Time the solvers on made-up measurements, beside the times that they must not exceed."""
     from mucudnn.bench.suites.solver import benchmark_solvers, solver_tables
 
-    with shown(out, solver_tables, json_file) as folder:
+    with outputs.shown(solver_tables) as folder:
         benchmark_solvers(folder)

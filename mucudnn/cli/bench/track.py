@@ -56,7 +56,6 @@ def track(
     version: str | None,
     only_history: bool,
     rounds: int,
-    threads: int | None,
     device: str,
 ) -> None:
     """Measure a fixed set of layers into DIR/MACHINE/VERSION, and show the history of the machine.
@@ -75,7 +74,6 @@ def track(
     from mucudnn.words.config import Config
 
     require_scipy()
-    options.use_threads(threads)
     here = current_environment(device)
     folder = results / (machine or machine_name(here.device, here.capability, here.threads))
     out, console = folder / (version or tracked.current_version()), output()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.suites.training.setting import How, Precision
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.results import shown
+from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand
+from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
@@ -22,7 +20,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @click.option(
     "--batch",
     "batch_sizes",
-    type=options.Counts(),
+    type=options.COUNTS,
     help="Samples in a mini-batch: of all sources, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
 )
 @options.input_shape
@@ -46,15 +44,10 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @click.option(
     "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
 )
-@options.choices(workspace_limit="64MiB", headroom=True)
-@options.confirm
-@options.first_call_time
-@options.background
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, *options.IN_STEPS)
 @options.threads
 @options.device
-@options.csv_file
-@options.json_file
-@options.out_folder
+@outputs("csv", "json", "out")
 def training(
     sources: tuple[str, ...],
     batch_sizes: tuple[int, ...] | None,
@@ -65,12 +58,9 @@ def training(
     how: How,
     rounds: int,
     seconds: float | None,
-    threads: int | None,
     device: str,
-    csv_file: Path | None,
-    json_file: Path | None,
-    out: Path | None,
-    **choices: Any,
+    outputs: Outputs,
+    config: Config,
 ) -> None:
     """Training steps of each SOURCE: torch, mucudnn, both under torch.compile, on CUDA also torch with benchmark=True.
 
@@ -83,15 +73,11 @@ def training(
     from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
     from mucudnn.bench.suites.training.report import training_tables
     from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import Config
 
     _require_enable(how)
-    options.use_threads(threads)
-    asked = TrainingOptions(
-        Config(**choices), precisions, memory_formats, variants, rounds=rounds, seconds=seconds, how=how
-    )
+    asked = TrainingOptions(config, precisions, memory_formats, variants, rounds=rounds, seconds=seconds, how=how)
     sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
-    with shown(out, training_tables, json_file, csv_file) as folder, progress_bar() as progress:
+    with outputs.shown(training_tables) as folder, progress_bar() as progress:
         benchmark_training(*(sources, sizes, asked, folder), input_size=input_shape, device=device, progress=progress)
 
 

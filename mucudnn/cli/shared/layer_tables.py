@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,21 +60,13 @@ def require_complete(tuning: TableTuning) -> None:
         raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A tuning solved from stored measurements.
-
-    notes: what was set aside, and what is not known, in words.
-    """
-
-    tuning: TableTuning
-    notes: tuple[str, ...]
-
-
 def solve_stored(
     path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
-) -> Replayed:
-    """Solve the table from a database or profile, and print the notes. environment: as for ``select_measurements``."""
+) -> tuple[TableTuning, tuple[str, ...]]:
+    """Solve the table from a database or profile. Returns, and prints, notes: what was set aside, and is not known.
+
+    environment: as for ``select_measurements``.
+    """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
     from mucudnn.database.exports import open_stored
     from mucudnn.database.selection import select_measurements
@@ -95,4 +86,4 @@ def solve_stored(
         notes = (*found.notes, *shortcomings(tasks, found))
         for note in notes:
             click.echo(f"Note: {note}", err=True)
-        return Replayed(of_table(table, replay(tasks, config, found)), notes)
+        return of_table(table, replay(tasks, config, found)), notes

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from math import isfinite
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from mucudnn.bench.report.export import CURVE
 from mucudnn.running.environment import require_known
-from mucudnn.terminal.files import SOURCE, InputFile, OutputFile, OutputFolder
+from mucudnn.terminal.files import SOURCE, InputFile
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, LEAST_MAX_RELATIVE_ERROR, BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
@@ -48,16 +47,11 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
         return self.name
 
 
-def _in_ascii(kind: click.ParamType, value: Any) -> Any:  # type: ignore[type-arg]
-    """Refuse the digits of other scripts, which Python's numbers take."""
-    return value if not isinstance(value, str) or value.isascii() else kind.fail(f"{value!r} is no number in ASCII")
-
-
 class Finite(click.FloatRange):
     """A number in a range, and neither infinite nor NaN, which compares as if it were in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(_in_ascii(self, value), param, ctx)
+        number = super().convert(value, param, ctx)
         return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
 
 
@@ -69,25 +63,18 @@ class Count(click.IntRange):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(_in_ascii(self, value), param, ctx)
+        number = super().convert(value, param, ctx)
         return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
 
 
-class Counts(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers from 1, comma-separated: a tuple."""
+def _counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(SIZE, part) for part in parts):
+        raise InvalidInputError(f"{text!r} is no list of whole numbers from 1; write for example 1,8,32")
+    return tuple(map(int, parts))
 
-    name = "N,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        count = Count()
-        return (
-            tuple(count.convert(part.strip(), param, ctx) for part in value.split(","))
-            if isinstance(value, str)
-            else value
-        )
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return self.name
+COUNTS = Text("N,...", _counts)
 
 
 def choice(kind: type[StrEnum]) -> Text:
@@ -143,11 +130,20 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def parse_environment(text: str) -> str:
-    """Take part of a description, or a number. Raises ``InvalidInputError`` for what is part of all of them."""
-    if not text.strip():
-        raise InvalidInputError(f"{text!r} is part of every environment's description; leave it out to see them all")
+def parse_size(text: str) -> str:
+    """Check a size, which ``Config`` takes as text. Raises ``InvalidInputError``, also for none."""
+    if parse_bytes(text) is None:
+        raise InvalidInputError(f"{text!r} is no size; give one, such as 64MiB")
     return text
+
+
+def parse_sizes(text: str) -> tuple[int | None, ...]:
+    """Read workspace limits, each once; none is no limit. Raises ``InvalidInputError``.
+
+    >>> parse_sizes("8MiB, none")
+    (8388608, None)
+    """
+    return tuple(dict.fromkeys(parse_bytes(part.strip()) for part in text.split(",")))
 
 
 def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
@@ -171,11 +167,8 @@ def together(*options: Decorator) -> Decorator:
     return decorate
 
 
-batch = click.option("--batch", type=Count(), help="Samples in a mini-batch.")
-
-
-def batch_of(default: int) -> Decorator:
-    """Add ``--batch`` with a default size."""
+def batch(default: int | None = None) -> Decorator:
+    """Add ``--batch``."""
     return click.option("--batch", type=Count(), default=default, show_default=True, help="Samples in a mini-batch.")
 
 
@@ -212,18 +205,28 @@ database = click.option(
     type=InputFile(),
     help="SQLite file of the measurements; default: in your cache folder.",
 )
-json_file = click.option("--json", "json_file", type=OutputFile(), help="Write the results to this JSON file, too.")
-csv_file = click.option("--csv", "csv_file", type=OutputFile(), help="Write the numbers to this CSV file, too.")
-csv_and_curve_file = click.option(
-    "--csv", "csv_file", type=OutputFile(second=CURVE), help="Write the numbers to this CSV file, too."
-)
-_OUT = "all samples in this result folder. The same command goes on there where it was stopped."
-out_folder = click.option("--out", type=OutputFolder(), help=f"Keep {_OUT}")
-out_folder_required = click.option("--out", type=OutputFolder(), required=True, help=f"Keep {_OUT}")
-plot_file = click.option(
-    "--plot", "plot_file", metavar="FILE.png", type=OutputFile(suffix=".png"), help="Draw them into this PNG file, too."
-)
-threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
+
+
+def use_threads(threads: int | None) -> None:
+    """Let torch compute with so many threads; ``None``: as many as it takes by itself."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _with_threads(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def with_threads(*args: Any, threads: int | None, **rest: Any) -> Any:
+        use_threads(threads)
+        return function(*args, **rest)
+
+    return with_threads
+
+
+known_threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
+threads = together(known_threads, _with_threads)
+"""They are set before the command runs."""
 
 
 def parse_device(text: str) -> str:
@@ -235,12 +238,6 @@ def parse_device(text: str) -> str:
     if re.fullmatch(r"cuda:[0-9]{1,4}", text) is None:
         require_known(text)
     return text
-
-
-def device_of(help_text: str) -> Decorator:
-    """Add ``--device`` with a text for --help. A GPU by its number is the current one while the command runs."""
-    option = click.option("--device", type=Text("TEXT", parse_device), default="cpu", show_default=True, help=help_text)
-    return together(option, _made_current)
 
 
 def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,7 +256,6 @@ def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
     return on_device
 
 
-device = device_of("Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.")
 known_device = click.option(
     "--device",
     type=Text("TEXT", parse_device),
@@ -267,6 +263,9 @@ known_device = click.option(
     show_default=True,
     help="Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.",
 )
+device = together(known_device, _made_current)
+"""A GPU by its number is the current one while the command runs."""
+
 devices = click.option(
     "--devices",
     type=Text("TEXT,...", lambda text: tuple(parse_device(part.strip()) for part in text.split(","))),
@@ -292,7 +291,7 @@ max_relative_error = click.option(
 )
 environment = click.option(
     "--environment",
-    type=Text("TEXT|NUMBER", parse_environment),
+    type=Text("TEXT|NUMBER", str),
     help="Where it was measured, if there are several: part of the description, or its number in the list.",
 )
 deterministic = click.option(
@@ -335,86 +334,41 @@ share_tuning = click.option(
 )
 
 
-def parse_budget(text: str) -> str:
-    """Take a size. Raises ``InvalidInputError``, also for none, which would be no budget."""
-    if parse_bytes(text) is None:
-        raise InvalidInputError(f"{text!r} is no budget; leave it out, or use --workspace-limit none")
-    return text
-
-
-def parse_limit(text: str) -> str:
-    """Take a size or none. Raises ``InvalidInputError``."""
+def _limit(text: str) -> str:
     if text == HEADROOM:
         raise InvalidInputError(
             f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
             "none (mucudnn tune, solve and bench memory know the headroom)"
         )
-    parse_bytes(text)
-    return text
+    return checked_by(parse_bytes)(text)
 
 
-def parse_limit_or_headroom(text: str) -> str:
-    """Take a size, none or headroom. Raises ``InvalidInputError``."""
-    return text if text == HEADROOM else parse_limit(text)
+def _limit_or_headroom(text: str) -> str:
+    return text if text == HEADROOM else _limit(text)
 
 
-budget_size = Text("SIZE", parse_budget)
-
-
-def memory_bounds(workspace_limit: str, headroom: bool = False) -> Decorator:
-    """Add ``workspace_limit``, with this default, ``limits_torch``, and ``workspace_budget`` instead of both.
-
-    A budget beside one of them is a usage error.
-
-    headroom: whether the limit may be that, too.
-    """
-    sizes = (
-        "as 64MiB, none, or headroom: what is free below the peak of a training step"
-        if headroom
-        else "as 64MiB, or none"
-    )
-    limit = click.option(
+def workspace_limit(default: str, headroom: bool = False) -> Decorator:
+    """Add ``--workspace-limit``. headroom: whether it may be that, too."""
+    return click.option(
         "--workspace-limit",
-        type=Text("SIZE", parse_limit_or_headroom if headroom else parse_limit),
-        default=workspace_limit,
+        type=Text("SIZE", _limit_or_headroom if headroom else _limit),
+        default=default,
         show_default=True,
-        help=f"Most memory that any one operation may take beside its tensors: {sizes}. The right bound where "
-        "calls run one after another: they share one buffer.",
+        help="Most memory that any one operation may take beside its tensors: as 64MiB, none"
+        + (", or headroom: what is free below the peak of a training step." if headroom else ".")
+        + " The right bound where calls run one after another: they share one buffer.",
     )
+
+
+def memory_bounds(default: str, headroom: bool = False) -> Decorator:
+    """Add ``--workspace-limit``, with this default, ``--limit-torch``, and ``--workspace-budget`` instead of both."""
     budget = click.option(
         "--workspace-budget",
-        type=budget_size,
+        type=Text("SIZE", parse_size),
         help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time. "
         "The right bound where calls overlap, in threads or streams.",
     )
-    return together(limit, limits_torch, budget, _one_bound)
-
-
-def _one_bound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a limit, and what it holds, beside a budget; the default limit does not count."""
-
-    @wraps(function)
-    def checked(
-        *args: Any, workspace_limit: str, limits_torch: bool | None, workspace_budget: str | None, **rest: Any
-    ) -> Any:
-        if workspace_budget is None:
-            return function(*args, workspace_limit=workspace_limit, limits_torch=limits_torch, **rest)
-        context = click.get_current_context()
-        if is_given("workspace_limit"):
-            raise click.UsageError(
-                "a budget is divided instead of a limit for each: give --workspace-limit or "
-                "--workspace-budget, not both",
-                context,
-            )
-        if limits_torch is not None:
-            raise click.UsageError(
-                "a budget holds torch's own convolution in any case: give --limit-torch or --no-limit-torch beside a "
-                "--workspace-limit only",
-                context,
-            )
-        return function(*args, workspace_budget=workspace_budget, **rest)
-
-    return checked
+    return together(workspace_limit(default, headroom), limits_torch, budget)
 
 
 def is_given(name: str) -> bool:
@@ -422,29 +376,53 @@ def is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def choices(workspace_limit: str, headroom: bool = False) -> Decorator:
-    """Add the options of a ``mucudnn.Config``, under its names: ``Config(**given)``; see ``memory_bounds``."""
-    return together(memory_bounds(workspace_limit, headroom), measuring)
+def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
+    """Add options whose values a command gets as one argument: what ``make`` returns for them."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def gathering(*args: Any, **given: Any) -> Any:
+            values = {key: given.pop(key) for key in keys}
+            return function(*args, **given, **{name: make(**values)})
+
+        before = len(getattr(function, "__click_params__", ()))
+        decorated = together(*options)(gathering)
+        keys = [param.name for param in decorated.__click_params__[before:]]  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
 
 
-measuring = together(
-    policy, operations, algorithms, max_relative_error, deterministic, strict, thorough, time_limit, database
-)
-"""The choices of a ``mucudnn.Config`` that do not bound its workspace."""
+def config(*options: Decorator, **fixed: Any) -> Decorator:
+    """Add options that have the names of a ``Config``'s fields; the command gets ``config``. fixed: other fields."""
+    return bundled("config", partial(_config, **fixed), *options)
+
+
+def _config(**values: Any) -> Config:
+    """Refuse a limit, and what it holds, beside a budget; the default limit does not count."""
+    if values.get("workspace_budget") is not None:
+        if is_given("workspace_limit"):
+            raise click.UsageError(
+                "a budget is divided instead of a limit for each: give --workspace-limit or --workspace-budget, not "
+                "both"
+            )
+        if values.pop("limits_torch") is not None:
+            raise click.UsageError(
+                "a budget holds torch's own convolution in any case: give --limit-torch or --no-limit-torch beside a "
+                "--workspace-limit only"
+            )
+        del values["workspace_limit"]
+    return Config(**values)
+
+
+SOLVING = (policy, operations, algorithms, max_relative_error, strict)
+"""Options of a ``Config`` for what is stored."""
+MEASURING = (policy, operations, algorithms, max_relative_error, deterministic, strict, thorough, time_limit, database)
+"""Options of a ``Config`` that do not bound its workspace."""
+
+IN_STEPS = (confirm, first_call_time, background)
+"""Options of a ``Config`` for steps of a whole model."""
 
 source_argument = click.argument("source", type=SOURCE)
-source = together(source_argument, batch, input_shape)
+source = together(source_argument, batch(), input_shape)
 """Options that say where the convolutions come from."""
-
-
-def pop_sizes(given: dict[str, Any]) -> dict[str, Any]:
-    """Take out of the given options those that ``load_source`` wants under the same names."""
-    return {name: given.pop(name) for name in ("batch", "input_shape", "dtype", "memory_format")}
-
-
-def use_threads(threads: int | None) -> None:
-    """Let torch compute with so many threads; ``None``: as many as it takes by itself."""
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)

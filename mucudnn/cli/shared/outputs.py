@@ -1,0 +1,138 @@
+"""Results of commands: what is printed, and the files of ``--csv``, ``--json``, ``--plot`` and ``--out``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.bench.report.export import write_csv, write_each, write_json
+from mucudnn.cli.shared.options import Decorator, bundled
+from mucudnn.terminal.files import OutputFile, OutputFolder
+from mucudnn.words.errors import InvalidInputError, OutputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+    from mucudnn.bench.folders.reading import ResultFolder
+
+_OUT_HELP = "Keep all samples in this result folder. The same command goes on there where it was stopped."
+
+
+Rows = Sequence[Mapping[str, Any]] | Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Files that were asked for."""
+
+    csv_file: Path | None = None
+    json_file: Path | None = None
+    plot_file: Path | None = None
+    out: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of ``--out``, which is required."""
+        assert self.out is not None
+        return self.out
+
+    def tell(
+        self,
+        *printed: Table | str,
+        rows: Rows = (),
+        record: Mapping[str, Any] | None = None,
+        figure: Callable[[], Figure] | None = None,
+    ) -> None:
+        """Write the files, then print, also where a file fails. rows: of the CSV file, or what writes it."""
+        from mucudnn.bench.report.plots import save_png
+        from mucudnn.terminal.console import output
+
+        try:
+            write_each(
+                (self.csv_file, rows if callable(rows) else partial(write_csv, rows=rows)),
+                (self.json_file, partial(write_json, record=record or {})),
+                (self.plot_file, lambda path: save_png(figure(), path) if figure else None),
+            )
+        finally:
+            console = output()
+            for each in printed:
+                if each != "":
+                    console.print(each, soft_wrap=isinstance(each, str))
+
+    @contextmanager
+    def shown(
+        self,
+        tables: Callable[[ResultFolder], Iterable[Table | str]],
+        rows: Callable[[ResultFolder], Rows] | None = None,
+        figure: Callable[[ResultFolder], Figure] | None = None,
+    ) -> Iterator[Path]:
+        """Yield the result folder that a benchmark is to write; then tell what it has, however that ended.
+
+        It is the folder of ``--out``, or else a temporary one. tables, rows, figure: as for ``tell``, made from the
+        folder; by default the CSV file has the folder's own rows.
+        """
+
+        def show() -> None:
+            from mucudnn.bench.folders.header import HEADER_FILE
+            from mucudnn.bench.folders.reading import flat_rows, read_folder
+
+            if (path / HEADER_FILE).exists():
+                folder = read_folder(path)
+                self.tell(
+                    *(tables(folder) if folder.lines else ()),
+                    str(folder.header.environment),
+                    rows=[*flat_rows(folder)] if rows is None else rows(folder),
+                    record=folder.to_json(),
+                    figure=partial(figure, folder) if figure else None,
+                )
+
+        with ExitStack() as stack:
+            path = self.out or Path(stack.enter_context(TemporaryDirectory(prefix="mucudnn-")))
+            try:
+                yield path
+            except (InvalidInputError, OutputError):
+                raise
+            except BaseException:
+                show()
+                raise
+            show()
+
+
+def outputs(*kinds: str, second: str = "", required: bool = False) -> Decorator:
+    """Add some of ``csv``, ``json``, ``plot`` and ``out``; the command gets ``outputs``.
+
+    second: word for what is written beside the CSV file. required: whether ``--out`` is.
+    """
+    every = {
+        "csv": click.option(
+            "--csv", "csv_file", type=OutputFile(second=second), help="Write the numbers to this CSV file, too."
+        ),
+        "json": click.option(
+            "--json", "json_file", type=OutputFile(), help="Write the results to this JSON file, too."
+        ),
+        "plot": click.option(
+            "--plot",
+            "plot_file",
+            metavar="FILE.png",
+            type=OutputFile(suffix=".png"),
+            help="Draw them into this PNG file, too.",
+        ),
+        "out": click.option("--out", type=OutputFolder(), required=required, help=_OUT_HELP),
+    }
+    return bundled("outputs", _outputs, *(every[kind] for kind in kinds))
+
+
+def _outputs(**files: Path | None) -> Outputs:
+    if files.get("plot_file") is not None:
+        from mucudnn.bench.report.plots import require_matplotlib
+
+        require_matplotlib()
+    return Outputs(**files)
