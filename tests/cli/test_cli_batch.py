@@ -93,7 +93,6 @@ def test_ctrl_c_says_that_nothing_is_lost(layers: Path, tmp_path: Path, monkeypa
         (["--policy", "undivided"], "measures one batch size only"),
         (["--plot", "out.svg"], "'out.svg' is not a PNG file; name one that ends in .png"),
         (["--plot", "no/such/folder/out.png"], "the folder no/such/folder does not exist"),
-        (["--csv", "/"], "/ is a folder; name a file"),
         (["--batch", "4"], "No such option '--batch'"),
     ],
 )

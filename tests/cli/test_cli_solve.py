@@ -99,7 +99,7 @@ def test_limit_and_budget_are_not_given_together(command: tuple[str, ...], limit
 
 def test_no_budget_is_not_a_budget() -> None:
     message = fail("tune", "alexnet", "--workspace-budget", "none")
-    assert "'none' is no budget; leave it out, or use --workspace-limit none" in message
+    assert "'none' is no size; give one, such as 64MiB" in message
 
 
 @pytest.mark.parametrize("command", [("tune",), ("bench", "network")])
