@@ -33,7 +33,7 @@ def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: 
     zeros. Warns where not even the smallest micro-batches are within the limit: torch's own runs then, undivided.
     """
     limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
-    if limit_bytes is None or not any(isinstance(module, nn.Conv3d) for module in model.modules()):
+    if limit_bytes is None:
         return {}
     counted: dict[tuple[_Call, Operation], DividedOperation] = {}
     divided: Divided = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -15,21 +15,18 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from mucudnn.distributed.team import Team, propagate_errors
-from mucudnn.modules.conv3d import Conv3d, DividedOperation
+from mucudnn.modules.conv2d import Conv2d
+from mucudnn.modules.conv3d import Conv3d
 from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import confirm_model
-from mucudnn.optimizing.divide_3d import divide_3d
-from mucudnn.optimizing.fuse import fuse
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tracing.convolutions import Call, trace
-from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tracing.undisturbed import undisturbed
-from mucudnn.tuning.cached_filters import cache_filters, cache_filters_together
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default
@@ -41,6 +38,12 @@ from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance, shown
 from mucudnn.words.warning import warn, warnings_deferred
+
+if TYPE_CHECKING:
+    from mucudnn.database.database import Database
+    from mucudnn.measuring.whole_runs import Machine
+    from mucudnn.optimizing.divide_3d import Divided
+    from mucudnn.tracing.headroom import Limits
 
 _Wanted = dict[str, list[Task]]  # module name -> what it needs, largest batch first
 
@@ -94,6 +97,8 @@ def optimize(
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
     if config.fuse:
+        from mucudnn.optimizing.fuse import fuse  # here, as all that most calls do not need
+
         model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
@@ -129,9 +134,8 @@ def _tune(
     team: Team | None,
 ) -> Sequence[TunedProblem]:
     """Tune what the model runs, and put it in. Returns what was chosen."""
-    limits = find_headroom(model, sample_input).limits if config.has_headroom_limit else None
-    wanted = _wanted(model, trace(model, sample_input), config, limits)
-    divided = divide_3d(model, sample_input, config, device_type)
+    wanted = _wanted(model, trace(model, sample_input), config, _limits(model, sample_input, config))
+    divided = _divided_3d(model, sample_input, config, device_type)
     needing: dict[Task, list[str]] = {}
     for name, of_module in wanted.items():
         for task in of_module:
@@ -142,11 +146,41 @@ def _tune(
         tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
         _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
         _swap_3d(model, divided)
-        if team is None or config.cache_budget_bytes == 0:
-            cache_filters(model, config, machine=machine, database=database)
-        else:
-            cache_filters_together(model, config, team.again(), machine=machine, database=database)
+        _cache_filters(model, config, machine, database, team)
     return tuning.problems
+
+
+def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits | None:
+    """Return the limits that keep the headroom, where the config asks for them."""
+    if not config.has_headroom_limit:
+        return None
+    from mucudnn.tracing.headroom import find_headroom
+
+    return find_headroom(model, sample_input).limits
+
+
+def _divided_3d(model: torch.nn.Module, sample_input: Any, config: Config, device_type: str) -> Divided:
+    if not any(isinstance(module, torch.nn.Conv3d) for module in model.modules()):
+        return {}
+    from mucudnn.optimizing.divide_3d import divide_3d
+
+    return divide_3d(model, sample_input, config, device_type)
+
+
+def _cache_filters(
+    model: torch.nn.Module, config: Config, machine: Machine, database: Database, team: Team | None
+) -> None:
+    if config.cache_budget_bytes == 0:
+        for module in model.modules():
+            if isinstance(module, Conv2d):
+                module.filter_cache = None
+        return
+    from mucudnn.tuning.cached_filters import cache_filters, cache_filters_together
+
+    if team is None:
+        cache_filters(model, config, machine=machine, database=database)
+    else:
+        cache_filters_together(model, config, team.again(), machine=machine, database=database)
 
 
 def _require_step(step: object) -> None:
@@ -231,7 +265,7 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
     module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
 
 
-def _swap_3d(model: torch.nn.Module, divided: Mapping[str, tuple[DividedOperation, ...]]) -> None:
+def _swap_3d(model: torch.nn.Module, divided: Divided) -> None:
     modules = dict(model.named_modules())
     for name, its_own in divided.items():
         make_tunable(modules[name])
