@@ -49,4 +49,4 @@ def main(folder: Path, size: int, communications: Sequence[Communication]) -> No
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), int(sys.argv[2]), [one for one in Communication if one is not Communication.BF16])
+    main(Path(sys.argv[1]), int(sys.argv[2]), [one for one in Communication if one.averages_parameters])

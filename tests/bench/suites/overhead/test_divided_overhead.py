@@ -1,11 +1,10 @@
-"""The benchmark of what a divided call costs: with a clock that counts calls, and on a GPU that only writes down."""
+"""The benchmark of what a divided call costs, with a clock that counts calls."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -55,16 +54,6 @@ def test_the_overhead_is_what_a_call_has_beyond_its_steps(clock: FakeClock, tmp_
         assert (overhead_s, step_s) == (2 * OTHER_S / MICRO_BATCHES, STEP_S)
 
 
-class Graph:
-    """Instead of a CUDA graph: what is called while it is captured is called again by ``replay``."""
-
-    captured: list[Callable[[], None]]
-
-    def replay(self) -> None:
-        for work in self.captured:
-            work()
-
-
 def test_wall_time_is_read_when_the_device_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
@@ -74,36 +63,12 @@ def test_wall_time_is_read_when_the_device_has_finished(monkeypatch: pytest.Monk
     assert log[4:] == ["call"]
 
 
-def test_graphs_hold_copies_and_times_are_those_of_one(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[Callable[[], None]] = []
-
-    class Capture:
-        def __init__(self, graph: Graph) -> None:
-            self.graph = graph
-
-        def __enter__(self) -> None:
-            called.clear()
-
-        def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-            self.graph.captured = list(called)
-
-    def noting(work: Callable[[], None]) -> Callable[[], None]:
-        def noted() -> None:
-            called.append(work)
-            work()
-
-        return noted
-
-    for name in ("_call", "_steps"):
-        make = getattr(divided_overhead, name)
-        monkeypatch.setattr(divided_overhead, name, lambda *given, make=make: noting(make(*given)))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", Capture)
+def test_times_in_graphs_are_those_of_one_copy(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divided_overhead, "_captured", lambda work: lambda: [work() for _ in range(COPIES)])
     problem = divided_overhead._GEOMETRY
     call_s, steps_s = divided_overhead._samples(problem, GEMM, 1, "cpu", True, 2, clock)
     assert call_s == [MICRO_BATCHES * STEP_S + 2 * OTHER_S] * 2
     assert steps_s == [MICRO_BATCHES * STEP_S] * 2
-    assert clock.seconds >= COPIES * sum((*call_s, *steps_s))
 
 
 def test_the_command_writes_what_it_prints(clock: FakeClock, tmp_path: Path) -> None:
