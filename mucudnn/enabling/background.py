@@ -14,7 +14,7 @@ from threading import get_ident
 
 import torch
 
-from mucudnn.enabling.shape_stats import ShapeStats
+from mucudnn.enabling.status import ShapeStats
 
 SHARE = 0.05  # of the time, for measuring
 _ALONE_S = 1.0  # since another thread computed a convolution

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.enabling.session import Call, Session
-from mucudnn.enabling.shape_stats import ShapeStats
 from mucudnn.enabling.shapes import as_images
+from mucudnn.enabling.status import ShapeStats
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.words.problem import Operation

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from mucudnn.enabling.background import Background
 from mucudnn.enabling.nearest import nearest
-from mucudnn.enabling.shape_stats import Origin, ShapeStats
 from mucudnn.enabling.shapes import Shape, shape_of
-from mucudnn.enabling.status import Status
+from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import make_room

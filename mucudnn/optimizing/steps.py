@@ -7,22 +7,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median, median_low
+from typing import TypeVar
 
 from torch import nn
 
+from mucudnn.distributed.agreement import Described
+from mucudnn.distributed.fingerprint import by_rank
+from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
-from mucudnn.optimizing.ranks import Ranks
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
+from mucudnn.words.errors import SharingError
 from mucudnn.words.results import is_busy
 
 RECORD_S = 6e-5  # seconds that recording a call takes at most: torch's take the longest
@@ -36,7 +40,54 @@ PHASE_S = 5.0  # after LEAST_ROUNDS no round begins later than this
 
 Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
 PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
+T = TypeVar("T")
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
+
+
+class Ranks:
+    """The ranks of a team, which all call the same methods in the same order; without a team, this process alone.
+
+    Every method raises ``SharingError`` where a rank has failed or ended.
+    """
+
+    def __init__(self, team: Team | None = None) -> None:
+        self._team = team
+
+    @property
+    def are_several(self) -> bool:
+        return self._team is not None
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes to the database."""
+        return self._team is None or self._team.is_writer
+
+    def gather(self, message: T) -> list[T]:
+        """Return the message of every rank."""
+        return [message] if self._team is None else self._team.gather(message)
+
+    def of_kind(self, gathered: list[T]) -> list[T]:
+        """Return the messages of the ranks on this kind of device."""
+        return gathered if self._team is None else self._team.of_kind(gathered)
+
+    def anywhere(self, holds: bool) -> bool:
+        """Tell whether something holds on any rank."""
+        return any(self.gather(holds))
+
+    def everywhere(self, holds: bool) -> bool:
+        """Tell whether something holds on all ranks."""
+        return all(self.gather(holds))
+
+    def require_same(self, what: str, value: str, remedy: str) -> None:
+        """Raise ``SharingError`` where ranks have different values."""
+        values = dict(enumerate(self.gather(value)))
+        if len({*values.values()}) > 1:
+            raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
+
+    def agree(self, decided: Described) -> None:
+        """Raise ``SharingError`` where ranks have decided differently. It is the last exchange."""
+        if self._team is not None:
+            self._team.agree(decided)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch import nn
 
 from mucudnn.enabling.background import SHARE
-from mucudnn.enabling.shape_stats import Origin
+from mucudnn.enabling.status import Origin
 from mucudnn.words.config import Config
 from mucudnn.words.task import Task
 

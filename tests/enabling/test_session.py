@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.enabling.session import Session
-from mucudnn.enabling.shape_stats import Origin
+from mucudnn.enabling.status import Origin
 from mucudnn.words import warning
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
@@ -14,8 +13,7 @@ import pytest
 from mucudnn.optimizing import steps as bounds
 from mucudnn.optimizing.confirm import _parts, confirm, confirm_again
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.ranks import Ranks
-from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
+from mucudnn.optimizing.steps import ModelSteps, Ranks, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
@@ -406,10 +404,3 @@ def test_what_was_found_puts_back_the_same_without_a_step(rest_s: float) -> None
     assert confirm_again(made_up(again), in_place, shown) == found
     assert again.tuned == steps.tuned
     assert not again.runs
-
-
-def test_results_survive_pickling() -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, {SMALL: 0.0125})
-    found = confirmed(steps)
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert pickle.loads(pickle.dumps(steps.tuned)) == steps.tuned

@@ -14,8 +14,7 @@ from mucudnn.distributed.exchange import Exchange
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.ranks import Ranks
-from mucudnn.optimizing.steps import StepTimes
+from mucudnn.optimizing.steps import Ranks, StepTimes
 from mucudnn.words.problem import Operation
 
 RANKS = 2

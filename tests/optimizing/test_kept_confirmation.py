@@ -134,7 +134,7 @@ def test_inputs_limits_autocast_and_versions_tell_them_apart(machine: Machine, m
     with torch.autocast("cpu", torch.bfloat16):
         assert is_new(confirmed(tuned_net(), OPEN))
     assert not is_new(confirmed(tuned_net(), OPEN))
-    monkeypatch.setattr("mucudnn.optimizing.kept_confirmation.algorithm_versions", lambda device_type: {"gemm": 99})
+    monkeypatch.setattr("mucudnn.optimizing.confirm_model.algorithm_versions", lambda device_type: {"gemm": 99})
     assert is_new(confirmed(tuned_net(), OPEN))
 
 

@@ -1,17 +1,21 @@
-"""``optimize`` with real algorithms, measured for a moment: what it promises about memory. No time is looked at."""
+"""``optimize`` with real algorithms, measured for a moment: memory, warnings, modules. No time is looked at."""
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from support.problems.tuned_by_hand import results
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.measuring.quiet import Quiet
+from mucudnn.tuning.result import tuned_of
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import MicroConfig
@@ -93,3 +97,90 @@ def test_filters_are_kept_within_the_cache_budget_and_reported(database: Path) -
             torch.testing.assert_close(ours(x), torchs(x), rtol=1e-4, atol=1e-4)
             for model in (torchs, ours):
                 model[0].weight.data.mul_(1.5)
+
+
+# Modules beside nn.Conv2d
+
+FORWARD, BACKWARD_DATA, BACKWARD_FILTER = Operation
+
+
+class Scaled(nn.Conv2d):
+    """Its forward is torch's."""
+
+
+class Shifted(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.along = nn.Conv1d(3, 4, 5, padding=2)
+        self.scaled, self.shifted = Scaled(4, 4, 3, padding=1), Shifted(4, 4, 1)
+        self.normed = weight_norm(nn.Conv2d(4, 4, 1))
+        self.up = nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.along(x).unflatten(2, (6, 6))
+        return self.up(self.normed(self.shifted(self.scaled(image))))  # type: ignore[no-any-return]
+
+
+def config(folder: Path, **options: Any) -> mucudnn.Config:
+    return mucudnn.Config(time_limit="10ms", database=folder / "m.sqlite", **options)
+
+
+def operations_of(module: Any) -> list[Operation]:
+    return [tuned.problem.operation for tuned in tuned_of(module)]
+
+
+def test_every_kind_is_tuned_swapped_and_reported(tmp_path: Path) -> None:
+    torchs, x = Net(), torch.randn(2, 3, 36)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), x, config(tmp_path))
+    assert type(ours.along) is mucudnn.Conv1d
+    assert type(ours.up) is mucudnn.ConvTranspose2d
+    assert isinstance(ours.scaled, Scaled)
+    assert isinstance(ours.scaled, mucudnn.Conv2d)
+    assert isinstance(ours.normed, mucudnn.Conv2d)
+    assert type(ours.shifted) is Shifted
+    assert operations_of(ours.along) == [FORWARD, BACKWARD_FILTER]  # nobody asks for the gradient of the input
+    assert operations_of(ours.up) == [BACKWARD_DATA, FORWARD, BACKWARD_FILTER]  # of its y, dx and dw
+    torch.testing.assert_close(results(ours, x), results(torchs, x), rtol=1e-3, atol=1e-4)
+    report = mucudnn.report(ours)
+    assert ("shifted", "Shifted has a forward of its own") in report.untuned
+    assert report.transposed == ("up",)
+    (row,) = [line for line in str(report).splitlines() if line.startswith("up, transposed")]
+    assert "up: backward_data 4x12x12 -> 4, 4x4, stride 2x2" in report.details()
+    assert len(row.split("  ")) >= 5
+
+
+def test_operations_are_those_of_the_modules(tmp_path: Path) -> None:
+    """Who asks for the forward pass alone gets that of a transposed convolution: backward data of its problem."""
+    ours = mucudnn.optimize(Net(), torch.randn(2, 3, 36), config(tmp_path, operations=(Operation.FORWARD,)))
+    assert operations_of(ours.up) == [BACKWARD_DATA]
+    assert operations_of(ours.along) == [FORWARD]
+
+
+def test_within_the_headroom(tmp_path: Path) -> None:
+    torchs, x = Net(), torch.randn(2, 3, 36)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), x, config(tmp_path, workspace_limit="headroom"))
+    limits = {tuned.problem.operation: tuned.limit_bytes for tuned in tuned_of(ours.up)}  # type: ignore[arg-type]
+    assert set(limits) == set(Operation)
+    assert all(limits.values())
+    torch.testing.assert_close(results(ours, x), results(torchs, x), rtol=1e-3, atol=1e-4)
+
+
+def test_the_first_layer_may_be_transposed(tmp_path: Path) -> None:
+    model: Any = mucudnn.optimize(nn.ConvTranspose2d(3, 4, 3), torch.randn(2, 3, 5, 5), config(tmp_path))
+    assert operations_of(model) == [BACKWARD_DATA, BACKWARD_FILTER]
+
+
+@pytest.mark.parametrize("cache_budget", [0, "1MiB"])
+def test_a_generator_in_inference(tmp_path: Path, cache_budget: Any) -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(8, 4, 4, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3)).eval()
+    x = torch.randn(1, 8, 6, 6)
+    ours = mucudnn.optimize(
+        copy.deepcopy(model), x, config(tmp_path, operations=(Operation.FORWARD,), cache_budget=cache_budget)
+    )
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(x), model(x), rtol=1e-4, atol=1e-5)
