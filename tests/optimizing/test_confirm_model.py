@@ -89,13 +89,13 @@ def test_what_is_divided_to_save_memory_stays_divided_on_either_side(
     net.deep = deep
     net.register_forward_hook(lambda net, x, y: deep(y.unsqueeze(2)).squeeze(2))
     seen: set[tuple[bool, int]] = set()  # whether ours ran beside it, and the size of its micro-batches
-    convolve = conv3d.conv3d
+    convolve = conv3d.OPERATORS[Operation.FORWARD]
 
     def noting(*arguments: Any) -> Tensor:
         seen.add((net.first.choices is not None, arguments[-1][0]))
         return convolve(*arguments)
 
-    monkeypatch.setattr(conv3d, "conv3d", noting)
+    monkeypatch.setitem(conv3d.OPERATORS, Operation.FORWARD, noting)
     assert confirmed(net) is not None
     assert seen == {(False, 1), (True, 1)}
 
