@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def algorithms(report: Report) -> Figure | None:
 
 def _longest(report: Report, is_drawn: Callable[[Subject], bool]) -> list[Subject]:
     """Return those subjects that can be drawn and take torch longest."""
-    return [subject for subject in report.subjects if is_drawn(subject)][:MOST_SUBJECTS]
+    return list(islice(filter(is_drawn, report.subjects), MOST_SUBJECTS))
 
 
 def desirable(report: Report) -> Figure | None:

@@ -115,9 +115,10 @@ class Report:
         torch_s = self.rows["time_s"].where(self.rows["contestant"] == TORCH).groupby(keys).max().fillna(0.0)
         points = dict(tuple(desirable.groupby("subject", sort=False)))
         found = []
-        for number, frame in candidates.groupby("subject", sort=False):
+        names = self._keys(candidates.drop_duplicates("subject"))
+        for key, (number, frame) in zip(names, candidates.groupby("subject", sort=False), strict=True):
             size = frame["batch_size"].iloc[0] if "batch_size" in frame else frame["micro_batch_size"].max()
-            key, name = self._keys(frame.iloc[:1]).iloc[0], name_of(frame.iloc[0].to_dict())
+            name = name_of(frame.iloc[0].to_dict())
             of_subject, of_set = rows.get(key, self.rows.iloc[:0]), points.get(number, desirable.iloc[:0])
             found.append((float(torch_s.get(key, 0.0)), Subject(name, int(size), of_subject, frame, of_set)))
         return [subject for _, subject in sorted(found, key=lambda pair: pair[0], reverse=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import nan, prod
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 
 from mucudnn.bench.contests.variants import TORCH
-from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
+from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.pages.drawing import (
     FAINT,
     MARKERS,
@@ -243,17 +243,18 @@ def memory_of_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
     if not has_problems(rows):
         return pandas.DataFrame()
     rows = with_series(with_layers(rows.dropna(subset=["workspace_bytes"])))
-    groups = rows.groupby(["layer", "series"], sort=False)
-    return pandas.DataFrame(
-        [(*key, *_output_and_filter_bytes(of.iloc[0].to_dict()), of["workspace_bytes"].max()) for key, of in groups],
-        columns=["layer", "series", "activation_bytes", "parameter_bytes", "workspace_bytes"],
-    )
+    bars = rows.groupby(["layer", "series"], sort=False)
+    largest = rows.assign(workspace_bytes=bars["workspace_bytes"].transform("max")).drop_duplicates(["layer", "series"])
+    return pandas.DataFrame(map(_memory, largest.to_dict("records")))
 
 
-def _output_and_filter_bytes(row: dict[Any, Any]) -> tuple[int, int]:
-    problem = problem_of({name: row[name] for name in PROBLEM_COLUMNS})
-    shapes = problem.y_shape(int(row["batch_size"])), problem.w_shape()
-    return prod(shapes[0]) * problem.item_bytes, prod(shapes[1]) * problem.item_bytes
+def _memory(row: Mapping[Any, Any]) -> dict[str, Any]:
+    problem = problem_of(row)
+    return {
+        **{name: row[name] for name in ("layer", "series", "workspace_bytes")},
+        "activation_bytes": prod(problem.y_shape(int(row["batch_size"]))) * problem.item_bytes,
+        "parameter_bytes": prod(problem.w_shape()) * problem.item_bytes,
+    }
 
 
 def tuning(report: Report) -> Figure | None:
