@@ -11,7 +11,8 @@ from mucudnn.bench.report.tables import new_table
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.kernels.registry import algorithm, as_called
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.proofs import BarredError, Proof, Prover
+from mucudnn.measuring.proofs import BarredError, Proof
+from mucudnn.measuring.proving.prover import Prover
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, silent

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from mucudnn.bench.report.tables import new_table
 from mucudnn.tuning.choose import is_gain
-from mucudnn.tuning.refresh import Refreshed, RefreshedMeasurement, RefreshedRun
+from mucudnn.tuning.refresh import Again, Refreshed, has_turned
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import WholeRun
+from mucudnn.words.results import Measurement, WholeRun
 
 
 def refresh_in_words(refreshed: Refreshed) -> str:
@@ -19,7 +19,7 @@ def refresh_in_words(refreshed: Refreshed) -> str:
     if not refreshed.doubtful:
         return f"nothing is doubtful on {refreshed.environment}"
     again = len(refreshed.measurements) + len(refreshed.whole_runs)
-    turned = sum(run.has_turned for run in refreshed.whole_runs)
+    turned = sum(has_turned(run) for run in refreshed.whole_runs)
     parts = [
         f"{again} of {refreshed.doubtful} measured again: {len(refreshed.measurements)} measurements, "
         f"{len(refreshed.whole_runs)} whole runs, {turned} verdicts turned"
@@ -35,7 +35,7 @@ def refresh_in_words(refreshed: Refreshed) -> str:
 
 def measurements_table(refreshed: Refreshed) -> Table:
     """Per problem: how many micro-configs were measured again, and their times now over those before."""
-    of_problem: dict[ConvProblem, list[RefreshedMeasurement]] = defaultdict(list)
+    of_problem: dict[ConvProblem, list[Again[Measurement]]] = defaultdict(list)
     for one in refreshed.measurements:
         of_problem[one.problem].append(one)
     printed = new_table("Measured again", ("problem",), ("measurements", "time now / before", "least", "most"))
@@ -54,7 +54,7 @@ def whole_runs_table(refreshed: Refreshed) -> Table:
     for run in refreshed.whole_runs:
         times = (run.before.baseline_s, run.now.baseline_s, run.before.time_s, run.now.time_s)
         cells = (*(f"{1000 * time_s:.3f}" for time_s in times), _speedup(run.before), _speedup(run.now))
-        printed.add_row(str(run.problem), str(run.configuration), _verdict(run), *cells)
+        printed.add_row(str(run.problem), str(run.of), _verdict(run), *cells)
     return printed
 
 
@@ -62,6 +62,6 @@ def _speedup(run: WholeRun) -> str:
     return f"{run.speedup:.2f} ± {run.noise:.2f}"
 
 
-def _verdict(run: RefreshedRun) -> str:
+def _verdict(run: Again[WholeRun]) -> str:
     now = "faster" if is_gain(run.now) else "not faster"
-    return f"{now}, as before" if not run.has_turned else f"{now}: turned"
+    return f"{now}, as before" if not has_turned(run) else f"{now}: turned"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.words.results import MicroConfig
@@ -14,6 +14,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 if TYPE_CHECKING:
     from mucudnn.measuring.candidates import Candidate
+    from mucudnn.measuring.proving.prover import Prover
 
 
 class UnprovenError(RuntimeError):
@@ -46,32 +47,11 @@ class BarredError(UnsoundError):
     """Foreign code that must not be run here. fault: what it did."""
 
     def __init__(self, reason: str, fault: Fault) -> None:
-        super().__init__(reason)
+        super().__init__(reason, fault)  # all arguments, so that it can be pickled
         self.fault = fault
 
-
-class Prover(Protocol):
-    """Proves candidates of one problem in a process of their own: see ``mucudnn.measuring.proving``."""
-
-    def prove(
-        self,
-        candidates: Sequence[Candidate],
-        batch_size: int,
-        device: str,
-        *,
-        checks_samples: bool,
-        has_bias: bool = True,
-    ) -> Sequence[Proof | Exception]:
-        """Return for each candidate its proof, a ``BarredError``, or an ``UnprovenError`` where nothing is known.
-
-        checks_samples: see ``Workbench``. has_bias: y has a bias added, of zeros.
-        """
-
-    def start(self) -> None:
-        """Start the process, and wait until it is ready: that would be taken for a load of others."""
-
-    def rest(self) -> None:
-        """Have the process give back what it keeps for further candidates of the same problem."""
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Proofs:

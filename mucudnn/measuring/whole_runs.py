@@ -14,8 +14,8 @@ from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.measuring.operands import Operands, followed_operands, random_operands
-from mucudnn.measuring.proofs import Proofs, Prover
-from mucudnn.measuring.proving.prover import prover
+from mucudnn.measuring.proofs import Proofs
+from mucudnn.measuring.proving.prover import Prover, prover
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 from mucudnn.measuring.timing.cold_caches import ColdClock
 from mucudnn.measuring.timing.comparison import THOROUGH, Rounds, compare_in_turns

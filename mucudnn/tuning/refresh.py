@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from mucudnn.database import schema
 from mucudnn.database.configuration_keys import whole_run_from
@@ -14,8 +15,7 @@ from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.rows import is_doubtful_row
 from mucudnn.database.schema import PROBLEM_COLUMNS, Row
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.measuring.candidates import find_candidates
+from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.quiet import Outcomes, Quiet
 from mucudnn.measuring.race import RaceJob
 from mucudnn.measuring.thorough_race import ThoroughRace
@@ -39,28 +39,22 @@ from mucudnn.words.results import (
 MOST_WAITED_S = 60.0  # for a quiet machine: nothing is measured again before
 
 
-@dataclass(frozen=True, slots=True)
-class RefreshedMeasurement:
-    """A measurement as it was, and as it is now."""
-
-    problem: ConvProblem
-    before: Measurement
-    now: Measurement
+R = TypeVar("R", Measurement, WholeRun)
 
 
 @dataclass(frozen=True, slots=True)
-class RefreshedRun:
-    """A whole run as it was, and as it is now."""
+class Again(Generic[R]):
+    """A measurement or a whole run as it was, and as it is now. of: what was measured."""
 
     problem: ConvProblem
-    configuration: Configuration
-    before: WholeRun
-    now: WholeRun
+    of: MicroConfig | Configuration
+    before: R
+    now: R
 
-    @property
-    def has_turned(self) -> bool:
-        """Whether it is faster now than what it is compared with, and was not before, or the other way round."""
-        return is_gain(self.before) != is_gain(self.now)
+
+def has_turned(run: Again[WholeRun]) -> bool:
+    """Whether it is faster now than what it is compared with, and was not before, or the other way round."""
+    return is_gain(run.before) != is_gain(run.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +68,8 @@ class Refreshed:
 
     environment: Environment
     doubtful: int
-    measurements: tuple[RefreshedMeasurement, ...] = ()
-    whole_runs: tuple[RefreshedRun, ...] = ()
+    measurements: tuple[Again[Measurement], ...] = ()
+    whole_runs: tuple[Again[WholeRun], ...] = ()
     passed_over: int = 0
     busy: str = ""
     interrupted: bool = False
@@ -127,8 +121,8 @@ class _Refresh:
         self.machine, self.progress, self.done = machine, progress, 0.0
         self.store = EnvironmentStore(database, machine.environment)
         self.quiet = Quiet(machine.watch, self.store, lambda text: progress(text, self.done), MOST_WAITED_S)
-        self.measurements: list[RefreshedMeasurement] = []
-        self.whole_runs: list[RefreshedRun] = []
+        self.measurements: list[Again[Measurement]] = []
+        self.whole_runs: list[Again[WholeRun]] = []
         self.passed_over = 0
 
     def run(self, rows: Sequence[Row], wanted: Sequence[Row]) -> Refreshed:
@@ -154,86 +148,63 @@ class _Refresh:
 
     def _refresh(self, problem: ConvProblem, rows: Sequence[Row], again: Sequence[Row]) -> None:
         """Refresh one problem. rows: all that count. again: those to be measured again."""
-        measured = [row for row in rows if row["kind"] == "measurement"]
+        measured, doubtful = ([row for row in some if row["kind"] == "measurement"] for some in (rows, again))
         sizes = sorted({row["micro_batch_size"] for row in measured}) or [1]
-        here = {algorithm.name: algorithm for algorithm in self._algorithms(problem, sizes)}
-        versions = {name: algorithm.version for name, algorithm in here.items()}
-        doubtful = [row for row in again if row["kind"] == "measurement"]
+        offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
+        algorithms = [*self.machine.algorithms, *offered]
+        versions = {algorithm.name: algorithm.version for algorithm in algorithms}
         if doubtful:
-            known = {_micro_config(row): _measurement(row) for row in measured if _is_of(versions, row)}
-            before = {_micro_config(row): _measurement(row) for row in doubtful if _is_of(versions, row)}
-            self._measure(problem, sizes, [*here.values()], known, before)
+            every, before = _measurements(measured, versions), _measurements(doubtful, versions)
+            known = [measurement for of, measurement in every.items() if of not in before]
+            proofs = self.machine.proofs(max(sizes), checks_samples=True)
+            candidates, _ = find_candidates(problem, algorithms, sizes, known, proofs)
+            wanted = [candidate for candidate in candidates if candidate.micro_config in every]
+            self._measure(problem, max(sizes), wanted, known, before, versions)
             self.passed_over += len(doubtful) - sum(one.problem == problem for one in self.measurements)
         self._run_whole(problem, [row for row in again if row["kind"] == "verification"], versions)
 
     def _measure(
         self,
         problem: ConvProblem,
-        sizes: Sequence[int],
-        algorithms: Sequence[Algorithm],
-        every: Mapping[MicroConfig, Measurement],
+        batch_size: int,
+        candidates: Sequence[Candidate],
+        known: Sequence[Measurement],
         before: Mapping[MicroConfig, Measurement],
+        versions: Mapping[str, int],
     ) -> None:
-        """Measure what was ``before`` once more, in a race with ``every`` other measurement, as the tuner does."""
-        versions = {algorithm.name: algorithm.version for algorithm in algorithms}
-        known = [measurement for of, measurement in every.items() if of not in before]
-
-        proofs = self.machine.proofs(max(sizes), checks_samples=True)
-        candidates, _ = find_candidates(problem, algorithms, sizes, known, proofs)
-        job = RaceJob(
-            problem,
-            max(sizes),
-            [candidate for candidate in candidates if candidate.micro_config in every],
-            known=known,
-            may_keep=problem.operation is Operation.FORWARD,
-            device=self.machine.device,
-            clock=self.machine.clock,
-            watch=self.machine.watch,
-        )
-        now: dict[MicroConfig, RefreshedMeasurement] = {}
+        """Measure what was ``before`` once more, in a race with what is ``known``, as the tuner does."""
+        machine, may_keep = self.machine, problem.operation is Operation.FORWARD
+        places: dict[str, Any] = {"device": machine.device, "clock": machine.clock, "watch": machine.watch}
+        race = ThoroughRace(RaceJob(problem, batch_size, candidates, known, may_keep=may_keep, **places))
+        now: dict[MicroConfig, Again[Measurement]] = {}
         try:
-            for result in self.quiet.measured(ThoroughRace(job)):
-                self.store.add(problem, versions[result.micro_config.algorithm], result)
+            for result in self.quiet.measured(race):
+                of = result.micro_config
+                self.store.add(problem, versions[of.algorithm], result)
                 if isinstance(result, Measurement):
-                    now[result.micro_config] = RefreshedMeasurement(problem, before[result.micro_config], result)
+                    now[of] = Again(problem, of, before[of], result)
         finally:
             self.measurements += now.values()
 
-    def _algorithms(self, problem: ConvProblem, sizes: Sequence[int]) -> list[Algorithm]:
-        offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
-        return [*self.machine.algorithms, *offered]
-
     def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
         """Run whole again what can be run here; of one batch size in the same turns, as when it was chosen."""
-        together: dict[tuple[int, How], list[tuple[Configuration, Row]]] = defaultdict(list)
+        together: dict[tuple[int, How], dict[Configuration, WholeRun]] = defaultdict(dict)
         for row in rows:
             micro_configs, versions, how = whole_run_from(row["configuration"])
             if any(here.get(name) != version for name, version in versions.items()):
                 self.passed_over += 1
                 continue
             configuration = Configuration(micro_configs, row["time_s"], 0)
-            together[configuration.batch_size, how].append((configuration, row))
+            before = WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
+            together[configuration.batch_size, how][configuration] = before
         for (_, how), runs in together.items():
-            configurations = [configuration for configuration, _ in runs]
-            outcomes = self.quiet.compared(problem, configurations, partial(self._compare, problem, how))
-            for (configuration, row), outcome in zip(runs, outcomes, strict=True):
-                self._keep(problem, configuration, row, how, outcome, here)
-
-    def _keep(
-        self,
-        problem: ConvProblem,
-        configuration: Configuration,
-        row: Row,
-        how: How,
-        outcome: WholeRun | Exception | None,
-        versions: Mapping[str, int],
-    ) -> None:
-        if not isinstance(outcome, WholeRun):
-            self.passed_over += 1
-            return
-        before = WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
-        self.store.add_whole_run(problem, configuration, versions, outcome, how)
-        self.whole_runs.append(RefreshedRun(problem, configuration, before, outcome))
+            outcomes = self.quiet.compared(problem, [*runs], partial(self._compare, problem, how))
+            for (configuration, before), outcome in zip(runs.items(), outcomes, strict=True):
+                if isinstance(outcome, WholeRun):
+                    self.store.add_whole_run(problem, configuration, here, outcome, how)
+                    self.whole_runs.append(Again(problem, configuration, before, outcome))
+                else:
+                    self.passed_over += 1
 
     def _compare(self, problem: ConvProblem, how: How, configurations: Sequence[Configuration]) -> Outcomes:
         if not isinstance(how, WithCachedFilter):
@@ -253,13 +224,11 @@ def _by_problem(rows: Sequence[Row]) -> dict[ConvProblem, list[Row]]:
     return found
 
 
-def _is_of(versions: Mapping[str, int], row: Row) -> bool:
-    return bool(versions.get(row["algorithm"]) == row["version"])
-
-
-def _micro_config(row: Row) -> MicroConfig:
-    return MicroConfig(row["algorithm"], row["micro_batch_size"])
-
-
-def _measurement(row: Row) -> Measurement:
-    return Measurement(_micro_config(row), *(row[name] for name in (*schema.COSTS, "load")))
+def _measurements(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[MicroConfig, Measurement]:
+    """Return the measurements of algorithms that are here in the same version."""
+    found = {}
+    for row in rows:
+        if versions.get(row["algorithm"]) == row["version"]:
+            of = MicroConfig(row["algorithm"], row["micro_batch_size"])
+            found[of] = Measurement(of, *(row[name] for name in (*schema.COSTS, "load")))
+    return found

@@ -18,7 +18,7 @@ from mucudnn.bench.analyses.refresh_report import refresh_in_words
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.optimize import optimize
-from mucudnn.tuning.refresh import Refreshed, refresh
+from mucudnn.tuning.refresh import Refreshed, has_turned, refresh
 from mucudnn.words import warning
 from mucudnn.words.config import Config
 from mucudnn.words.results import MicroConfig, WholeRun, WithFreshWorkspace
@@ -97,7 +97,7 @@ def test_a_verdict_turns(known: BusyBench) -> None:
     other = replace(FORWARD, c=6)
     known.database.add_whole_run(ENVIRONMENT, other, QUICK, VERSIONS, slow)
     found = refreshed(known)
-    turned = [run for run in found.whole_runs if run.has_turned]
+    turned = [run for run in found.whole_runs if has_turned(run)]
     assert {run.problem for run in turned} == {problem, other}
     assert all(run.now.speedup == pytest.approx(2.0) for run in turned)
     assert known.database.whole_run(ENVIRONMENT, other, QUICK, VERSIONS) == turned[-1].now

@@ -19,8 +19,8 @@ import torch
 
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.proofs import BarredError, Proof, UnprovenError
-from mucudnn.measuring.proving.trial import Bench, Refused, Trial
+from mucudnn.measuring.proofs import Proof, UnprovenError
+from mucudnn.measuring.proving.trial import Bench, Trial
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import package_of
@@ -72,7 +72,7 @@ class Prover:
                 verdicts = iter(self._ask(batch) if batch else ())
         except (OSError, EOFError, subprocess.SubprocessError) as error:
             return [_unproven(error) for _ in candidates]
-        return [_outcome(next(verdicts)) if isinstance(one, Trial) else one for one in made]
+        return [next(verdicts) if isinstance(one, Trial) else one for one in made]
 
     def start(self) -> None:
         """Start the process, and wait until it is ready."""
@@ -111,14 +111,14 @@ class Prover:
         threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
         return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
 
-    def _ask(self, batch: Sequence[Trial]) -> list[Proof | Refused]:
+    def _ask(self, batch: Sequence[Trial]) -> list[Proof | Exception]:
         """Ask; once more where the process had ended by itself before."""
         for is_last in (False, True):
             try:
                 self._begin()
                 connection = self._ready()
                 connection.send(batch)
-                verdicts: list[Proof | Refused] = connection.recv()
+                verdicts: list[Proof | Exception] = connection.recv()
                 return verdicts
             except (OSError, EOFError):
                 self.close()
@@ -183,12 +183,6 @@ def _trial_or_error(bench: Bench, candidate: Candidate) -> Trial | UnprovenError
         except Exception as error:
             return _unproven(error)
     return Trial(bench, name, candidate.micro_batch_size, pickled)
-
-
-def _outcome(verdict: Proof | Refused) -> Proof | Exception:
-    if isinstance(verdict, Proof):
-        return verdict
-    return UnprovenError(verdict.reason) if verdict.fault is None else BarredError(verdict.reason, verdict.fault)
 
 
 def _unproven(error: Exception) -> UnprovenError:

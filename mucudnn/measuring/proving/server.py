@@ -19,15 +19,15 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TextIO
 
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.measuring.proofs import Fault, Proof
+from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import trial as trials
-from mucudnn.measuring.proving.trial import Refused, Trial
+from mucudnn.measuring.proving.trial import Trial
 from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.words.errors import first_line
 
 IDLE_S = 60.0  # after which the process ends by itself; the next batch starts another
 
-Verdict = Proof | Refused
+Verdict = Proof | BarredError | UnprovenError
 _DONE = "done"
 
 
@@ -103,7 +103,10 @@ class Server:
             answer = self._answer(worker, 10.0 if running is None else running.bench.limit_s)
             if answer is None:
                 self.rest()
-                return verdicts if running is None else [*verdicts, _hung(running)]
+                if running is None:
+                    return verdicts
+                reason = f"it hangs: {running.bench.limit_s:.0f} s were not enough"
+                return [*verdicts, BarredError(reason, Fault.HANGS)]
             if answer == _DONE:
                 return verdicts
             if isinstance(answer, str):
@@ -121,8 +124,8 @@ class Server:
         if not is_new:
             return self._prove(batch)
         if how.startswith("SIGKILL"):
-            return [Refused("the process that proves it was killed, perhaps for lack of memory", None)]
-        return [Refused(f"it ends the process: {how}", Fault.DIES)]
+            return [UnprovenError("the process that proves it was killed, perhaps for lack of memory")]
+        return [BarredError(f"it ends the process: {how}", Fault.DIES)]
 
     def _answer(self, worker: _Worker, most_s: float) -> Verdict | str | None:
         """Return what the worker says next, or in words how it has died; ``None``: it says nothing for too long."""
@@ -158,10 +161,6 @@ class Server:
         os._exit(1)
 
 
-def _hung(trial: Trial) -> Refused:
-    return Refused(f"it hangs: {trial.bench.limit_s:.0f} s were not enough", Fault.HANGS)
-
-
 def _work(connection: Connection) -> None:
     """Run batches of trials until the connection is closed. Each answer is sent before the next trial begins."""
     while True:
@@ -180,7 +179,8 @@ def _verdict(one: Trial) -> Verdict:
     except Exception as error:
         fault = Fault.WRONG if isinstance(error, UnsoundError) else Fault.FAILS
         kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-        return Refused(f"{kind}{first_line(error)}", None if is_out_of_memory(error) else fault)
+        reason = f"{kind}{first_line(error)}"
+        return UnprovenError(reason) if is_out_of_memory(error) else BarredError(reason, fault)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Requests to the proving process and its answers, and the run of one candidate in it."""
+"""Requests to the proving process, and the run of one candidate in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import operand_bytes
-from mucudnn.measuring.proofs import Fault, Proof
+from mucudnn.measuring.proofs import Proof
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
@@ -48,14 +48,6 @@ class Trial:
     name: str
     micro_batch_size: int
     pickled: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The reason for not running a candidate. fault: what it did; ``None``: it may succeed another time."""
-
-    reason: str
-    fault: Fault | None
 
 
 def run(trial: Trial) -> Proof:

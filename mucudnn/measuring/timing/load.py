@@ -153,21 +153,18 @@ class Watch:
         return self._seen[-1]
 
     def _between(self, first: ProcessorUse, last: ProcessorUse) -> Load:
-        span_s = last.now_s - first.now_s
+        span_s, own_s = last.now_s - first.now_s, last.own_s - first.own_s
+        rate_ratio, clock_hz = self._rate_ratio(last.now_s), self._hz(last.now_s)
         if span_s < _SHORTEST_SPAN_S:
-            return Load(rate_ratio=self._rate_ratio(last.now_s), clock_hz=self._hz(last.now_s))
-        others_share = None
-        if first.busy_s is not None and last.busy_s is not None:
-            others_s = (last.busy_s - first.busy_s) - (last.own_s - first.own_s)
-            idle_cores = max(0, last.cores - last.threads)  # others may have those
-            others_share = _as_share(others_s / span_s - idle_cores)
-        throttled_share = None
-        if first.throttled_s is not None and last.throttled_s is not None:
-            throttled_share = _as_share((last.throttled_s - first.throttled_s) / span_s)
-        stolen_share = None
-        if first.stolen_s is not None and last.stolen_s is not None:
-            stolen_share = _as_share((last.stolen_s - first.stolen_s) / (span_s * max(1, last.cores)))
-        return Load(others_share, throttled_share, self._rate_ratio(last.now_s), stolen_share, self._hz(last.now_s))
+            return Load(rate_ratio=rate_ratio, clock_hz=clock_hz)
+        idle_cores = max(0, last.cores - last.threads)  # others may have those
+        return Load(
+            _share(first.busy_s, last.busy_s, span_s, least=own_s / span_s + idle_cores),
+            _share(first.throttled_s, last.throttled_s, span_s),
+            rate_ratio,
+            _share(first.stolen_s, last.stolen_s, span_s * max(1, last.cores)),
+            clock_hz,
+        )
 
     def _hz(self, now_s: float) -> float | None:
         """Return the processor's clock, which is read once a second: each core may have a file of its own."""
@@ -193,8 +190,9 @@ class Watch:
         return best
 
 
-def _as_share(value: float) -> float:
-    return min(1.0, max(0.0, value))
+def _share(first_s: float | None, last_s: float | None, span_s: float, least: float = 0.0) -> float | None:
+    """Return the part of a span above ``least`` by which a counter went on, from 0 to 1; None: it is not counted."""
+    return None if first_s is None or last_s is None else min(1.0, max(0.0, (last_s - first_s) / span_s - least))
 
 
 def too_many_threads(threads: int, cores: float) -> str | None:

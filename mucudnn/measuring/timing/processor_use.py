@@ -17,7 +17,7 @@ import psutil
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _COUNTED = 8  # user to steal: what guests use is part of the first two
-_NS_PER_S, _US_PER_S, _HZ_PER_MHZ = 1e9, 1e6, 1e6
+_US_PER_S, _HZ_PER_MHZ = 1e6, 1e6
 # What psutil raises where a system or a container hides what it reads, and we on an empty answer.
 _UNREADABLE = (OSError, NotImplementedError, ValueError, TypeError, LookupError)
 
@@ -105,41 +105,28 @@ def _throttled_s(group: Path) -> float | None:
     """Return the seconds for which a group was stopped; None where it does not count them."""
     with suppress(ValueError):
         words = dict(line.split() for line in _text(group / "cpu.stat").splitlines())
-        if "throttled_usec" in words:
-            return int(words["throttled_usec"]) / _US_PER_S
-        if "throttled_time" in words:  # of version 1
-            return int(words["throttled_time"]) / _NS_PER_S
+        return int(words["throttled_usec"]) / _US_PER_S if "throttled_usec" in words else None
     return None
 
 
 def _quota(group: Path) -> float | None:
     """Return the cores that a group may keep busy; None: as many as there are, or nobody knows."""
-    with suppress(ValueError, ZeroDivisionError):
-        if words := _text(group / "cpu.max").split():
-            return None if words[0] == "max" else int(words[0]) / int(words[1])
-        quota = int(_text(group / "cpu.cfs_quota_us"))  # of version 1: -1 is no limit
-        return quota / int(_text(group / "cpu.cfs_period_us")) if quota > 0 else None
+    with suppress(ValueError, ZeroDivisionError):  # "max" is no number: there is no limit
+        quota, period = _text(group / "cpu.max").split()
+        return int(quota) / int(period)
     return None
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Yield the folders of the groups of this process and of those around them, of either version of cgroups.
+    """Yield the folders of the group of this process and of those around it (version 2 of cgroups).
 
     In a container the path that the process is told may be one of outside: then its folder is not there, and those
     around it, at last the container's own, are.
     """
     for line in _text(proc / "self" / "cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        names = controllers.split(",")
-        if controllers == "":
-            root = cgroups
-        elif "cpu" in names:
-            root = cgroups / controllers if (cgroups / controllers).is_dir() else cgroups / "cpu"
-        else:
-            continue
-        folder = Path(path.lstrip("/"))
-        yield from (place for part in (folder, *folder.parents) if (place := root / part).is_dir())
+        if line.startswith("0::"):
+            folder = Path(line.removeprefix("0::").lstrip("/"))
+            yield from (place for part in (folder, *folder.parents) if (place := cgroups / part).is_dir())
 
 
 def _text(path: Path) -> str:

@@ -133,19 +133,6 @@ def test_a_container_that_is_told_an_outer_path_has_its_own_group_at_the_root(tm
     assert processors.allowed_cores() == 0.5
 
 
-@pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct"])
-@pytest.mark.parametrize(("quota", "expected"), [("-1", 2.0), ("25000", 0.25), ("nonsense", 2.0)])
-def test_the_quota_of_version_1(tmp_path: Path, proc: Path, folder: str, quota: str, expected: float) -> None:
-    files = {
-        "cpu_cfs_quota_us": quota,
-        "cpu_cfs_period_us": "100000",
-        "cpu_stat": "nr_throttled 3\nthrottled_time 5000",
-    }
-    processors = group(tmp_path, proc, "4:memory:/elsewhere\n1:cpu,cpuacct:/box", f"{folder}/box", **files)
-    assert processors.allowed_cores() == expected
-    assert processors.use().throttled_s == pytest.approx(5e-6)
-
-
 def test_throttled_time_is_that_of_the_group_that_had_most(tmp_path: Path, proc: Path) -> None:
     group(tmp_path, proc, "0::/a/b", "a", cpu_stat="usage_usec 5\nnr_throttled 1\nthrottled_usec 2500000\n")
     processors = group(tmp_path, proc, "0::/a/b", "a/b", cpu_stat="usage_usec 5\nthrottled_usec 500000\n")
