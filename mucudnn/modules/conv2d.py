@@ -12,7 +12,7 @@ from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, o
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
 from mucudnn.running.eager.hot_path import is_eager
-from mucudnn.running.filter_cache import CachedFilter, FilterCache
+from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.words.problem import Operation
 
 _FORWARD = Operation.FORWARD  # looked up in every call
@@ -34,8 +34,6 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     """
 
     _untuned_class = torch.nn.Conv2d
-
-    filter_cache: FilterCache | None = None
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from mucudnn.running.choices import Choices
+from mucudnn.running.filter_cache import FilterCache
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 from mucudnn.words.results import Configuration
@@ -58,12 +59,13 @@ class TunedModule(TunedClass):
     """A convolution that runs what was chosen for it.
 
     tuned: what was chosen, for people. choices: what runs; ``None``: torch's own, for every input. confirmation: what
-    steps of the whole model have shown.
+    steps of the whole model have shown. filter_cache: see ``Conv2d``, which alone has one.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
     confirmation: object | None = None
+    filter_cache: FilterCache | None = None
 
 
 def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:

@@ -25,7 +25,6 @@ from mucudnn.kernels.registry import algorithm_versions
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
 from mucudnn.measuring.timing.load import watch_of
-from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm import confirm, confirm_again
 from mucudnn.optimizing.steps import ModelSteps, PutIn, Ranks, Step, restored_on_failure, runs_ours
@@ -218,8 +217,8 @@ def _in_place(operations: list[str], call: dict[str, Any], loses: bool) -> InPla
 def _configurations(module: TunedModule) -> Iterator[Configuration]:
     """Yield what was chosen, with cached filters and without."""
     yield from (one.configuration for one in tuned_of(module))
-    if isinstance(module, Conv2d):
-        yield from (c for each in module.cached_filters for c in each.configurations.values())
+    if module.filter_cache is not None:
+        yield from (c for each in module.filter_cache.filters for c in each.configurations.values())
 
 
 def _chosen(module: TunedModule, steps: ModelSteps) -> list[Any]:

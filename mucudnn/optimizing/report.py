@@ -265,7 +265,7 @@ def _why_torchs_own(module: TunedModule) -> str | None:
     """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
     assert isinstance(module, _ConvNd)
     if module.choices is None:
-        return None if isinstance(module, Conv2d) and module.filter_cache is not None else _FASTEST
+        return _FASTEST if module.filter_cache is None else None
     device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")
     if device != module.choices.device_type:
         return f"tuned for {module.choices.device_type}, and now on {device}"

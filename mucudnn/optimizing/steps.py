@@ -17,7 +17,6 @@ from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
-from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
 from mucudnn.running.dispatcher import untouched
@@ -169,7 +168,7 @@ class ModelSteps:
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
         """Tell whether anything else than torch's own runs."""
-        cache = _cache_of(self.modules[module])
+        cache = self.modules[module].filter_cache
         has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
         return has_cached_filter or not tuned.configuration.is_baseline
 
@@ -184,11 +183,11 @@ class ModelSteps:
         """Have the modules run ``tuned`` from now on. put_back: what is torch's own again."""
         for name, module in self.modules.items():
             self.into_module(module, tuned[name])
-            if isinstance(module, Conv2d) and module.filter_cache is not None:
+            if (cache := module.filter_cache) is not None:
                 torchs = {one.problem for one in put_back if one.module == name}
-                kept = [each for each in module.filter_cache.filters if each.problem not in torchs]
-                if len(kept) < len(module.filter_cache.filters):
-                    module.filter_cache = FilterCache(kept, module.filter_cache.keeps_workspace) if kept else None
+                kept = [each for each in cache.filters if each.problem not in torchs]
+                if len(kept) < len(cache.filters):
+                    module.filter_cache = FilterCache(kept, cache.keeps_workspace) if kept else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +254,18 @@ class Rounds:
 
 
 def runs_ours(module: TunedModule) -> bool:
-    return module.choices is not None or _cache_of(module) is not None
+    return module.choices is not None or module.filter_cache is not None
 
 
 @contextmanager
 def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Have the modules run what they run now if what is inside fails."""
-    restore = _restoring(modules)
+    before = [(module, module.tuned, module.choices, module.filter_cache) for module in modules]
     try:
         yield
     except BaseException:
-        restore()
+        for module, tuned, choices, cache in before:
+            module.tuned, module.choices, module.filter_cache = tuned, choices, cache
         raise
 
 
@@ -275,30 +275,11 @@ def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
 
     An ``nn.Conv3d`` stays divided: that saves memory, and no comparison of times could undo it.
     """
-    every = [*modules]
-    restore = _restoring(every)
+    before = [(module, module.choices, module.filter_cache) for module in modules]
     try:
-        for module in every:
-            module.choices = None
-            if isinstance(module, Conv2d):
-                module.filter_cache = None
+        for module, *_ in before:
+            module.choices = module.filter_cache = None
         yield
     finally:
-        restore()
-
-
-def _restoring(modules: Iterable[TunedModule]) -> Callable[[], None]:
-    """Return a function that has the modules run what they run now."""
-    before = [(module, module.tuned, module.choices, _cache_of(module)) for module in modules]
-
-    def restore() -> None:
-        for module, tuned, choices, cache in before:
-            module.tuned, module.choices = tuned, choices
-            if isinstance(module, Conv2d):
-                module.filter_cache = cache
-
-    return restore
-
-
-def _cache_of(module: TunedModule) -> FilterCache | None:
-    return module.filter_cache if isinstance(module, Conv2d) else None
+        for module, choices, cache in before:
+            module.choices, module.filter_cache = choices, cache
