@@ -45,9 +45,9 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     over torch's in the same round. Exit status 1: something became slower by more than the tolerance; 2: no row is in
     both.
     """
+    from mucudnn.bench.analyses.comparison import compare_folders, comparison_table, in_words
+    from mucudnn.bench.analyses.verdicts import Verdict
     from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.tracking.comparison import compare_folders, comparison_table, in_words
-    from mucudnn.bench.tracking.verdicts import Verdict
     from mucudnn.terminal.console import output
 
     comparison = compare_folders(read_folder(before), read_folder(after), tolerance)

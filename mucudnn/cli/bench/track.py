@@ -63,12 +63,12 @@ def track(
     The layers are few and small, one of each kind, and tuned anew: it takes some minutes. A version that is there is
     not measured again. The history is printed, and written to DIR/MACHINE/history.csv. Needs scipy.
     """
+    from mucudnn.bench.analyses import history as tracked
+    from mucudnn.bench.analyses.verdicts import require_scipy
     from mucudnn.bench.folders.header import SUMMARY_FILE
     from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices
-    from mucudnn.bench.tracking import history as tracked
-    from mucudnn.bench.tracking.verdicts import require_scipy
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output, progress_bar
     from mucudnn.words.config import Config

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
+from mucudnn.bench.analyses.verdicts import FAMILY_LEVEL, PHASE, Pair, Samples, Verdict, judged
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Key, Line, row_key, subject_key
 from mucudnn.bench.folders.speedups import Estimate
 from mucudnn.bench.report.tables import new_table
-from mucudnn.bench.tracking.verdicts import FAMILY_LEVEL, PHASE, Pair, Samples, Verdict, judged
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import format_bytes, format_seconds
 

@@ -15,15 +15,7 @@ import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import invoke
 
-from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.folders.speedups import mean_speedup
-from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.sources import tracked
-from mucudnn.bench.sources.layers import LayerTable, read_csv
-from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
-from mucudnn.bench.tracking.history import (
+from mucudnn.bench.analyses.history import (
     History,
     current_version,
     history_rows,
@@ -32,7 +24,15 @@ from mucudnn.bench.tracking.history import (
     subjects_table,
     versions_table,
 )
-from mucudnn.bench.tracking.verdicts import Verdict
+from mucudnn.bench.analyses.verdicts import Verdict
+from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.speedups import mean_speedup
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.sources import tracked
+from mucudnn.bench.sources.layers import LayerTable, read_csv
+from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from rich.table import Table
 
 import mucudnn
+from mucudnn.bench.analyses.comparison import FolderComparison, compare_folders
+from mucudnn.bench.analyses.verdicts import Verdict
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import HEADER_FILE
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
@@ -22,8 +24,6 @@ from mucudnn.bench.folders.rows import Key, subject_key
 from mucudnn.bench.folders.speedups import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.report.records import Record
 from mucudnn.bench.report.tables import new_table
-from mucudnn.bench.tracking.comparison import FolderComparison, compare_folders
-from mucudnn.bench.tracking.verdicts import Verdict
 from mucudnn.words.errors import InvalidInputError
 
 OURS = "mucudnn"

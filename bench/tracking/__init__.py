@@ -1,1 +1,0 @@
-"""Tells what changed between result folders: of other versions, other machines, other days."""
