@@ -1,4 +1,7 @@
-"""Lists the benchmarks that recipes can run: their settings, and the function that runs them. Loads no torch."""
+"""Benchmarks that recipes can run, and the keys that ``[fixed]`` and ``[mutable]`` may have. Loads no torch.
+
+The values of a config are checked by ``Config`` itself, so that recipes allow what commands do.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,86 @@ from types import MappingProxyType
 from typing import Any
 
 from mucudnn.bench.recipes.sections import Parse
-from mucudnn.bench.recipes.settings import CONFIG, GRID, PICKED, SHAPES, SOURCES, count, seconds
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import MemoryFormat, Pair, dtype_name
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.values import flag, whole
+from mucudnn.words.units import parse_bytes, parse_seconds
+from mucudnn.words.values import flag, member, pair, shown, text, texts, whole
+
+_EACH = " each"  # ends a budget that is so much for each problem
+_MOST_FILTER = 2**15
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A workspace budget (bytes) of a whole network, or as much for each of its problems."""
+
+    size: int
+    is_each: bool = False
+
+    def of(self, problems: int) -> int:
+        """Return the bytes of the whole.
+
+        >>> Budget(1024, is_each=True).of(problems=10)
+        10240
+        """
+        return self.size * problems if self.is_each else self.size
+
+
+def _of_config(value: object, name: str) -> Any:
+    return getattr(Config(**{name: value}), name)  # type: ignore[arg-type]  # which is what it checks
+
+
+def _sources(value: object, name: str) -> tuple[str, ...]:
+    sources = texts(value, name)
+    if not sources or not all(sources):
+        raise InvalidInputError(f"{name} is {shown(value)}; name at least one network, as for mucudnn tune")
+    return sources
+
+
+def _filters(value: object, name: str) -> tuple[Pair, ...]:
+    if not isinstance(value, list) or not value:
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a list of height and width, as [[3, 3], [5, 5]]")
+    return tuple(pair(one, name, 1, _MOST_FILTER) for one in value)
+
+
+def _budget(value: object, name: str) -> Budget:
+    """Take a size, or so much for each problem. Raises ``InvalidInputError``."""
+    given = text(value, name)
+    size = parse_bytes(given.removesuffix(_EACH))
+    if size is None:
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a size, such as 64MiB, or 8MiB each")
+    return Budget(size, given.endswith(_EACH))
+
+
+def _read(parse: Callable[[str], object]) -> Parse:
+    """Return a parser of a text."""
+    return lambda value, name: parse(text(value, name))
+
+
+_COUNT: Parse = partial(whole, least=1)
+_SECONDS = _read(parse_seconds)
+SOURCES: Mapping[str, Parse] = MappingProxyType({"networks": _sources, "table": text})
+_CONFIG: Mapping[str, Parse] = MappingProxyType(
+    {
+        **dict.fromkeys(("operations", "algorithms", "max_relative_error"), _of_config),
+        **dict.fromkeys(("deterministic", "strict", "thorough"), flag),
+        "tuning_time": _SECONDS,
+    }
+)
+"""Choices of a ``Config``; ``tuning_time`` is its ``time_limit``."""
+
+_LAYERS: Mapping[str, Parse] = MappingProxyType(
+    {
+        **SOURCES,
+        **{"layers": texts, "filters": _filters},
+        **{"batch": _COUNT, "dtype": _read(dtype_name), "memory_format": partial(member, MemoryFormat)},
+    }
+)
+_GRID: Mapping[str, Parse] = MappingProxyType(
+    {"policy": partial(member, BatchSizePolicy), "workspace_limit": _read(parse_bytes), "workspace_budget": _budget}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +103,16 @@ class Cell:
     name: str
     source: str
     settings: Mapping[str, Any]
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of the settings that the recipe has."""
+        return {name: self.settings[name] for name in names if name in self.settings}
+
+    def config(self, **more: Any) -> Config:
+        """Return the config that the settings make. Raises ``InvalidInputError``."""
+        chosen = self.given(*_CONFIG)
+        time_limit = chosen.pop("tuning_time", None)
+        return Config(**chosen, time_limit=time_limit, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +128,7 @@ class Place:
 class Benchmark:
     """A benchmark as recipes name it.
 
-    Of its name is a module of ``runs``, whose function ``run`` measures a cell into a folder. contestants: the first is
+    The function of its name in ``runs`` measures a cell into a folder. contestants: the first is
     what speedups are over, the last what is judged, unless a criterion says otherwise. measures: what its rows can be
     judged by. keys: of the settings. needed: one without which there is nothing to run; empty: there is none.
     """
@@ -52,12 +142,12 @@ class Benchmark:
     @property
     def grid(self) -> tuple[str, ...]:
         """Keys whose alternatives are measured in one folder; every alternative of others has its own."""
-        return tuple(key for key in self.keys if key in GRID)
+        return tuple(key for key in self.keys if key in _GRID)
 
     @property
     def run(self) -> Callable[[Cell, Path, Place], None]:
         """The function that measures a cell into a folder, and goes on where it stopped."""
-        function: Callable[[Cell, Path, Place], None] = import_module(f"mucudnn.bench.recipes.runs.{self.name}").run
+        function: Callable[[Cell, Path, Place], None] = getattr(import_module("mucudnn.bench.recipes.runs"), self.name)
         return function
 
 
@@ -65,30 +155,30 @@ def _of(keys: Mapping[str, Parse], *names: str) -> dict[str, Parse]:
     return {name: keys[name] for name in names}
 
 
-_DIFFERENCES = ("loss_difference", "gradient_difference", "loss_over_yardstick", "gradient_over_yardstick")
+DIFFERENCES = ("loss_difference", "gradient_difference", "loss_over_yardstick", "gradient_over_yardstick")
 _BENCHMARKS = (
     Benchmark(
         "convolutions",
         ("torch", "torch-benchmark-10", "torch-benchmark-0", "undivided", "mucudnn-wd", "mucudnn"),
         ("speedup", "error", "workspace", "share_of_limit", "time", "failures"),
-        {**SOURCES, **PICKED, **SHAPES, **CONFIG, **GRID, "at_best": flag, "rounds": count, "time_limit": seconds},
+        {**_LAYERS, **_CONFIG, **_GRID, "at_best": flag, "rounds": _COUNT, "time_limit": _SECONDS},
     ),
     Benchmark(
         "program",
         ("solver",),
         ("workspace", "share_of_limit", "time", "failures", "gap", "options"),
-        {**SOURCES, **PICKED, **SHAPES, **CONFIG, **_of(GRID, "policy", "workspace_budget"), "rounds": count},
+        {**_LAYERS, **_CONFIG, **_of(_GRID, "policy", "workspace_budget"), "rounds": _COUNT},
         needed="workspace_budget",
     ),
     Benchmark(
         "equality",
         ("torch", "mucudnn"),
-        ("speedup", "error", "time", "failures", *_DIFFERENCES),
+        ("speedup", "error", "time", "failures", *DIFFERENCES),
         {
             **_of(SOURCES, "networks"),
-            **_of(SHAPES, "batch"),
-            **CONFIG,
-            **_of(GRID, "policy", "workspace_limit"),
+            "batch": _COUNT,
+            **_CONFIG,
+            **_of(_GRID, "policy", "workspace_limit"),
             "steps": partial(whole, least=2),
         },
     ),

@@ -8,10 +8,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from mucudnn.bench.recipes.benchmarks import DIFFERENCES
 from mucudnn.bench.recipes.sections import Section
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
-from mucudnn.words.units import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_seconds
+from mucudnn.words.units import exact_bytes, format_bytes, parse_bytes, parse_seconds
 from mucudnn.words.values import member, real, shown, text
 
 
@@ -19,13 +20,13 @@ from mucudnn.words.values import member, real, shown, text
 class Measure:
     """Something that is judged.
 
-    column: of the rows; empty: a speedup. write: a value for people, with so many significant digits. is_sum: whether
-    values are added up; else the worst of them counts.
+    column: of the rows; empty: a speedup. write: a value for people. is_sum: whether values are added up; else the
+    worst of them counts.
     """
 
     column: str
     parse: Callable[[Any, str], Any]
-    write: Callable[[Any, int], str]
+    write: Callable[[Any], str]
     is_sum: bool = False
 
 
@@ -43,43 +44,29 @@ def _time(value: object, name: str) -> float:
     return seconds
 
 
-_LEAST_DIGITS, _MOST_DIGITS = 3, 17  # significant ones of numbers in words; with the latter no two floats read alike
-_LEAST_PADDED = 0.1
+def _number(value: float) -> str:
+    return f"{value:.6g}"
 
 
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}g}"
+def size_in_words(value: float) -> str:
+    """Write a size rounded where that is exact, else with all its digits.
 
-
-def _ratio(value: float, digits: int) -> str:
-    """Write ratios as tables do, with their last zeros, as 1.00; small ones without, as 0.0001."""
-    text = f"{value:#.{digits}g}".rstrip(".") if value >= _LEAST_PADDED else f"{value:.{digits}g}"
-    return f"{text}×"
-
-
-def _bytes(value: float, digits: int) -> str:
-    return format_bytes(int(value)) if digits == _LEAST_DIGITS else exact_bytes(int(value))
-
-
-def _seconds(value: float, digits: int) -> str:
-    return format_seconds(value) if digits == _LEAST_DIGITS else f"{value * 1e3:.{digits}g} ms"
+    >>> size_in_words(2**26), size_in_words(2**26 - 1)
+    ('64 MiB', '67108863B (64 MiB)')
+    """
+    text = format_bytes(int(value))
+    return text if parse_bytes(text) == value else exact_bytes(int(value))
 
 
 _PLAIN = partial(Measure, parse=real, write=_number)
 MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
-        "speedup": Measure("", real, _ratio),
+        "speedup": Measure("", real, lambda value: f"{_number(value)}×"),
+        **{name: _PLAIN(name) for name in ("share_of_limit", "gap", "options", *DIFFERENCES)},
         "error": _PLAIN("relative_error"),
-        "workspace": Measure("workspace_bytes", _size, _bytes),
-        "share_of_limit": _PLAIN("share_of_limit"),
-        "time": Measure("time_s", _time, _seconds),
+        "workspace": Measure("workspace_bytes", _size, size_in_words),
+        "time": Measure("time_s", _time, lambda value: f"{_number(value * 1e3)} ms"),
         "failures": _PLAIN("failures", is_sum=True),
-        "gap": _PLAIN("gap"),
-        "options": _PLAIN("options"),
-        "loss_difference": _PLAIN("loss_difference"),
-        "gradient_difference": _PLAIN("gradient_difference"),
-        "loss_over_yardstick": _PLAIN("loss_over_yardstick"),
-        "gradient_over_yardstick": _PLAIN("gradient_over_yardstick"),
     }
 )
 
@@ -104,22 +91,12 @@ class Criterion:
         name = self.measure.replace("_", " ")
         over = f" over {self.over}" if self.over else ""
         chosen = [_in_words(name, value) for name, value in self.where.items()]
-        bound = f"{'at least' if self.at_most is None else 'at most'} {self.write(self.bound)[0]}"
+        bound = f"{'at least' if self.at_most is None else 'at most'} {MEASURES[self.measure].write(self.bound)}"
         return ", ".join((f"{name} of {self.of}{over} {bound}", *chosen))
 
     @property
     def bound(self) -> Any:
         return self.at_least if self.at_most is None else self.at_most
-
-    def write(self, *values: Any) -> list[str]:
-        """Write values of what is measured for people, with digits enough that none reads like another bound."""
-        write, bound = MEASURES[self.measure].write, self.bound
-        for digits in range(_LEAST_DIGITS, _MOST_DIGITS + 1):
-            exact = isinstance(bound, int) or float(f"{bound:.{digits}g}") == bound
-            apart = all(value == bound or write(value, digits) != write(bound, digits) for value in values)
-            if apart and exact:
-                break
-        return [write(value, digits) for value in values]
 
 
 def _in_words(name: str, value: object) -> str:

@@ -54,11 +54,9 @@ class Judgement:
     def __str__(self) -> str:
         if self.found is None:
             return f"{self.criterion.place}: nothing was measured that this could be judged by"
-        if self.found.low < self.found.high:
-            ratio, low, high = self.criterion.write(self.found.value, self.found.low, self.found.high)
-            return f"{ratio}, {low} to {high} ({self.place})"
-        (value,) = self.criterion.write(self.found.value)
-        return f"{value} ({self.place})"
+        write, found = MEASURES[self.criterion.measure].write, self.found
+        interval = f", {write(found.low)} to {write(found.high)}" if found.low < found.high else ""
+        return f"{write(found.value)}{interval} ({self.place})"
 
 
 def _missed_by(criterion: Criterion, found: Estimate) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -12,13 +13,14 @@ from types import MappingProxyType
 from typing import Any
 
 from mucudnn.bench.pages.kinds import KINDS
-from mucudnn.bench.recipes.benchmarks import BENCHMARKS, Benchmark, Cell
+from mucudnn.bench.recipes.benchmarks import BENCHMARKS, SOURCES, Benchmark, Cell
 from mucudnn.bench.recipes.criteria import Criterion, read_criteria
 from mucudnn.bench.recipes.sections import Section, alternatives, read_sections
-from mucudnn.bench.recipes.settings import SOURCES
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import several, shown, text, texts
 
+_SUFFIX = ".toml"
+_FOLDER = Path(__file__).parent / "shipped"
 DEVICES = ("cpu", "cuda")
 _SECTIONS = ("fixed", "mutable", "accept")
 _SHOWN_SOURCES = {"networks": "networks, a list,", "table": "table, one name"}
@@ -131,3 +133,25 @@ def _one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
     return str(value)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the file of each recipe that comes with mucudnn, by its name."""
+    return {path.stem: path for path in sorted(_FOLDER.glob(f"*{_SUFFIX}"))}
+
+
+def find_recipe(name_or_file: str) -> Path:
+    """Return the file of a recipe: a file's own name ends in .toml, any other text is the name of a shipped one.
+
+    Raises ``InvalidInputError`` where there is none.
+    """
+    if name_or_file.endswith(_SUFFIX):
+        return Path(name_or_file)
+    every = shipped_recipes()
+    if name_or_file not in every:
+        close = get_close_matches(name_or_file, every, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InvalidInputError(
+            f"recipe is {name_or_file!r}; {hint}name a file that ends in {_SUFFIX}, or one of {', '.join(every)}"
+        )
+    return every[name_or_file]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from math import nan
 
 import pandas
 from rich.table import Table
 
 from mucudnn.bench.contests.variants import TORCH
+from mucudnn.bench.recipes.criteria import size_in_words
 from mucudnn.bench.recipes.judging import groups, speedup
 from mucudnn.bench.recipes.running import Outcome
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio
-from mucudnn.words.units import exact_bytes, format_bytes
 
 
 def results_table(outcome: Outcome) -> Table:
@@ -25,14 +23,13 @@ def results_table(outcome: Outcome) -> Table:
     )
     rows = outcome.rows
     torchs = rows[rows["contestant"] == TORCH]
-    limit_of = _limits_in_words([group.limit_bytes for group in groups(rows)])
     for group in groups(rows):
         timed = group.rows[group.rows["time_s"].notna()]
         over_torch = nan if group.contestant == TORCH else speedup(group.rows, torchs).value
         error = group.rows["relative_error"].max()
         printed.add_row(
             *(group.folder, group.contestant, group.policy or ""),
-            limit_of.get(group.limit_bytes, "" if group.policy is None else "none"),
+            _size(group.limit_bytes, "" if group.policy is None else "none"),
             f"{len(timed)} of {len(group.rows)}",
             "" if timed.empty else milliseconds(float((timed["time_s"] * timed["count"]).sum())),
             "" if pandas.isna(over_torch) else ratio(over_torch),
@@ -56,11 +53,4 @@ def published_in_words(outcome: Outcome) -> str:
 
 
 def _size(value: float, missing: str) -> str:
-    return missing if pandas.isna(value) else format_bytes(int(value))
-
-
-def _limits_in_words(limits: Sequence[float]) -> Mapping[float, str]:
-    """Write each limit for people: rounded, and exactly where two of them would read alike."""
-    known = {int(limit) for limit in limits if not pandas.isna(limit)}
-    often = Counter(map(format_bytes, known))
-    return {limit: format_bytes(limit) if often[format_bytes(limit)] == 1 else exact_bytes(limit) for limit in known}
+    return missing if pandas.isna(value) else size_in_words(value)

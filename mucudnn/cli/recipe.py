@@ -21,8 +21,8 @@ def recipe() -> None:
 @recipe.command("list", cls=FileCommand)
 def list_recipes() -> None:
     """List the recipes that come with mucudnn: the experiments of the paper."""
+    from mucudnn.bench.recipes.recipe_file import shipped_recipes
     from mucudnn.bench.recipes.sections import read_sections
-    from mucudnn.bench.recipes.shipped_recipes import shipped_recipes
     from mucudnn.bench.report.tables import new_table
     from mucudnn.terminal.console import output
 
@@ -36,8 +36,8 @@ def list_recipes() -> None:
 @click.argument("name", metavar="NAME", type=NamedOrFile())
 def show(name: str) -> None:
     """Print the recipe NAME, to begin one of your own with: mucudnn recipe show NAME > mine.toml."""
+    from mucudnn.bench.recipes.recipe_file import find_recipe
     from mucudnn.bench.recipes.sections import read_sections
-    from mucudnn.bench.recipes.shipped_recipes import find_recipe
 
     click.echo(read_sections(find_recipe(name)).text, nl=False)
 
@@ -55,10 +55,9 @@ def run(context: click.Context, name: str, database: Path | None, device: str, o
     Exit status 1: a criterion is not met. DIR has a result folder for each network, recipe.toml and outcome.json.
     """
     from mucudnn.bench.recipes.benchmarks import Place
-    from mucudnn.bench.recipes.recipe_file import read_recipe
+    from mucudnn.bench.recipes.recipe_file import find_recipe, read_recipe
     from mucudnn.bench.recipes.report import criteria_table, published_in_words, results_table
     from mucudnn.bench.recipes.running import run_recipe
-    from mucudnn.bench.recipes.shipped_recipes import find_recipe
     from mucudnn.terminal.console import progress_bar
 
     read = read_recipe(find_recipe(name), device)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import fail, invoke, one_layer
 
-from mucudnn.bench.recipes.shipped_recipes import shipped_recipes
+from mucudnn.bench.recipes.recipe_file import shipped_recipes
 
 RECIPE = """
 figure = "speedups"

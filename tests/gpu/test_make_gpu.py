@@ -12,7 +12,7 @@ import click
 import pytest
 from support.places import TESTS
 
-from mucudnn.bench.recipes.shipped_recipes import shipped_recipes
+from mucudnn.bench.recipes.recipe_file import shipped_recipes
 from mucudnn.bench.suites.overhead import divided
 from mucudnn.cli.main import main
 

@@ -10,8 +10,7 @@ from mucudnn.bench.folders.speedups import Estimate
 from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import Judgement
-from mucudnn.bench.recipes.recipe_file import DEVICES, read_recipe
-from mucudnn.bench.recipes.shipped_recipes import find_recipe, shipped_recipes
+from mucudnn.bench.recipes.recipe_file import DEVICES, find_recipe, read_recipe, shipped_recipes
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 
@@ -129,39 +128,16 @@ def test_a_recipe_that_is_not_there_is_told(tmp_path: Path) -> None:
         read_recipe(find_recipe(str(tmp_path / "none.toml")))
 
 
-@pytest.mark.parametrize(
-    ("measure", "bound", "text"),
-    [
-        ("speedup", 0.0001, "at least 0.0001×"),
-        ("speedup", 1.0, "at least 1.00×"),
-        ("speedup", 0.995, "at least 0.995×"),
-        ("gap", 0.0, "at least 0"),
-        ("workspace", 64 * 2**20, "at least 64 MiB"),
-        ("time", 0.02, "at least 20 ms"),
-    ],
-)
-def test_a_bound_is_told_with_all_its_digits(measure: str, bound: float, text: str) -> None:
-    assert str(Criterion(measure, "mucudnn", at_least=bound)) == f"{measure} of mucudnn {text}"
-
-
-@pytest.mark.parametrize(
-    ("measure", "bound", "found", "text"),
-    [
-        ("speedup", 1.0, 0.996, "0.996×"),
-        ("speedup", 1.0, 0.99999, "0.99999×"),
-        ("speedup", 1.0, 1.0, "1.00×"),
-        ("speedup", 1.0, 1.234567, "1.23×"),
-        ("error", 1e-5, 1.00004e-5, "1.00004e-05"),
-        ("workspace", 64 * 2**20, 64 * 2**20 - 1, "67108863B (64 MiB)"),
-        ("time", 0.02, 0.0200001, "20.0001 ms"),
-    ],
-)
-def test_what_differs_from_a_bound_reads_otherwise(measure: str, bound: float, found: float, text: str) -> None:
-    criterion = Criterion(measure, "mucudnn", at_least=bound)
-    assert str(Judgement(criterion, Estimate(found), "here")) == f"{text} (here)"
-
-
-def test_the_ends_of_an_interval_do_not_read_like_the_bound() -> None:
-    found = Estimate(0.95, 0.9, 0.997)
-    told = str(Judgement(Criterion("speedup", "mucudnn", at_least=1.0), found, "here"))
-    assert told == "0.950×, 0.900× to 0.997× (here)"
+def test_bounds_and_what_was_found_are_told_with_digits_enough() -> None:
+    for measure, bound, value, told, found in (
+        ("speedup", 0.0001, 1.0, "0.0001×", "1×"),
+        ("speedup", 1.0, 0.99999, "1×", "0.99999×"),
+        ("error", 1e-5, 1.00004e-5, "1e-05", "1.00004e-05"),
+        ("workspace", 64 * 2**20, 64 * 2**20 - 1, "64 MiB", "67108863B (64 MiB)"),
+        ("time", 0.02, 0.0200001, "20 ms", "20.0001 ms"),
+    ):
+        criterion = Criterion(measure, "mucudnn", at_least=bound)
+        assert str(criterion) == f"{measure} of mucudnn at least {told}"
+        assert str(Judgement(criterion, Estimate(value), "here")) == f"{found} (here)"
+    interval = Judgement(Criterion("speedup", "mucudnn", at_least=1.0), Estimate(0.95, 0.9, 0.997), "here")
+    assert str(interval) == "0.95×, 0.9× to 0.997× (here)"

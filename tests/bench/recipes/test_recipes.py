@@ -15,13 +15,13 @@ from pandas import DataFrame
 from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
 from torch import Tensor, nn
 
+from mucudnn.bench.recipes import runs
 from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import judge
 from mucudnn.bench.recipes.recipe_file import read_recipe
-from mucudnn.bench.recipes.report import _limits_in_words, criteria_table, results_table
+from mucudnn.bench.recipes.report import criteria_table, results_table
 from mucudnn.bench.recipes.running import Outcome, run_recipe
-from mucudnn.bench.recipes.runs import convolutions, program
 from mucudnn.bench.suites.accuracy import equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.solver import benchmark_division
@@ -43,8 +43,8 @@ class Kitchen:
         small = FakeAlgorithm("small", self.clock, linear(0.015, 0.001))
         self.machine = fake_machine(self.clock, [native, quick, small])
         own: dict[str, Any] = {"machine": self.machine, "database": Database(":memory:")}
-        monkeypatch.setattr(convolutions, "benchmark_convolutions", partial(benchmark_convolutions, **own))
-        monkeypatch.setattr(program, "benchmark_division", partial(benchmark_division, **own))
+        monkeypatch.setattr(runs, "benchmark_convolutions", partial(benchmark_convolutions, **own))
+        monkeypatch.setattr(runs, "benchmark_division", partial(benchmark_division, **own))
         (folder / "layers.csv").write_text(LAYERS)
 
     def cook(self, accept: str, grid: str = GRID, more: str = "", top: str = "") -> Outcome:
@@ -265,14 +265,6 @@ def test_what_failed_under_a_limit_is_no_rival_under_another() -> None:
     )
     judgement = judge(Criterion("speedup", "mucudnn", at_least=1.0, over="undivided"), rows)
     assert (judgement.value, judgement.passed) == (1.0, True)
-
-
-def test_limits_that_read_alike_are_told_exactly() -> None:
-    assert _limits_in_words([751_616.0, 751_615.0, 2.0**26, nan]) == {
-        751_616: "751616B (734 KiB)",
-        751_615: "751615B (734 KiB)",
-        2**26: "64 MiB",
-    }
 
 
 def test_what_is_left_out_is_a_line_for_each_reason(kitchen: Kitchen) -> None:

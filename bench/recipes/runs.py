@@ -1,0 +1,74 @@
+"""Runs a cell of a recipe into a folder, by the benchmark that the recipe names: a function for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from mucudnn.bench.recipes.benchmarks import Cell, Place
+from mucudnn.bench.sources.layers import LayerTable, load_source, with_filters
+from mucudnn.bench.suites.accuracy.equality import benchmark_equality
+from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.solver import benchmark_division
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.units import parse_bytes
+
+
+def convolutions(cell: Cell, out: Path, place: Place) -> None:
+    """Run convolutions under every policy, limit and budget, in the same turns, problem by problem."""
+    settings, table = cell.settings, _table(cell)
+    config = cell.config(workspace_limit=None, database=place.database)
+    problems = len(table.problems(config.operations))
+    is_bounded = "workspace_budget" in settings or settings.get("at_best", False)
+    choices = Choices(
+        policies=_policies(cell),
+        limits=tuple(settings.get("workspace_limit", () if is_bounded else (None,))),
+        budgets=tuple(budget.of(problems) for budget in settings.get("workspace_budget", ())),
+        at_best=settings.get("at_best", False),
+        time_limit_s=settings.get("time_limit"),
+        **cell.given("rounds"),
+    )
+    benchmark_convolutions("convolutions", table, config, choices, out, device=place.device, progress=place.progress)
+
+
+def program(cell: Cell, out: Path, place: Place) -> None:
+    """Run the solver that divides budgets over a network: the size of the paper's integer program, and its time."""
+    table = _table(cell)
+    config = cell.config(workspace_limit=None, database=place.database)
+    problems = len(table.problems(config.operations))
+    budgets = [budget.of(problems) for budget in cell.settings["workspace_budget"]]
+    more: dict[str, Any] = {**cell.given("rounds"), "device": place.device, "progress": place.progress}
+    benchmark_division(table, config, _policies(cell), budgets, out, **more)
+
+
+def equality(cell: Cell, out: Path, place: Place) -> None:
+    """Run training with torch's and with mucudnn's convolutions, step by step from the same seed."""
+    limits = cell.settings.get("workspace_limit", (parse_bytes(DEFAULT_WORKSPACE_LIMIT),))
+    configs = [
+        cell.config(policy=policy, workspace_limit=limit, database=place.database)
+        for policy, limit in product(_policies(cell), limits)
+    ]
+    more: dict[str, Any] = {**cell.given("steps"), "device": place.device, "progress": place.progress}
+    benchmark_equality(cell.source, configs, out, batch_size=cell.settings.get("batch", 1), **more)
+
+
+def _policies(cell: Cell) -> tuple[BatchSizePolicy, ...]:
+    return tuple(cell.settings.get("policy", (BatchSizePolicy.POWER_OF_TWO,)))
+
+
+def _table(cell: Cell) -> LayerTable:
+    """Return the layers of a cell. Raises ``InvalidInputError`` for those that its source does not have."""
+    table = load_source(cell.source, **cell.given("batch", "dtype", "memory_format"))
+    if "filters" in cell.settings:
+        table = with_filters(table, cell.settings["filters"])
+    names = cell.settings.get("layers")
+    if names is None:
+        return table
+    there_are = [name for layer in table.layers for name in layer.names]
+    if unknown := [name for name in names if name not in there_are]:
+        raise InvalidInputError(f"{table.source} has no layer {unknown[0]!r}; it has {', '.join(there_are)}")
+    return replace(table, layers=tuple(layer for layer in table.layers if set(names) & set(layer.names)))

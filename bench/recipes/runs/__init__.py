@@ -1,1 +1,0 @@
-"""Runs each benchmark that recipes name: one file a benchmark, with a function ``run``."""
