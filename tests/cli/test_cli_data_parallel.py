@@ -17,8 +17,7 @@ from support.snapshots import assert_as_stored
 from mucudnn.bench.folders.reading import read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.suites.data_parallel.benchmark import Setting
-from mucudnn.bench.suites.data_parallel.report import data_parallel_tables
+from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.cli.bench.data_parallel import parse_caps
 from mucudnn.running.environment import Environment, current_environment

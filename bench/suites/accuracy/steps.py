@@ -37,7 +37,6 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, silent
 
 TORCH, MUCUDNN = "torch", "mucudnn"
-_Made = Callable[[nn.Module, tuple[Tensor, ...]], nn.Module]  # of the model and its arguments
 
 
 def benchmark_step_errors(
@@ -96,27 +95,24 @@ class _Comparison:
         self._arguments, self._target = objective.arguments(images), objective.target(images, labels)
         # All that tuning chose is compared: confirming may put torch's own back.
         self._config = replace(config, confirm=False)
-        self._exact = cache(partial(self._step, _as_torch, torch.float64, torch.contiguous_format))
+        self._exact = cache(partial(self._step, torch.float64, torch.contiguous_format))
 
     def rows(self, memory_format: MemoryFormat, subject: Subject, progress: Progress) -> Iterator[Row]:
         """Yield torch's row and ours."""
         progress("float64", 0.0)
         exact = self._exact()
-        variants: dict[str, _Made] = {TORCH: _as_torch, MUCUDNN: self._optimized}
-        for number, (variant, made) in enumerate(variants.items(), start=1):
+        for number, variant in enumerate((TORCH, MUCUDNN), start=1):
             progress(f"{variant} {memory_format}", number / 3)
-            found = self._step(made, torch.float32, TORCH_FORMATS[memory_format])
+            found = self._step(torch.float32, TORCH_FORMATS[memory_format], is_tuned=variant == MUCUDNN)
             yield _compared(Row(subject, variant), found, exact)
 
-    def _optimized(self, model: nn.Module, arguments: tuple[Tensor, ...]) -> nn.Module:
-        return mucudnn.optimize(model, arguments, self._config)
-
-    def _step(self, made: _Made, dtype: torch.dtype, memory_format: torch.memory_format) -> _Step:
-        """Compute a step of a copy of the model, in this dtype and memory format, and as it is ``made``."""
+    def _step(self, dtype: torch.dtype, memory_format: torch.memory_format, *, is_tuned: bool = False) -> _Step:
+        """Compute a step of a copy of the model, in this dtype and memory format."""
         own = copy.deepcopy(self._model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
         images, *others = (_in(tensor, dtype) for tensor in self._arguments)
         arguments = (images.contiguous(memory_format=memory_format), *others)
-        own = made(own, arguments)
+        if is_tuned:
+            own = mucudnn.optimize(own, arguments, self._config)
         torch.manual_seed(0)
         with _DrawnInFloat32():
             output = own(*arguments)
@@ -125,10 +121,6 @@ class _Comparison:
         values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
         gradients = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
         return _Step(values, loss.detach(), gradients, own)
-
-
-def _as_torch(model: nn.Module, arguments: tuple[Tensor, ...]) -> nn.Module:
-    return model
 
 
 class _DrawnInFloat32(TorchFunctionMode):

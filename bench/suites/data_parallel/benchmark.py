@@ -8,7 +8,7 @@ All copies are sampled in every round, in the same order on all ranks, which beg
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from random import Random
@@ -17,14 +17,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
 from mucudnn.bench.contests.step_splitter import StepSplit, StepSplitter
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.report.records import config_record
+from mucudnn.bench.report.tables import bound_in_words, milliseconds, new_table, ratio, spread
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.sources.blame import blamed_in_training
 from mucudnn.bench.sources.networks import Objective
@@ -38,27 +42,6 @@ from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
-
-
-def are_equal(model: nn.Module) -> bool:
-    """Whether the parameters of a model are the same on all ranks of the default group, all of which call it."""
-    return len({*gathered(digest(model))}) == 1
-
-
-def digest(model: nn.Module) -> str:
-    """Return what is equal for equal parameters, and for others in all likelihood is not."""
-    found = sha256()
-    for parameter in model.parameters():
-        found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-def gathered(value: Any) -> list[Any]:
-    """Return the value of each rank, by rank."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
-
 
 _TUNING = 0.5  # share of the work, for the progress that is told
 
@@ -250,3 +233,74 @@ class _Together:
 def _slowest_s(samples_s: Sequence[float]) -> list[float]:
     """Return the seconds of the slowest rank, round by round."""
     return [max(of_round) for of_round in zip(*gathered(samples_s), strict=True)]
+
+
+def are_equal(model: nn.Module) -> bool:
+    """Return whether the parameters of a model are the same on all ranks of the default group, which all call it."""
+    return len({*gathered(digest(model))}) == 1
+
+
+def digest(model: nn.Module) -> str:
+    """Return a digest of the parameters."""
+    found = sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the value of each rank, by rank."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
+
+
+Step = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``speedup``
+
+_COLUMNS: Mapping[str, Callable[[Step], str]] = {
+    "step ms": lambda step: milliseconds(step["time_s"]),
+    "IQR / median": lambda step: f"{step['noise']:.1%}",
+    "speedup": lambda step: ratio(step["speedup"]),
+    "samples/s": lambda step: f"{step['ranks'] * step['batch_size'] / step['time_s']:.1f}",
+    "convolutions ms": lambda step: milliseconds(step["forward_convolutions_s"] + step["backward_convolutions_s"]),
+    "other compute ms": lambda step: milliseconds(step["rest_s"]),
+    "exposed ms": lambda step: milliseconds(step["exposed_s"]),
+    "buckets": lambda step: str(len(step["bucket_bytes"])),
+    "ranks equal": lambda step: f"{step['equal']} of {step['compared']}",
+}
+
+
+def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield a row for each bucket size and kind of convolutions; speedups are to torch's with the same buckets."""
+    settings = folder.header.settings
+    title = (
+        f"{folder.header.source}, {settings['ranks']} ranks of {settings['batch_size']} samples, "
+        f"{settings['communication']}: data-parallel steps, {bound_in_words(settings)}"
+    )
+    printed = new_table(title, ("bucket_cap_mb", "convolutions"), [*_COLUMNS])
+    steps = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    torchs_s = {step["bucket_cap_mb"]: step["time_s"] for step in steps if step["contestant"] == TORCH}
+    for step in steps:
+        cap = step["bucket_cap_mb"]
+        told = {**step, "speedup": torchs_s[cap] / step["time_s"]}
+        name = "default" if cap is None else f"{cap:g}"
+        printed.add_row(name, step["contestant"], *(shown(told) for shown in _COLUMNS.values()))
+    printed.caption = (
+        "convolutions (timed in place), other compute: of steps without communication; exposed: what a step takes "
+        "longer with it"
+    )
+    yield printed
+    yield _in_words(folder)
+
+
+def _in_words(folder: ResultFolder) -> str:
+    """Say what the ranks computed with, and after which steps they were compared."""
+    settings, environment = folder.header.settings, folder.header.environment
+    after = (
+        f"after the steps that average the parameters of all ranks, one in {settings['period']}"
+        if settings["averages_parameters"]
+        else "after each step that is measured, and after the first ones"
+    )
+    threads = "1 thread" if environment.threads == 1 else f"{environment.threads} threads"
+    each = "" if environment.device_type == "cuda" else f", {threads} each"
+    return f"{settings['ranks']} ranks{each}; their parameters were compared bit by bit {after}."

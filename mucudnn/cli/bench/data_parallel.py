@@ -125,8 +125,7 @@ class _Measuring:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING)
-@options.confirm
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, options.confirm)
 @click.option(
     "--threads",
     type=options.Count(most=options.MOST_THREADS),
@@ -163,8 +162,7 @@ def data_parallel(
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
     from mucudnn.bench.folders.writing import open_folder
-    from mucudnn.bench.suites.data_parallel.benchmark import Setting
-    from mucudnn.bench.suites.data_parallel.report import data_parallel_tables
+    from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 
     _require_suitable(communication, device, memory_format)
     ranks = _number_of_ranks(ranks)
