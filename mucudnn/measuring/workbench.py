@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,11 +16,10 @@ from torch import Tensor
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.exact_results import ExactResults, written_elements
+from mucudnn.measuring.float64_results import ExactResults, Float64Results, SampledResults
 from mucudnn.measuring.guard_zones import GuardedBuffer
-from mucudnn.measuring.operands import Operands, operand_bytes, random_operands
+from mucudnn.measuring.operands import Operands, operand_bytes, random_operands, written_shape
 from mucudnn.measuring.proofs import Proof
-from mucudnn.measuring.sampled_results import SampledResults
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -56,10 +56,10 @@ class Workbench:
         self, problem: ConvProblem, batch_size: int, device: str = "cpu", *, checks_samples: bool = False
     ) -> None:
         self.problem, self._device = problem, device
-        self._results = SampledResults if checks_samples else ExactResults
+        self._results: type[Float64Results] = SampledResults if checks_samples else ExactResults
         self._result = GuardedBuffer(device)
         self.operands = self._operands_that_fit(batch_size)
-        self._exact: ExactResults | SampledResults = self._results(problem, self.operands)
+        self._exact: Float64Results = self._results(problem, self.operands)
         self._scratch = GuardedBuffer(device)
         self._prepared: dict[str, GuardedBuffer] = defaultdict(partial(GuardedBuffer, device))
         self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
@@ -138,7 +138,7 @@ class Workbench:
         n = max(size, self._exact.affordable // size * size)
         workspace = candidate.workspace
         buffers = {
-            "the result": (self._result, self.problem.item_bytes * written_elements(self.problem, n)),
+            "the result": (self._result, self.problem.item_bytes * prod(written_shape(self.problem, n))),
             "what it prepares": (self._prepared[self._place(candidate)], workspace.prepared_bytes),
             "its scratch": (self._scratch, workspace.scratch_bytes),
         }
@@ -227,7 +227,7 @@ class Workbench:
         """Operands of ``n`` samples; ``None`` where memory lacks for them, or for comparing their results."""
         try:
             self._require_memory(operand_bytes(self.problem, n))
-            self._result.require(self.problem.item_bytes * written_elements(self.problem, n))
+            self._result.require(self.problem.item_bytes * prod(written_shape(self.problem, n)))
             result = self._result.part(self._result.capacity_bytes)
             operands = random_operands(self.problem, n, self._device, written=result)
             comparing_bytes = self._results(self.problem, operands).peak_bytes()

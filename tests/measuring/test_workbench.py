@@ -17,7 +17,7 @@ from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring import workbench
 from mucudnn.measuring.candidates import Candidate, find_candidates
-from mucudnn.measuring.exact_results import ExactResults
+from mucudnn.measuring.float64_results import ExactResults
 from mucudnn.measuring.guard_zones import GUARD_BYTES
 from mucudnn.measuring.operands import operand_bytes
 from mucudnn.measuring.timing.candidate_errors import UnsoundError

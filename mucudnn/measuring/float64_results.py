@@ -1,4 +1,4 @@
-"""Results in float64 at some places of the output: a check that costs milliseconds, whatever the layer.
+"""Results in float64 that candidates are compared with: of some samples, or at some places, which costs milliseconds.
 
 A result of a convolution is a sum over one window. So the windows of a few places, gathered into a matrix, give them
 exactly, and nothing else must be computed. The places are the corners, where the padding is, of the first and the last
@@ -7,41 +7,135 @@ sample, and others at random.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.operands import Operands, written_shape
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.torch_settings import computed_without_libraries
+
+_FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
+_BYTES = 64 * 2**20  # most for one result, and for one piece of the work
+_FEWEST_SAMPLES = 3  # the first, the last and one between, whatever they cost
 
 _PLACES = 64
 _MOST_GROUPS = 4
 _MOST_CHANNELS = 8  # of each group
-_FLOPS = 2e7  # most for the gradient of the filter, in float64: some milliseconds
+_SAMPLED_FLOPS = 2e7  # most for the gradient of the filter, in float64: some milliseconds
+
+_Places = tuple[Tensor, ...]  # indices into what is written; empty: all of it
 
 
-class SampledResults:
-    """Relative errors of what algorithms write, estimated at some places, always the same of a problem.
+class Float64Results(ABC):
+    """Results in float64 for the first samples of some operands, which must not change meanwhile.
 
-    Activations are compared at ``_PLACES`` pixels in some channels, the gradient of the filter in some pairs of
-    channels at all its taps: channels of some groups, evenly spread. The operands must not change meanwhile.
+    Only the last result is kept: candidates come in the order of their size.
     """
 
     def __init__(self, problem: ConvProblem, operands: Operands) -> None:
         self._problem, self._operands = problem, operands
-        self._last: tuple[int, tuple[Tensor, ...], Tensor] | None = None
+        self._last: tuple[int, _Places, Tensor] | None = None
+
+    @property
+    @abstractmethod
+    def affordable(self) -> int:
+        """The number of samples that can be compared at little cost; 0: one micro-batch is enough."""
+
+    @abstractmethod
+    def peak_bytes(self) -> int:
+        """Most bytes that are allocated at a time, for a mini-batch as large as that of the operands."""
+
+    @abstractmethod
+    def _computed(self, n: int) -> tuple[_Places, Tensor]:
+        """Compute the results for ``n`` samples, and the places where they are compared."""
+
+    def expected(self, n: int) -> tuple[_Places, Tensor]:
+        """Return indices into what is written for ``n`` samples, and the results there."""
+        if self._last is None or self._last[0] != n:
+            self._last = (n, *self._computed(n))
+        return self._last[1:]
+
+    def error(self, written: Tensor, n: int) -> float:
+        """Relative L2 error of what an algorithm wrote for the first ``n`` samples, at the places compared."""
+        places, expected = self.expected(n)
+        return relative_l2_error(written[places], expected)
+
+
+class ExactResults(Float64Results):
+    """Whole results, as far as they are affordable in time and memory.
+
+    Activations are compared in some of the samples, evenly spread. The gradient of the filter is the sum over all of
+    them.
+    """
 
     @property
     def affordable(self) -> int:
-        """The number of samples on which it is worth it to run: one micro-batch is enough."""
-        return 0
+        samples = min(self._operands.batch_size, int(_FLOPS / self._problem.flops(1)))
+        if self._problem.operation is Operation.BACKWARD_FILTER:
+            return samples
+        return min(samples, _BYTES // (8 * prod(written_shape(self._problem, 1))))
 
-    def error(self, written: Tensor, n: int) -> float:
-        """Relative L2 error at the places, of what an algorithm wrote for the first ``n`` samples."""
-        places, expected = self._expected(n)
-        return relative_l2_error(written[places], expected)
+    def compared(self, n: int) -> list[int]:
+        """Indices of the samples, among the first ``n``, in which activations are compared, ascending."""
+        return _spread(n, max(_FEWEST_SAMPLES, self.affordable))
+
+    def peak_bytes(self) -> int:
+        """Most bytes that are allocated at a time, for a mini-batch as large as that of the operands.
+
+        There are four results in float64: the exact one, the algorithm's own, its copy in float64, and their
+        difference. Then there are the filter, and one piece of the work: samples as they are and in float64, and
+        torch's im2col matrix.
+        """
+        count = max(len(self.compared(self._operands.batch_size)), self.affordable)
+        result = 8 * prod(written_shape(self._problem, count))
+        return 4 * result + 8 * prod(self._problem.w_shape()) + 12 * self._piece() * self._numbers_of_sample()
+
+    def _computed(self, n: int) -> tuple[_Places, Tensor]:
+        """Compute y or dx of the samples compared, or dw, which goes on from the last sum where it can."""
+        if self._problem.operation is not Operation.BACKWARD_FILTER:
+            samples = self.compared(n)
+            return (torch.as_tensor(samples, device=self._operands.x.device),), torch.cat([*self._pieces(samples)])
+        done, _, total = self._last if self._last is not None and self._last[0] < n else (0, (), None)
+        for piece in self._pieces(range(done, n)):
+            total = piece if total is None else total.add_(piece)
+        assert total is not None
+        return (), total
+
+    def _pieces(self, samples: Sequence[int]) -> Iterator[Tensor]:
+        """Results of the samples, piece by piece, each small enough for the memory."""
+        x, w, y = self._operands.x, self._operands.w, self._operands.y
+        for start in range(0, len(samples), self._piece()):
+            of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
+            with computed_without_libraries() if x.is_cuda else nullcontext():
+                result = reference(self._problem, x[of_piece], w, y[of_piece])
+            yield result
+
+    def _piece(self) -> int:
+        """Number of samples in a piece."""
+        return min(self._operands.batch_size, max(1, _BYTES // (12 * self._numbers_of_sample())))
+
+    def _numbers_of_sample(self) -> int:
+        """Number of elements in x, y and the im2col matrix of one sample."""
+        problem = self._problem
+        columns = problem.c * problem.r * problem.s * problem.p * problem.q
+        return prod(problem.x_shape(1)) + prod(problem.y_shape(1)) + columns
+
+
+class SampledResults(Float64Results):
+    """Results at some places, always the same of a problem, from which errors are estimated.
+
+    Activations are compared at ``_PLACES`` pixels in some channels, the gradient of the filter in some pairs of
+    channels at all its taps: channels of some groups, evenly spread.
+    """
+
+    affordable = 0
 
     def peak_bytes(self) -> int:
         """Most bytes that are allocated at a time, about: windows and filters in float64, and their copies."""
@@ -52,13 +146,7 @@ class SampledResults:
         channels = max(problem.c, problem.k) // problem.groups
         return 24 * (_PLACES + _MOST_CHANNELS) * channels * problem.r * problem.s
 
-    def _expected(self, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return indices into what is written for ``n`` samples, and the results there."""
-        if self._last is None or self._last[0] != n:
-            self._last = (n, *self._computed(n))
-        return self._last[1:]
-
-    def _computed(self, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    def _computed(self, n: int) -> tuple[_Places, Tensor]:
         problem = self._problem
         if problem.operation is Operation.BACKWARD_FILTER:
             return self._filter_gradients(n)
@@ -104,13 +192,13 @@ class SampledResults:
         filters = self._operands.w[group * k : (group + 1) * k][:, chosen].double()  # (K / groups, channels, R, S)
         return torch.einsum("pkrs,kcrs->pc", windows, filters)
 
-    def _filter_gradients(self, n: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    def _filter_gradients(self, n: int) -> tuple[_Places, Tensor]:
         """Compute dw of the chosen pairs of channels: (outputs, inputs, R, S)."""
         problem, operands, device = self._problem, self._operands, self._operands.x.device
         k, c = problem.k // problem.groups, problem.c // problem.groups
         groups = _spread(problem.groups, _MOST_GROUPS)
         of_pair = problem.flops(n) / (problem.k * c)
-        side = max(1, min(_MOST_CHANNELS, int((_FLOPS / of_pair / len(groups)) ** 0.5)))
+        side = max(1, min(_MOST_CHANNELS, int((_SAMPLED_FLOPS / of_pair / len(groups)) ** 0.5)))
         inputs = torch.tensor(_spread(c, side), device=device)
         outputs, gradients = [], []
         for group in groups:
