@@ -32,7 +32,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import Configuration, Failure
+from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 ROUNDS, RUNS = 15, 5
@@ -153,48 +153,50 @@ class _OfProblem:
         self.problem, self._n, self._choices, self._machine = problem, layer.batch_size, choices, machine
         self._label = f"{layer.name}, {problem}"
         self.key = (layer.name, *problem_columns(problem, self._n).values())
-        self._reasons: dict[str, str] = {}
-        self._variants = [*self._undivided(), *self._divided()]
-        self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in self._reasons.items()]
+        reasons: dict[str, str] = {}
+        self._variants = [*self._variants_of(choices, reasons)]
+        self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in reasons.items()]
 
-    def _candidates(self, config: Config, sizes: Sequence[int]) -> tuple[Sequence[Candidate], Sequence[Failure]]:
-        """Return those that can be computed and were not barred when they were proven, and why others are left out."""
-        algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
-        proofs = self._machine.proofs(self._n, checks_samples=True)
-        candidates, failures = find_candidates(self.problem, algorithms, sizes, proofs=proofs)
-        if proofs is None:
-            return candidates, failures
-        foreign = [candidate for candidate in candidates if candidate.is_foreign]
-        proofs.ask(foreign)
-        errors = {c.micro_config: error for c in foreign if (error := proofs.error_of(c)) is not None}
-        failures += [Failure(micro_config, str(error)) for micro_config, error in errors.items()]
-        return [candidate for candidate in candidates if candidate.micro_config not in errors], failures
+    def _variants_of(self, choices: Choices, reasons: dict[str, str]) -> Iterator[_Variant]:
+        """Yield what can be computed and is not barred; why others are left out goes to ``reasons``, by name.
 
-    def _undivided(self) -> Iterator[_Variant]:
-        candidates, failures = self._candidates(self._choices.permitted, [self._n])
-        self._reasons |= {failure.micro_config.algorithm: failure.reason for failure in failures}
-        for one in candidates:
-            name = TORCH if one.algorithm.name == TORCHS_OWN else one.algorithm.name
-            yield _Variant(name, configuration_of(one.micro_config), [one])
-
-    def _divided(self) -> Iterator[_Variant]:
-        """Yield the configurations that can be computed. Raises ``InvalidInputError`` for those of other batches."""
-        for configuration in self._choices.configurations:
+        Raises ``InvalidInputError`` for unknown algorithms, and for configurations of other batch sizes.
+        """
+        asked: dict[str, Configuration] = {}
+        for algorithm in permitted_algorithms(self._machine, choices.permitted, self.problem, [self._n]):
+            name = TORCH if algorithm.name == TORCHS_OWN else algorithm.name
+            asked[name] = configuration_of(MicroConfig(algorithm.name, self._n))
+        for configuration in choices.configurations:
             if configuration.batch_size != self._n:
                 raise InvalidInputError(
                     f"configuration '{configuration}' has {configuration.batch_size} samples, and the layer "
                     f"{self._n}: give one of {self._n} samples, or another batch size"
                 )
+            asked[str(configuration)] = configuration
+        found, failures = self._candidates({part for one in asked.values() for part in one.micro_configs})
+        for name, configuration in asked.items():
             parts = dict.fromkeys(configuration.micro_configs)
-            sizes = sorted({one.micro_batch_size for one in parts})
-            candidates, failures = self._candidates(Config(algorithms=configuration.algorithms), sizes)
-            found = {candidate.micro_config: candidate for candidate in candidates}
-            if missing := next((one for one in parts if one not in found), None):
-                reasons = {failure.micro_config: failure.reason for failure in failures}
+            if missing := next((part for part in parts if part not in found), None):
                 not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
-                self._reasons[str(configuration)] = reasons.get(missing, not_offered)
+                at_all = MicroConfig(missing.algorithm, self._n)
+                reasons[name] = failures.get(missing) or failures.get(at_all) or not_offered
             else:
-                yield _Variant(str(configuration), configuration, [found[one] for one in parts])
+                yield _Variant(name, configuration, [found[part] for part in parts])
+
+    def _candidates(self, parts: set[MicroConfig]) -> tuple[dict[MicroConfig, Candidate], dict[MicroConfig, str]]:
+        """Return those that can be computed and were not barred when they were proven, and reasons of others."""
+        sizes = sorted({part.micro_batch_size for part in parts})
+        config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
+        algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
+        proofs = self._machine.proofs(self._n, checks_samples=True)
+        candidates, failures = find_candidates(self.problem, algorithms, sizes, proofs=proofs)
+        found = {one.micro_config: one for one in candidates if one.micro_config in parts}
+        reasons = {failure.micro_config: failure.reason for failure in failures}
+        if proofs is not None:
+            foreign = [one for one in found.values() if one.is_foreign]
+            proofs.ask(foreign)
+            reasons |= {one.micro_config: str(error) for one in foreign if (error := proofs.error_of(one)) is not None}
+        return {one: candidate for one, candidate in found.items() if one not in reasons}, reasons
 
     def rows(self, subject: Subject, progress: Progress) -> list[Row]:
         """Measure all of them; one that fails has a row with the reason."""
