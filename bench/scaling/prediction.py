@@ -15,12 +15,15 @@ from itertools import pairwise
 import numpy as np
 
 from mucudnn.bench.analyses.batch_sizes import starving_below
-from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along
+from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, along, local_batches
 from mucudnn.bench.scaling.steps import MeasuredSteps
+from mucudnn.bench.sources.table_tuning import TableTuning
+from mucudnn.running.environment import Environment
 from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s
 from mucudnn.solver.buckets import Buckets, Gradient, best_cap, best_merging, ddp_default
 from mucudnn.solver.costs import FloatArray
 from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 
 
@@ -247,3 +250,59 @@ def bucket_sizes(gradients: Sequence[Gradient], buckets: Buckets) -> list[int]:
 
 def _message_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
     return all_reduce_s(cluster.all_reduce, ranks, size_bytes, cluster.link)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleResult:
+    """A prediction, and what it was made from."""
+
+    source: str
+    config: Config
+    environment: Environment
+    batch: int
+    local_batch: int
+    device: Device
+    cluster: Cluster
+    points: tuple[Point, ...]
+
+    @property
+    def is_link_measured(self) -> bool:
+        """Whether the link is that of the process group on which steps were measured, too; else it was given."""
+        return self.device.together is not None
+
+    def of(self, scaling: Scaling, which: Convolutions) -> list[Point]:
+        return [point for point in self.points if (point.scaling, point.convolutions) == (scaling, which)]
+
+    def pairs(self, scaling: Scaling) -> list[tuple[Point, Point]]:
+        """Return torch's and ours with the same ranks."""
+        return [*zip(*(self.of(scaling, which) for which in Convolutions), strict=True)]
+
+
+def predict_from(
+    tuning: TableTuning,
+    steps: tuple[MeasuredSteps, MeasuredSteps | None, MeasuredSteps | None],
+    cluster: Cluster,
+    ranks: Sequence[int],
+    *,
+    up_to: int,
+    batch: int,
+    local_batch: int,
+) -> ScaleResult:
+    """Predict as ``predict`` does, from a tuning at batch size ``up_to``.
+
+    steps: of one rank alone, and beside the others, where they were measured; then those of one with our convolutions.
+
+    Raises ``InvalidInputError`` as ``local_batches`` and ``Device``.
+    """
+    largest = max(up_to, local_batch, -(-batch // ranks[0]))
+    device = Device(local_batches(tuning, up_to, largest), *steps)
+    return ScaleResult(
+        source=tuning.source,
+        config=tuning.config,
+        environment=tuning.environment,
+        batch=batch,
+        local_batch=local_batch,
+        device=device,
+        cluster=cluster,
+        points=predict(device, cluster, ranks, batch=batch, local_batch=local_batch),
+    )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
 import numpy as np
+from rich.table import Table
 
+from mucudnn.bench.report.records import Record, record_header
+from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.scaling.local_batches import Convolutions, local_batches
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.solver.shares import Shares, best_shares, equal_shares
@@ -59,3 +63,71 @@ def share_out(devices: Sequence[tuple[str, TableTuning]], batch: int, rest_s: Se
         equal=equal_shares(curves, batch),
         alone_s=tuple(curve[batch] for curve in curves),
     )
+
+
+_COLUMNS = ("samples", "ms", "equal share", "ms", "whole batch alone ms")
+
+
+def shares_table(result: SharedBatch) -> Table:
+    """A row for each device, and the step of all in the footer: that of the slowest."""
+    first = result.tunings[0]
+    title = f"{first.source}, {result.batch} samples on {len(result.names)} devices, {memory_bound(first.config)}"
+    steps = ("the step", "", "", milliseconds(result.best.step_s), "", milliseconds(result.equal.step_s), "")
+    printed = new_table(title, ("profile", "device"), _COLUMNS, steps)
+    for row in share_rows(result):
+        printed.add_row(
+            row["profile"],
+            row["device"],
+            str(row["samples"]),
+            milliseconds(row["time_s"]),
+            str(row["equal_samples"]),
+            milliseconds(row["equal_time_s"]),
+            milliseconds(row["alone_s"]),
+        )
+    return printed
+
+
+def in_words(result: SharedBatch) -> str:
+    """Say what is gained, and what is left out."""
+    rest = (
+        "and the given rest of the step" if any(result.rest_s) else "alone, without the rest of the step (give --rest)"
+    )
+    return (
+        f"{ratio(result.speedup_over_equal)} as fast as equal shares, {ratio(result.speedup_over_fastest)} as fast as "
+        f"the fastest device alone\ntimes are predicted: measured convolutions {rest}; communication is left out\n"
+        f"UnevenBatchSampler(data, shares={result.best.samples})"
+    )
+
+
+def share_record(result: SharedBatch) -> Record:
+    """Return what ``mucudnn share --json`` writes; ``devices`` are the lines of the CSV file."""
+    first = result.tunings[0]
+    header = record_header(first.config, first.environment, datetime.now(UTC))
+    return {
+        **{key: value for key, value in header.items() if key != "environment"},
+        "environments": [asdict(tuning.environment) for tuning in result.tunings],
+        "source": first.source,
+        "batch": result.batch,
+        "step_s": result.best.step_s,
+        "equal_step_s": result.equal.step_s,
+        "speedup_over_equal": result.speedup_over_equal,
+        "speedup_over_fastest": result.speedup_over_fastest,
+        "devices": share_rows(result),
+    }
+
+
+def share_rows(result: SharedBatch) -> list[Record]:
+    """Return the lines of the CSV file, one for each device."""
+    return [
+        {
+            "profile": result.names[number],
+            "device": str(result.tunings[number].environment),
+            "samples": result.best.samples[number],
+            "time_s": result.best.times_s[number],
+            "equal_samples": result.equal.samples[number],
+            "equal_time_s": result.equal.times_s[number],
+            "alone_s": result.alone_s[number],
+            "rest_s": result.rest_s[number],
+        }
+        for number in range(len(result.names))
+    ]

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import csv
-import importlib
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.blame import blamed_in_building, blamed_in_computing
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.tracing.convolutions import convolutions_of, problem_operation, trace
+from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, importable, model_of
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, did_you_mean
+from mucudnn.tracing.convolutions import problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair, dtype_name
+from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
-
-__all__ = [
-    "NETWORKS",
-    "TABLES",
-    "Layer",
-    "LayerTable",
-    "convolutions_of",
-    "load_source",
-    "read_csv",
-    "trace",
-    "with_filters",
-]
 
 TABLES = MappingProxyType(
     {
@@ -44,7 +26,8 @@ TABLES = MappingProxyType(
         "deepbench-inference-device": "inference_device_set",
     }
 )
-_DEEPBENCH = Path(__file__).parent / "data" / "deepbench_conv.csv"
+TRACKED = "tracked layers"  # the source in result folders of ``tracked_layers``
+_DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _OPTIONAL = MappingProxyType({"n": 1, "dilation": 1, "groups": 1, "count": 1})
 _TEXT = ("name", "set")
@@ -129,7 +112,7 @@ def load_source(
     features.0 32 forward 3x224x224 -> 64, 11x11, stride 4x4, padding 2x2, float32 contiguous
     """
     layers = _load(
-        source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), _checked_shape(input_shape)
+        source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), checked_shape(input_shape)
     )
     if not layers:
         raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
@@ -174,46 +157,9 @@ def _filters(filters: Iterable[Pair]) -> str:
     return ", ".join(f"{r}x{s}" for r, s in filters)
 
 
-def load_model(
-    source: str,
-    *,
-    input_shape: tuple[int, int, int] | None = None,
-    dtype: str = "float32",
-    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
-) -> tuple[nn.Module, tuple[int, int, int]]:
-    """The model behind a source, and the (C, H, W) of one sample. Its parameters have the dtype and memory format.
-
-    What it is called with, beside images: ``networks.arguments_for``.
-
-    The parameters of the built-in networks have arbitrary values: the caller fills them.
-
-    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
-    """
-    with importable(source):
-        found = _model_of(source, _checked_shape(input_shape))
-    if found is None:
-        names = ", ".join(NETWORKS)
-        raise InvalidInputError(
-            f"{source} has no model to run; {_hint(source, NETWORKS)}name one of {names}, package.module:factory, or "
-            "file.py:factory"
-        )
-    model, shape = found
-    torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
-    return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
-
-
-def _checked_shape(shape: object) -> tuple[int, int, int] | None:
-    if shape is None:
-        return None
-    if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
-        raise InvalidInputError(f"input shape is {shown(shape)}; give channels, height and width of one sample")
-    c, h, w = (whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
-    return c, h, w
-
-
 def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
     with importable(source):
-        found = _model_of(source, input_shape)
+        found = model_of(source, input_shape, initialised=False)
         if found is not None:
             model, shape = found
             return _run(source, model.eval(), shape, batch)
@@ -223,23 +169,9 @@ def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | No
     return layers if batch is None else [replace(layer, batch_size=batch) for layer in layers]
 
 
-def _model_of(source: str, input_shape: tuple[int, int, int] | None) -> tuple[nn.Module, tuple[int, int, int]] | None:
-    """The model and the (C, H, W) of one sample; ``None`` for a source without a model."""
-    if source in NETWORKS:
-        # Weights with arbitrary values: on meta tensors a forward pass would load torch's compiler, which takes longer.
-        with torch.device("meta"):
-            model = build(source)
-        return model.to_empty(device="cpu"), input_shape or input_shape_of(source)
-    if ":" not in source or Path(source).exists():
-        return None
-    if input_shape is None:
-        raise InvalidInputError(f"{source} needs the shape of one sample; give --input, for example --input 3x224x224")
-    return _user_model(source), input_shape
-
-
 def _read_table(source: str) -> list[Layer]:
     if source in TABLES:
-        return read_csv(_DEEPBENCH, only_set=TABLES[source])
+        return read_csv(_DATA / "deepbench_conv.csv", only_set=TABLES[source])
     if source.endswith(".csv") or Path(source).is_file():
         return read_csv(Path(source))
     raise InvalidInputError(f"source is {source!r}; {_allowed_sources(source)}")
@@ -248,34 +180,9 @@ def _read_table(source: str) -> list[Layer]:
 def _allowed_sources(source: str) -> str:
     names = (*NETWORKS, *TABLES)
     return (
-        f"{_hint(source, names)}allowed are {', '.join(names)}, a CSV file of layers, and package.module:factory or "
-        "file.py:factory for a model of your own"
+        f"{did_you_mean(source, names)}allowed are {', '.join(names)}, a CSV file of layers, and "
+        "package.module:factory or file.py:factory for a model of your own"
     )
-
-
-def _hint(source: str, names: Iterable[str]) -> str:
-    close = get_close_matches(source, [*names], n=1)
-    return f"did you mean {close[0]}? " if close else ""
-
-
-def _user_model(source: str) -> nn.Module:
-    with blamed_in_building(source):
-        place, _, attribute = source.rpartition(":")
-        module = _module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place)
-        made = _attribute_of(module, attribute)
-        model = made if isinstance(made, nn.Module) else made()
-    if not isinstance(model, nn.Module):
-        raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
-    return model
-
-
-def _attribute_of(module: ModuleType, name: str) -> Any:
-    """Return what is to make the model. Raises ``InvalidInputError`` with the names that could."""
-    if not hasattr(module, name):
-        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        have = f"it has {', '.join(own)}" if own else "it defines nothing"
-        raise InvalidInputError(f"there is no {name!r} in {module.__name__}; {have}")
-    return getattr(module, name)
 
 
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
@@ -296,39 +203,6 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
         )
         for call in calls
     ]
-
-
-@contextmanager
-def importable(source: str) -> Iterator[None]:
-    """Let modules in the current folder be imported, as ``python -m`` does, or those beside the file of the source.
-
-    An installed command has its own folder on the path, not the user's. Processes that are started inherit the path.
-    """
-    place, _, _ = source.rpartition(":")
-    folder = str(Path(place).resolve().parent if _is_file(place) else Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    """Import a file as processes can that unpickle what it defines: by its name, from its folder, which is on the path.
-
-    Raises ``InvalidInputError`` where that is another module, and what importing raises.
-    """
-    if not path.is_file():
-        raise InvalidInputError(f"there is no file {path}")
-    module = importlib.import_module(path.stem)
-    if module.__file__ is None or not path.samefile(module.__file__):
-        raise InvalidInputError(f"there is another module {path.stem}, {module.__file__}: give the file another name")
-    return module
-
-
-def _is_file(place: str) -> bool:
-    """Whether a model's place is a file, ``folder/file.py``, and no module, ``package.module``."""
-    return place.endswith(".py")
 
 
 def _check_columns(path: Path, columns: Iterable[str]) -> None:
@@ -389,3 +263,12 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 def _together(first: Layer, second: Layer) -> Layer:
     names, count = first.names + second.names, first.count + second.count
     return replace(first, names=names, count=count, has_bias=first.has_bias or second.has_bias)
+
+
+def tracked_layers() -> LayerTable:
+    """Return the layers whose times are tracked from version to version: few, small, and one of each kind.
+
+    Each has its own mini-batch. A layer that changes its sizes needs another name: results are compared by name and
+    sizes.
+    """
+    return LayerTable(TRACKED, tuple(read_csv(_DATA / "tracked.csv")))

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from mucudnn.bench.sources.layers import Layer, LayerTable
+import torch
+
+from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
+from mucudnn.bench.sources.models import blamed_in_training, load_model
+from mucudnn.bench.sources.networks import arguments_for
 from mucudnn.distributed.team import Team
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.environment import Environment
-from mucudnn.tracing.headroom import Limits
+from mucudnn.tracing.headroom import Headroom, Limits, find_headroom
 from mucudnn.tuning.choose import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import Operation
+from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.progress import Progress
 from mucudnn.words.task import Task
 
@@ -134,3 +141,44 @@ def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
         TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
     ]
     return TableTuning(table.source, tuning.config, tuning.environment, tuple(rows), len(wanted), tuning.divided)
+
+
+def table_with_headroom(
+    source: str,
+    *,
+    batch: int | None = None,
+    input_shape: tuple[int, int, int] | None = None,
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    device: str = "cpu",
+) -> tuple[LayerTable, Headroom]:
+    """The layers of ``load_source``, and the headroom of one step with ``batch`` samples (``None``: one) on a device.
+
+    Modules with the same geometry do not share a layer of the table: each has a headroom of its own. Other arguments
+    are those of ``load_source``.
+
+    Raises as ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model, for models
+    that cannot be trained on this input, and for those whose step runs no convolution.
+    """
+    table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
+    model, shape = load_model(
+        source, input_shape=input_shape, dtype=dtype, memory_format=memory_format, initialised=False
+    )
+    sample = torch.zeros(batch or 1, *shape, dtype=getattr(torch, dtype))
+    sample = sample.to(device=device, memory_format=TORCH_FORMATS[memory_format])
+    with blamed_in_training(source, sample.shape):
+        headroom = find_headroom(model.to(device=device), arguments_for(source, sample))
+    if not headroom.timeline.calls:
+        raise InvalidInputError(f"{source} runs no convolution in a training step: there is no headroom to use")
+    return module_by_module(table), headroom
+
+
+def module_by_module(table: LayerTable) -> LayerTable:
+    """Split layers: one for each module of each geometry, counted as often as it is called."""
+    return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
+
+
+def _apart(layer: Layer) -> Iterator[Layer]:
+    calls = Counter(layer.names)
+    for name, count in calls.items():
+        yield replace(layer, names=(name,), count=count)

@@ -46,8 +46,14 @@ def batch(
     from them. The curves need each algorithm at every size: so it always measures as with --thorough, which takes
     minutes. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
     """
-    from mucudnn.bench.analyses.batch_plot import draw_sweep
-    from mucudnn.bench.analyses.batch_report import cliffs_table, curves_table, explanation, sweep_record, sweep_rows
+    from mucudnn.bench.analyses.batch_report import (
+        cliffs_table,
+        curves_table,
+        draw_sweep,
+        explanation,
+        sweep_record,
+        sweep_rows,
+    )
     from mucudnn.bench.analyses.batch_sizes import require_sweepable, sweep_batch_sizes
     from mucudnn.bench.sources.layers import load_source
 

@@ -102,9 +102,9 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
 def _headroom(
     source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, outputs: Outputs
 ) -> None:
-    from mucudnn.bench.analyses import headroom_report as report
-    from mucudnn.bench.analyses.headroom_plot import draw_headroom
-    from mucudnn.bench.sources.headroom import table_with_headroom
+    from mucudnn.bench.analyses import headroom as report
+    from mucudnn.bench.analyses.headroom import draw_headroom
+    from mucudnn.bench.sources.table_tuning import table_with_headroom
 
     table, headroom = table_with_headroom(source, **sizes, device=device)
     tuning = _tuned(table, config, device, stored, headroom.limits)

@@ -130,10 +130,8 @@ def scale(
     import torch.distributed as dist
 
     from mucudnn.bench.analyses.batch_sizes import require_sweepable
-    from mucudnn.bench.scaling.plot import draw_scale
-    from mucudnn.bench.scaling.prediction import Cluster
-    from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
-    from mucudnn.bench.scaling.result import predict_from
+    from mucudnn.bench.scaling.prediction import Cluster, predict_from
+    from mucudnn.bench.scaling.report import draw_scale, in_words, scale_record, scale_rows, scale_tables
     from mucudnn.distributed.link import joined, launched_rank
 
     _refuse_given(measure)
@@ -213,10 +211,8 @@ def _measured_steps(
     import torch
 
     from mucudnn.bench.scaling.steps import measure_steps
-    from mucudnn.bench.sources.blame import blamed_in_training
-    from mucudnn.bench.sources.layers import importable
+    from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
     from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
     from mucudnn.measuring.timing.synchronized_clock import wall_clock
@@ -226,7 +222,7 @@ def _measured_steps(
     from mucudnn.words.config import BatchSizePolicy
 
     torch.manual_seed(0)
-    model, shape = trainable_model(source, **sizes)
+    model, shape = load_model(source, **sizes)
     x = torch.randn(operands.input_shape(up_to, shape), dtype=getattr(torch, sizes["dtype"]))
     x = x.to(device=device, memory_format=TORCH_FORMATS[sizes["memory_format"]])
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)

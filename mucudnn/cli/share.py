@@ -69,8 +69,7 @@ def share(
     faster a step is with them than with equal ones, and than on the fastest device alone. They are the shares of
     mucudnn.distributed.UnevenBatchSampler.
     """
-    from mucudnn.bench.scaling.shares import share_out
-    from mucudnn.bench.scaling.shares_report import in_words, share_record, share_rows, shares_table
+    from mucudnn.bench.scaling.shares import in_words, share_out, share_record, share_rows, shares_table
     from mucudnn.bench.sources.layers import load_source
 
     if rest is not None and len(rest) != len(profiles):

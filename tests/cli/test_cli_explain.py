@@ -15,7 +15,6 @@ from conftest import why_no_gpu
 from support.clock.machine import ENVIRONMENT
 from support.command_line import HEADING, fail, invoke
 
-from mucudnn.bench.sources import headroom as headroom_source
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.database.database import Database
@@ -205,7 +204,7 @@ def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypat
 
 
 def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, real = [], headroom_source.table_with_headroom
+    devices, real = [], table_tuning.table_with_headroom
 
     def traced(source: str, *, device: str, **sizes: Any) -> Any:
         devices.append(device)
@@ -216,7 +215,7 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
         return TableTuning("some_models:two", Config(), ENVIRONMENT, (), wanted=5)
 
     monkeypatch.setattr("mucudnn.cli.explain.tuning_environment", lambda device, config: devices.append(device))
-    monkeypatch.setattr(headroom_source, "table_with_headroom", traced)
+    monkeypatch.setattr(table_tuning, "table_with_headroom", traced)
     monkeypatch.setattr(table_tuning, "tune_table", interrupted)
     for memory in ("--headroom", "--budget=1MiB"):
         assert invoke("explain", "some_models:two", memory, *SIZES, "--device", "cuda").exit_code == 130

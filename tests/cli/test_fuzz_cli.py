@@ -22,7 +22,7 @@ from support.effort import IS_FULL, how_many
 from support.ranks.alone import group_of_one
 from torch import nn
 
-from mucudnn.bench.sources import layers, tracked
+from mucudnn.bench.sources import layers, models
 from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites import solver as solver_benchmark
@@ -124,12 +124,11 @@ def one_rank(job: Callable[[], object], ranks: int, device: str) -> object:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files of all kinds, and networks and benchmarks that take little time."""
     monkeypatch.chdir(tmp_path)
-    for module in (registry, layers):
+    for module in (registry, layers, models):
         monkeypatch.setattr(module, "NETWORKS", {"alexnet": registry.Network(tiny, input_shape=(3, 8, 8))})
     monkeypatch.setattr(solver_benchmark, "_WANTED", {"front": (partial(solver_benchmark.time_front, 4), 1.0)})
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
-    monkeypatch.setattr(layers, "_DEEPBENCH", tmp_path / "deepbench.csv")  # the real ones have layers of seconds
-    monkeypatch.setattr(tracked, "_FILE", tmp_path / "t.csv")
+    monkeypatch.setattr(layers, "_DATA", tmp_path)  # the real ones have layers of seconds
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.csv")
@@ -137,7 +136,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("link.csv").symlink_to("t.csv")
     for name, text in {
         "t.csv": HEADING + "only,2,4,4,2,3,3,1,1,1,1\n",
-        "deepbench.csv": "".join(
+        "tracked.csv": HEADING + "only,2,4,4,2,3,3,1,1,1,1\n",
+        "deepbench_conv.csv": "".join(
             ("set,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n", *map(SMALL.format, TABLES.values()))
         ),
         "twice.csv": HEADING + "a,2,4,4,2,3,3,1,1,1,1\nb,2,4,4,4294967296,3,3,1,1,0,1\n",

@@ -23,7 +23,7 @@ import mucudnn
 from mucudnn.bench.contests import peak_memory
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.sources import headroom as headroom_source
+from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.suites.memory import benchmark as memory_benchmark
 from mucudnn.bench.suites.memory import step_job
 from mucudnn.bench.suites.memory.benchmark import benchmark_memory
@@ -92,7 +92,7 @@ def test_the_headroom_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         seen.extend((x.device.type, {parameter.device.type for parameter in model.parameters()}))
         raise UnavailableError("stopped")
 
-    monkeypatch.setattr(headroom_source, "find_headroom", find_headroom)
+    monkeypatch.setattr(table_tuning, "find_headroom", find_headroom)
     with pytest.raises(UnavailableError, match="stopped"):
         layer_tables.load_limited("alexnet", SIZES, Config(workspace_limit="headroom"), "meta")
     assert seen == ["meta", {"meta"}]
@@ -105,7 +105,7 @@ def test_the_headroom_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_one_the_commands_say_so_before_anything_is_loaded(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mucudnn.bench.sources.layers.load_model", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("mucudnn.bench.sources.models.load_model", lambda *_, **__: 1 / 0)
     message = fail(*command, "--device", "cuda")
     assert "device is 'cuda', but torch" in message
     assert "use device 'cpu'" in message

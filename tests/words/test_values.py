@@ -18,7 +18,8 @@ import pytest
 import torch
 from support.clock.machine import FORWARD
 
-from mucudnn.bench.sources.layers import Layer, LayerTable, load_model, load_source
+from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
+from mucudnn.bench.sources.models import load_model
 from mucudnn.database import schema
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.solver.policies import BatchSizePolicy

@@ -14,9 +14,9 @@ from mucudnn.bench.sources.networks.registry import (
     Network,
     arguments_for,
     build,
+    did_you_mean,
     input_shape_of,
     objective_for,
-    objective_of,
 )
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Residual",
     "arguments_for",
     "build",
+    "did_you_mean",
     "input_shape_of",
     "objective_for",
-    "objective_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -94,11 +94,6 @@ def input_shape_of(name: str) -> tuple[int, int, int]:
     return _find(name).input_shape
 
 
-def objective_of(name: str) -> Objective:
-    """Objective that the network is trained for. Raises ``InvalidInputError`` as ``build``."""
-    return _find(name).objective
-
-
 def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
     """All that the model of a source is called with, for images x: (N, C, H, W). Models of the user get x alone.
 
@@ -114,9 +109,13 @@ def objective_for(source: str) -> Objective:
     return NETWORKS[source].objective if source in NETWORKS else SMALL_OUTPUTS
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the beginning of a sentence that names the nearest name; empty where there is none."""
+    close = get_close_matches(name, [*names], n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
 def _find(name: str) -> Network:
     if name not in NETWORKS:
-        close = get_close_matches(name, NETWORKS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InvalidInputError(f"network is {name!r}; {hint}allowed are {', '.join(NETWORKS)}")
+        raise InvalidInputError(f"network is {name!r}; {did_you_mean(name, NETWORKS)}allowed are {', '.join(NETWORKS)}")
     return NETWORKS[name]

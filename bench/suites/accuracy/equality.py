@@ -21,7 +21,7 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.sources.trainable import trainable_model
+from mucudnn.bench.sources.models import load_model
 from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee, labelled_batches
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
@@ -58,7 +58,7 @@ def benchmark_equality(
 
     def rows_of(config: Config, subject: Subject, progress: Progress) -> tuple[Row, Row]:
         torch.manual_seed(0)
-        model, shape = trainable_model(network)
+        model, shape = load_model(network)
         model = model.to(device)
         batches = [(x.to(device), labels.to(device)) for x, labels in labelled_batches(steps, batch_size, shape)]
         ours: nn.Module = mucudnn.optimize(copy.deepcopy(model), batches[0][0], config, progress=progress)

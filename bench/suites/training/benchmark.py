@@ -28,10 +28,8 @@ from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.sources.blame import blamed_in_training
-from mucudnn.bench.sources.layers import NETWORKS, importable
-from mucudnn.bench.sources.networks import input_shape_of, objective_for
-from mucudnn.bench.sources.trainable import trainable_model
+from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
+from mucudnn.bench.sources.networks import NETWORKS, input_shape_of, objective_for
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.training.setting import COLUMNS, PRECISIONS, How, Precision, Setting
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
@@ -151,7 +149,7 @@ def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape
         shape = input_size or input_shape_of(source)
         input_shape(batch_size, shape)
         return shape
-    model, shape = trainable_model(source, input_shape=input_size)
+    model, shape = load_model(source, input_shape=input_size)
     ((images, labels),) = labelled_batches(1, batch_size, shape)
     objective = objective_for(source)
     with blamed_in_training(source, images.shape):
@@ -174,7 +172,7 @@ def _measure_source(
         return
     source = settings[0].network
     torch.manual_seed(0)  # a model has the same parameters, whatever was measured before it
-    model, _ = trainable_model(source, input_shape=shape)
+    model, _ = load_model(source, input_shape=shape)
     (batch,) = labelled_batches(1, settings[0].batch_size, shape)
     subject = Subject(model.train(), batch, objective_for(source))
     with importable(source):  # the processes inherit the path

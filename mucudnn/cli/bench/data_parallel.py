@@ -63,9 +63,8 @@ class _Measuring:
         import torch
         import torch.distributed as dist
 
-        from mucudnn.bench.sources.layers import importable
+        from mucudnn.bench.sources.models import importable, load_model
         from mucudnn.bench.sources.networks import objective_for
-        from mucudnn.bench.sources.trainable import trainable_model
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
         from mucudnn.terminal.console import progress_bar
         from mucudnn.words.progress import silent
@@ -73,9 +72,7 @@ class _Measuring:
         options.use_threads(self.threads)
         torch.manual_seed(0)
         source, format_ = self.setting.source, self.setting.memory_format
-        model, shape = trainable_model(
-            source, input_shape=self.input_shape, dtype=self.setting.dtype, memory_format=format_
-        )
+        model, shape = load_model(source, input_shape=self.input_shape, dtype=self.setting.dtype, memory_format=format_)
         with progress_bar() as progress, importable(source):
             return measure_data_parallel(
                 *(self.setting, model, shape, objective_for(source), self.config),

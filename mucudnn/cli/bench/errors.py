@@ -32,15 +32,13 @@ def errors(
     """
     import torch
 
-    from mucudnn.bench.sources.blame import blamed_in_training
-    from mucudnn.bench.sources.layers import importable
+    from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
     from mucudnn.bench.sources.networks import objective_for
-    from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.accuracy.steps import benchmark_step_errors, errors_tables
     from mucudnn.terminal.console import progress_bar
 
     torch.manual_seed(0)
-    model, shape = trainable_model(source, input_shape=input_shape)
+    model, shape = load_model(source, input_shape=input_shape)
     with (
         outputs.shown(errors_tables) as folder,
         progress_bar() as progress,

@@ -90,9 +90,8 @@ def inference(
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
     import torch
 
-    from mucudnn.bench.sources.layers import importable
+    from mucudnn.bench.sources.models import importable, load_model, settle_statistics
     from mucudnn.bench.sources.networks import NETWORKS, arguments_for
-    from mucudnn.bench.sources.trainable import settle_statistics, trainable_model
     from mucudnn.bench.suites.inference.filters import benchmark_filters
     from mucudnn.bench.suites.inference.report import inference_tables
     from mucudnn.bench.suites.inference.run import FILTERS, RUNTIMES, InferenceRun
@@ -102,7 +101,7 @@ def inference(
     from mucudnn.terminal.console import progress_bar
 
     torch.manual_seed(0)
-    model, shape = trainable_model(source, input_shape=input_shape, memory_format=memory_format)
+    model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape)).contiguous(memory_format=TORCH_FORMATS[memory_format])
     arguments = arguments_for(source, x)
     if source in NETWORKS:

@@ -56,7 +56,7 @@ def memory(
     with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of
     the whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
-    from mucudnn.bench.sources.layers import importable
+    from mucudnn.bench.sources.models import importable
     from mucudnn.bench.suites.memory.benchmark import benchmark_memory
     from mucudnn.bench.suites.memory.report import memory_tables
     from mucudnn.running.environment import current_environment
@@ -86,16 +86,15 @@ def _model_and_arguments(
     """
     import torch
 
-    from mucudnn.bench.sources.blame import blamed_in_training
+    from mucudnn.bench.sources.models import blamed_in_training, load_model
     from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
     from mucudnn.tracing.training_step import training_step
     from mucudnn.tracing.undisturbed import undisturbed
 
     torch.manual_seed(0)
-    model, shape = trainable_model(source, input_shape=input_shape, memory_format=memory_format)
+    model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape))
     x = x.to(device=device, memory_format=TORCH_FORMATS[memory_format])
     arguments = arguments_for(source, x)

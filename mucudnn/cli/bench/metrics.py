@@ -119,14 +119,14 @@ def _called(
     """Return a module of the source's model, with what the model calls it with: the same numbers every time."""
     import torch
 
+    from mucudnn.bench.sources.models import load_model
     from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.bench.sources.trainable import trainable_model
     from mucudnn.bench.suites.accuracy.modules import called_module
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
 
     torch.manual_seed(0)
-    made, shape = trainable_model(source, memory_format=memory_format, **model)
+    made, shape = load_model(source, memory_format=memory_format, **model)
     x = torch.randn(operands.input_shape(batch or 1, shape), dtype=next(made.parameters(), torch.empty(0)).dtype)
     arguments = arguments_for(source, x.to(device=device, memory_format=TORCH_FORMATS[memory_format]))
     return called_module(made.to(device), name, arguments)

@@ -66,7 +66,7 @@ def track(
     from mucudnn.bench.analyses import history as tracked
     from mucudnn.bench.analyses.verdicts import require_scipy
     from mucudnn.bench.folders.header import SUMMARY_FILE
-    from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
+    from mucudnn.bench.sources.layers import TRACKED, tracked_layers
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices
     from mucudnn.running.environment import current_environment

@@ -27,7 +27,7 @@ def load_limited(
         from mucudnn.bench.sources.layers import load_source
 
         return load_source(source, **sizes), None
-    from mucudnn.bench.sources.headroom import table_with_headroom
+    from mucudnn.bench.sources.table_tuning import table_with_headroom
 
     table, headroom = table_with_headroom(source, **sizes, device=device)
     return table, headroom.limits

@@ -15,9 +15,9 @@ from matplotlib.patches import Rectangle
 from support.clock.machine import ENVIRONMENT
 from support.snapshots import assert_as_stored, printed
 
-from mucudnn.bench.analyses.headroom_plot import draw_headroom
-from mucudnn.bench.analyses.headroom_report import (
+from mucudnn.bench.analyses.headroom import (
     HeadroomRow,
+    draw_headroom,
     headroom_csv_rows,
     headroom_record,
     headroom_rows,
@@ -26,9 +26,8 @@ from mucudnn.bench.analyses.headroom_report import (
 )
 from mucudnn.bench.report.export import write_csv
 from mucudnn.bench.report.plots import save_png
-from mucudnn.bench.sources.headroom import module_by_module
 from mucudnn.bench.sources.layers import Layer, LayerTable
-from mucudnn.bench.sources.table_tuning import TableTuning, of_table, table_tasks
+from mucudnn.bench.sources.table_tuning import TableTuning, module_by_module, of_table, table_tasks
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom, headroom_limits
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline

@@ -30,9 +30,8 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.speedups import mean_speedup
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.sources import tracked
-from mucudnn.bench.sources.layers import LayerTable, read_csv
-from mucudnn.bench.sources.tracked import TRACKED, tracked_layers
+from mucudnn.bench.sources import layers
+from mucudnn.bench.sources.layers import TRACKED, LayerTable, read_csv, tracked_layers
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 
@@ -155,7 +154,7 @@ def test_the_command_measures_once_and_shows_the_history(tmp_path: Path, monkeyp
     tiny.write_text("name,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\nsmall,2,3,6,6,4,1,1,0,0,1,1\n")
     limits = MachineLimits(1e9, 1e9)  # measuring them takes seconds
     monkeypatch.setattr(MachineLimits, "measured", classmethod(lambda cls, device, dtype: limits))
-    monkeypatch.setattr(tracked, "tracked_layers", lambda: LayerTable(TRACKED, tuple(read_csv(tiny))))
+    monkeypatch.setattr(layers, "tracked_layers", lambda: LayerTable(TRACKED, tuple(read_csv(tiny))))
     asked = ("bench", "track", tmp_path / "results", "--machine", "here", "--rounds", "3", "--threads", "1")
     for version in ("one", "two"):
         result = invoke(*asked, "--as", version)

@@ -194,7 +194,7 @@ def trained(out: Path, monkeypatch: pytest.MonkeyPatch, scale: float) -> Outcome
         def forward(self, x: Tensor) -> Tensor:
             return self.model(x) * scale
 
-    monkeypatch.setattr(equality, "trainable_model", small)
+    monkeypatch.setattr(equality, "load_model", small)
     monkeypatch.setattr("mucudnn.optimize", lambda model, x, config, progress: Scaled(model))
     path = out.parent / "recipe.toml"
     path.write_text(

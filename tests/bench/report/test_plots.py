@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from support.problems.made_up_sweeps import layer, measured_ms, powers, sweep
 
-from mucudnn.bench.analyses.batch_plot import draw_sweep
+from mucudnn.bench.analyses.batch_report import draw_sweep
 from mucudnn.bench.analyses.batch_sizes import BatchSweep
 from mucudnn.bench.report.plots import require_matplotlib, save_png, write_figure
 from mucudnn.words.errors import UnavailableError

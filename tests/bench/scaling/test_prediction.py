@@ -11,9 +11,8 @@ from support.problems.made_up_sweeps import layer, measured_ms, tuning
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.scaling.local_batches import Convolutions, along, local_batches
-from mucudnn.bench.scaling.plot import draw_scale
 from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
-from mucudnn.bench.scaling.report import in_words, scale_record, scale_rows, scale_tables
+from mucudnn.bench.scaling.report import draw_scale, in_words, scale_record, scale_rows, scale_tables
 from mucudnn.solver.all_reduce import all_reduce_s
 from mucudnn.words.communication import Link
 from mucudnn.words.errors import InvalidInputError

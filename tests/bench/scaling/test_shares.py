@@ -9,8 +9,7 @@ from support.clock.machine import ENVIRONMENT
 from support.problems.made_up_sweeps import layer, powers, tuning
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.scaling.shares import SharedBatch, share_out
-from mucudnn.bench.scaling.shares_report import in_words, share_record, share_rows, shares_table
+from mucudnn.bench.scaling.shares import SharedBatch, in_words, share_out, share_record, share_rows, shares_table
 from mucudnn.bench.sources.table_tuning import TableTuning
 
 BATCH = 16

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.sources.layers import NETWORKS, TABLES, Layer, convolutions_of, load_source, trace
+from mucudnn.bench.sources.layers import TABLES, Layer, load_source
+from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.running import problems
+from mucudnn.tracing.convolutions import convolutions_of, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 

@@ -8,8 +8,8 @@ from support.command_line import invoke
 from support.in_threads import train_in_threads
 from torch import Tensor, nn
 
-from mucudnn.bench.sources import layers, trainable
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_of, registry
+from mucudnn.bench.sources import layers, models
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_for, registry
 from mucudnn.bench.sources.networks.blocks import StochasticDepth
 from mucudnn.bench.sources.networks.diffusion import VAE, UNet
 from mucudnn.bench.suites.training import benchmark as training
@@ -126,7 +126,7 @@ def test_output_shapes(name: str, expected: list[tuple[int, ...]]) -> None:
 def test_a_training_step_is_finite_and_reaches_every_parameter(name: str) -> None:
     """Not those whose classifiers alone are as large as all other networks."""
     torch.manual_seed(0)
-    model, objective, edge = build(name), objective_of(name), SMALL.get(name, 32)
+    model, objective, edge = build(name), objective_for(name), SMALL.get(name, 32)
     x, labels = torch.randn(2, 3, edge, edge), torch.tensor([1, 3])
     loss = objective.loss(model(*objective.arguments(x)), objective.target(x, labels))
     loss.backward()  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ def test_a_latent_is_drawn_in_training_alone() -> None:
 def test_scores_of_segments_are_compared_pixel_by_pixel() -> None:
     """Where every pixel has the score of its label, the loss is that of one pixel."""
     labels = torch.tensor([0, 2])
-    objective = objective_of("segformer-b0")
+    objective = objective_for("segformer-b0")
     target = objective.target(torch.empty(2, 3, 8, 12), labels)
     scores = 3.0 * nn.functional.one_hot(labels, 4).float()[:, :, None, None].expand(-1, -1, 2, 3)
     expected = nn.functional.cross_entropy(scores[:, :, 0, 0], labels)
@@ -185,7 +185,7 @@ def test_scores_of_segments_are_compared_pixel_by_pixel() -> None:
 def test_a_perfect_image_at_the_prior_costs_nothing() -> None:
     x = torch.randn(2, 3, 8, 8)
     zeros: Tensor = torch.zeros(2, 4, 1, 1)
-    objective = objective_of("vae")
+    objective = objective_for("vae")
     assert objective.loss((x, zeros, zeros), objective.target(x, torch.tensor([0, 1]))) == 0
     assert objective.loss((x, zeros + 1, zeros), x) > 0
     assert objective.loss((x, zeros, zeros + 1), x) > 0
@@ -229,7 +229,7 @@ class Timed(nn.Module):
 )
 def test_commands_give_a_network_all_its_arguments(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     train_in_threads(monkeypatch)
-    for module in (registry, layers, training, trainable):
+    for module in (registry, layers, models, training):
         known = {"timed": registry.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
         monkeypatch.setattr(module, "NETWORKS", known)
     monkeypatch.setattr(Timed, "calls", 0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.networks import objective_for, objective_of
+from mucudnn.bench.sources.networks import objective_for
 from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.words.errors import InvalidInputError
@@ -32,7 +32,7 @@ def test_a_stream_is_the_same_every_time() -> None:
 
 
 def test_networks_learn_what_they_are_for_and_models_of_users_to_give_zeros() -> None:
-    assert objective_for("unet") is objective_of("unet")
+    assert objective_for("unet") is objective_for("unet")
     assert objective_for("package.module:factory") is SMALL_OUTPUTS
     x = torch.randn(2, *SHAPE)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())

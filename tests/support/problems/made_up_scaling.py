@@ -5,8 +5,7 @@ from __future__ import annotations
 from support.problems.made_up_sweeps import layer, powers, tuning
 
 from mucudnn.bench.scaling.local_batches import local_batches
-from mucudnn.bench.scaling.prediction import Cluster, Device
-from mucudnn.bench.scaling.result import ScaleResult, predict_from
+from mucudnn.bench.scaling.prediction import Cluster, Device, ScaleResult, predict_from
 from mucudnn.bench.scaling.steps import MeasuredStep, MeasuredSteps
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.words.communication import AllReduce, Link

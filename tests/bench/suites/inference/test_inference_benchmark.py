@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.sources import trainable
+from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import run as run_module
 from mucudnn.bench.suites.inference.filters import benchmark_filters
 from mucudnn.bench.suites.inference.report import inference_tables
@@ -84,7 +84,7 @@ def test_the_table_shows_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tiny().to(memory_format=torch.channels_last)
-    monkeypatch.setattr(trainable, "trainable_model", lambda source, **_: (model, (3, 8, 8)))
+    monkeypatch.setattr(models, "load_model", lambda source, **_: (model, (3, 8, 8)))
     quick = ("--rounds", "1", "--cache-budget", "1KiB", "--time-limit", "50ms", "--runtimes", "none")
     file = tmp_path / "inference.json"
     done = invoke("bench", "inference", "tiny", *quick, "--memory-format", "channels-last", "--json", file)

@@ -18,7 +18,7 @@ from torch import nn
 
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.sources import trainable
+from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import runtime_job, runtimes
 from mucudnn.bench.suites.inference.report import inference_tables
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
@@ -188,7 +188,7 @@ def test_shares_of_time_are_told_where_they_are_known(tmp_path: Path) -> None:
 
 
 def on_the_command_line(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setattr(trainable, "trainable_model", lambda source, **_: (tiny(), (3, 8, 8)))
+    monkeypatch.setattr(models, "load_model", lambda source, **_: (tiny(), (3, 8, 8)))
     return CliRunner().invoke(main, ["bench", "inference", "tiny", "--rounds", "1", "--time-limit", "10ms", *arguments])
 
 

@@ -27,7 +27,7 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.sources import trainable
+from mucudnn.bench.sources import models
 from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training import step_job
@@ -199,7 +199,7 @@ def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
 
 @pytest.fixture
 def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainable, "build", lambda name: tiny())
+    monkeypatch.setattr(models, "build", lambda name: tiny())
     monkeypatch.setattr(training_benchmark, "input_shape_of", lambda name: (3, 6, 6))
 
 
@@ -360,7 +360,7 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
         return measure(setting, *given)
 
     train_in_threads(monkeypatch)
-    monkeypatch.setattr(trainable, "build", lambda name: tiny())
+    monkeypatch.setattr(models, "build", lambda name: tiny())
     monkeypatch.setattr(training_benchmark, "measured_rows", interrupted)
     files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
     result = invoke("bench", "training", "alexnet", *QUICK, *SOME, *files)

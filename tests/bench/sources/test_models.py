@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.trainable import settle_statistics, trainable_model
+from mucudnn.bench.sources.models import load_model, settle_statistics
 
 
 def difference_of_outputs(model: nn.Module) -> float:
@@ -17,14 +17,14 @@ def difference_of_outputs(model: nn.Module) -> float:
 
 def test_outputs_follow_the_inputs_once_statistics_are_settled() -> None:
     torch.manual_seed(0)
-    model, _ = trainable_model("mobilenetv2")
+    model, _ = load_model("mobilenetv2")
     assert difference_of_outputs(model) < 0.01  # the bias of the last layer is all that is left
     settle_statistics(model, (torch.randn(4, 3, 64, 64),))
     assert difference_of_outputs(model) > 0.1
 
 
 def test_what_has_no_batch_norm_stays_as_it_is() -> None:
-    model, _ = trainable_model("alexnet")
+    model, _ = load_model("alexnet")
     before = [tensor.clone() for tensor in model.state_dict().values()]
     settle_statistics(model, (torch.randn(1, 3, 224, 224),))
     assert all(map(torch.equal, before, model.state_dict().values()))

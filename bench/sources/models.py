@@ -1,0 +1,212 @@
+"""Models of sources, built in or the user's own: found, built, and blamed for what goes wrong in them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+from mucudnn.bench.sources.networks import NETWORKS, build, did_you_mean, input_shape_of
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
+from mucudnn.words.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
+from mucudnn.words.values import shown, whole
+
+_SHAPE = "--input gives the shape of one sample, as 3x224x224"
+
+
+def load_model(
+    source: str,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    initialised: bool = True,
+) -> tuple[nn.Module, tuple[int, int, int]]:
+    """Return the model of a source on the CPU, and the (C, H, W) of one sample.
+
+    Its parameters have the dtype and memory format. Those of built-in networks are drawn from torch's random state, as
+    torch initialises them; not initialised, which is faster, they are arbitrary. What the model is called with, beside
+    images: ``networks.arguments_for``.
+
+    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
+    """
+    with importable(source):
+        found = model_of(source, checked_shape(input_shape), initialised=initialised)
+    if found is None:
+        names = ", ".join(NETWORKS)
+        raise InvalidInputError(
+            f"{source} has no model to run; {did_you_mean(source, NETWORKS)}name one of {names}, "
+            "package.module:factory, or file.py:factory"
+        )
+    model, shape = found
+    torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
+    return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
+
+
+def model_of(
+    source: str, input_shape: tuple[int, int, int] | None, *, initialised: bool
+) -> tuple[nn.Module, tuple[int, int, int]] | None:
+    """Return the model and the (C, H, W) of one sample; None for a source without a model."""
+    if source in NETWORKS:
+        shape = input_shape or input_shape_of(source)
+        if initialised:
+            return build(source), shape
+        # Not on meta tensors: a forward pass would load torch's compiler, which takes longer
+        with torch.device("meta"):
+            model = build(source)
+        return model.to_empty(device="cpu"), shape
+    if ":" not in source or Path(source).exists():
+        return None
+    if input_shape is None:
+        raise InvalidInputError(f"{source} needs the shape of one sample; give --input, for example --input 3x224x224")
+    return _user_model(source), input_shape
+
+
+def checked_shape(shape: object) -> tuple[int, int, int] | None:
+    """Return (C, H, W) of one sample. Raises ``InvalidInputError`` for anything else but None."""
+    if shape is None:
+        return None
+    if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
+        raise InvalidInputError(f"input shape is {shown(shape)}; give channels, height and width of one sample")
+    c, h, w = (whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
+    return c, h, w
+
+
+def settle_statistics(model: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    """Give batch norms the statistics of a batch, the first argument, as training would.
+
+    Those of a fresh network, 0 and 1, let what it is given fade from layer to layer: its outputs are then the same
+    whatever its convolutions compute, and comparing them tells nothing.
+    """
+    update_bn([arguments], model)
+
+
+def _user_model(source: str) -> nn.Module:
+    with blamed_in_building(source):
+        place, _, attribute = source.rpartition(":")
+        module = _module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place)
+        made = _attribute_of(module, attribute)
+        model = made if isinstance(made, nn.Module) else made()
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
+    return model
+
+
+def _attribute_of(module: ModuleType, name: str) -> Any:
+    """Return what is to make the model. Raises ``InvalidInputError`` with the names that could."""
+    if not hasattr(module, name):
+        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        have = f"it has {', '.join(own)}" if own else "it defines nothing"
+        raise InvalidInputError(f"there is no {name!r} in {module.__name__}; {have}")
+    return getattr(module, name)
+
+
+@contextmanager
+def importable(source: str) -> Iterator[None]:
+    """Let modules in the current folder be imported, as ``python -m`` does, or those beside the file of the source.
+
+    An installed command has its own folder on the path, not the user's. Processes that are started inherit the path.
+    """
+    place, _, _ = source.rpartition(":")
+    folder = str(Path(place).resolve().parent if _is_file(place) else Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Import a file as processes can that unpickle what it defines: by its name, from its folder, which is on the path.
+
+    Raises ``InvalidInputError`` where that is another module, and what importing raises.
+    """
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {path}")
+    module = importlib.import_module(path.stem)
+    if module.__file__ is None or not path.samefile(module.__file__):
+        raise InvalidInputError(f"there is another module {path.stem}, {module.__file__}: give the file another name")
+    return module
+
+
+def _is_file(place: str) -> bool:
+    """Whether a model's place is a file, ``folder/file.py``, and no module, ``package.module``."""
+    return place.endswith(".py")
+
+
+# Whose fault an error is
+
+
+@contextmanager
+def blamed_in_building(source: str) -> Iterator[None]:
+    """Blame errors on the function that makes the model. Raises ``InvalidInputError``, from its cause."""
+    with _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module"):
+        yield
+
+
+@contextmanager
+def blamed_in_computing(source: str, shape: Sequence[int]) -> Iterator[None]:
+    """Blame errors on the model's forward pass. shape: of its input. Raises ``InvalidInputError``, from its cause."""
+    with _blamed(source, f"cannot compute an input of {_product(shape)}", _SHAPE):
+        yield
+
+
+@contextmanager
+def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
+    """Blame errors on a training step. shape: (N, C, H, W) of its input. Raises ``InvalidInputError``, from its cause.
+
+    Errors of mucudnn pass.
+    """
+    what, advice = f"cannot be trained on an input of {_product(shape)}", f"{_SHAPE}, --batch their number"
+    with _blamed(source, what, advice, passing=MucudnnError):
+        yield
+
+
+@contextmanager
+def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Blame errors on the source, and keep their cause: the user's code can raise anything."""
+    try:
+        yield
+    except passing:
+        raise
+    except MucudnnError as error:
+        raise InvalidInputError(f"{source} {what}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInputError(f"{source} {what}: {_told(source, error)}; {advice}") from error
+
+
+def _told(source: str, error: BaseException) -> str:
+    """Say what happened, and where in the model's own file."""
+    happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
+    line = _line_of(source, error)
+    place = type(error).__name__ if line is None else f"{type(error).__name__} in {line}"
+    return f"{happened} ({place})"
+
+
+def _line_of(source: str, error: BaseException) -> str | None:
+    """Return file and line that ran last in the model's own file; None: the error came from elsewhere."""
+    place = source.rpartition(":")[0]
+    module = sys.modules.get(place)
+    file = place if place.endswith(".py") else getattr(module, "__file__", None)
+    if file is None:
+        return None
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve() == Path(file).resolve()
+    ]
+    return f"{Path(file).name}, line {lines[-1]}" if lines else None
+
+
+def _product(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
