@@ -6,13 +6,19 @@ import csv
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas
 import pytest
-from click.testing import CliRunner, Result
+from support.command_line import fail, invoke
 from support.result_folders import MIB, training_layers, write_random_folder
+from support.tables_of_page import PageParser
 
+from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.pages import reports
 from mucudnn.bench.pages.kinds import KINDS
-from mucudnn.cli.main import main
+from mucudnn.bench.pages.report import report_of
+from mucudnn.bench.pages.reports import html_of, reports_in
 
+NAMES = ("nets/<i>a", "nets/b", "training")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -21,80 +27,66 @@ def folder(tmp_path: Path) -> Path:
     return write_random_folder(tmp_path / "folder", training_layers(3), limits=(8 * MIB,), rounds=3)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def invoke_well(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_report_writes_what_is_asked_for(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     page, table = tmp_path / "page.html", tmp_path / "table.csv"
-    result = run("report", folder, "--html", page, "--csv", table)
-    assert result.exit_code == 0, result.output
+    output = invoke_well("report", folder, "--html", page, "--csv", table)
     assert "speedup" in page.read_text()
     with table.open() as stream:
         assert len(list(csv.DictReader(stream))) == 3 * 3
     with (tmp_path / "table-operations.csv").open() as stream:
         assert len(list(csv.DictReader(stream))) == 3 * 3 * 3
-    assert "mucudnn" in result.output
-    assert "published times: 87 of the 90 layers" in result.output
+    assert "mucudnn" in output
+    assert "published times: 87 of the 90 layers" in output
 
 
 def test_markdown_goes_to_standard_output(folder: Path) -> None:
-    result = run("report", folder, "--markdown")
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("# deepbench: deepbench-train")
-    assert "\n## Layers\n" in result.output
+    output = invoke_well("report", folder, "--markdown")
+    assert output.startswith("# deepbench: deepbench-train")
+    assert "\n## Layers\n" in output
 
 
 def test_no_file_of_the_results_is_overwritten(folder: Path) -> None:
     before = (folder / "rows.jsonl").read_bytes()
-    result = run("report", folder, "--csv", folder / "rows.jsonl")
-    assert result.exit_code == 2
-    assert "is in the folder of the results" in result.output
+    assert "is in the folder of the results" in fail("report", folder, "--csv", folder / "rows.jsonl")
     assert (folder / "rows.jsonl").read_bytes() == before
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
-    assert "no folder" in run("report", tmp_path / "nothing").output
-    result = run("report", tmp_path)
-    assert result.exit_code == 2
-    assert "environment.json is not there" in result.output
-
-
-@pytest.mark.parametrize(("kind", "suffix"), [*((kind, "svg") for kind in KINDS), ("tuning", "png")])
-def test_plot_draws_each_kind(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_plot_draws_each_kind(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"picture.{suffix}"
     settings = {"workspace_budget": "64MiB"}
     folder = write_random_folder(tmp_path / "one", training_layers(1), limits=(8 * MIB,), rounds=3, settings=settings)
-    result = run("plot", kind, folder, "--out", path)
-    assert result.exit_code == 0, result.output
-    if suffix == "png":
-        assert path.read_bytes().startswith(b"\x89PNG")
-    else:
-        assert ElementTree.parse(path).getroot().tag == f"{SVG}svg"
+    for kind in KINDS:
+        invoke_well("plot", kind, folder, "--out", tmp_path / "picture.svg")
+        assert ElementTree.parse(tmp_path / "picture.svg").getroot().tag == f"{SVG}svg"
+    invoke_well("plot", "tuning", folder, "--out", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plot_of_one_layer_has_no_other(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = [layer.name for layer in training_layers(3)]
     path = tmp_path / "picture.svg"
-    assert run("plot", "samples", folder, "--out", path, "--layer", names[1]).exit_code == 0
+    invoke_well("plot", "samples", folder, "--out", path, "--layer", names[1])
     texts = "\n".join("".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter(f"{SVG}text"))
     assert f"{names[1]} forward" in texts
     assert names[0] not in texts
 
 
 def test_a_layer_that_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
-    result = run("plot", "samples", folder, "--out", tmp_path / "picture.svg", "--layer", "conv99")
-    assert result.exit_code == 2
-    assert "has no layer 'conv99'" in result.output
+    told = fail("plot", "samples", folder, "--out", tmp_path / "picture.svg", "--layer", "conv99")
+    assert "has no layer 'conv99'" in told
 
 
 def test_the_file_says_what_is_drawn(folder: Path, tmp_path: Path) -> None:
-    result = run("plot", "samples", folder, "--out", tmp_path / "picture.pdf")
-    assert result.exit_code == 2
-    assert "not a PNG or SVG file; name one that ends in .png or .svg" in result.output
+    told = fail("plot", "samples", folder, "--out", tmp_path / "picture.pdf")
+    assert "not a PNG or SVG file; name one that ends in .png or .svg" in told
 
 
 def test_what_a_folder_lacks_for_a_picture_is_told(tmp_path: Path) -> None:
@@ -102,14 +94,75 @@ def test_what_a_folder_lacks_for_a_picture_is_told(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder = write_random_folder(tmp_path / "old", training_layers(1), rounds=3, candidates=False)
     for kind in ("desirable", "micro-batches", "algorithms", "errors", "budget"):
-        result = run("plot", kind, folder, "--out", tmp_path / "picture.svg")
-        assert result.exit_code == 2
-        assert "candidates.jsonl" in " ".join(result.output.split())
+        assert "candidates.jsonl" in fail("plot", kind, folder, "--out", tmp_path / "picture.svg")
     assert not (tmp_path / "picture.svg").exists()
 
 
 def test_the_help_lists_all_kinds() -> None:
-    output = run("plot", "--help").output
+    output = invoke_well("plot", "--help")
     for name, kind in KINDS.items():
         assert f"{name} " in output
         assert kind.summary in output
+
+
+@pytest.fixture
+def every(tmp_path: Path) -> Path:
+    for seed, name in enumerate(NAMES):
+        write_random_folder(
+            tmp_path / "all" / name,
+            training_layers(seed // 2 + 1),
+            limits=(8 * MIB,),
+            rounds=2,
+            seed=seed,
+            candidates=False,
+        )
+    return tmp_path / "all"
+
+
+def test_the_page_has_the_tables_of_each_folder(every: Path) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    parsed = PageParser(html_of(reports_in(every)))
+    for number, name in enumerate(NAMES, start=1):
+        alone = PageParser(html_of(reports_in(every / name), with_pictures=False)).tables
+        for identity, table in alone.items():
+            assert parsed.tables[f"folder-{number}-{identity}"].rows == table.rows
+    assert len(parsed.tables) == 3 * len(NAMES)
+    assert not any(tag == "i" for tag, _ in parsed.elements)
+    assert parsed.loose_ends() == []
+
+
+def test_the_command_shows_all_and_tells_what_it_cannot_read(
+    every: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(reports, "pictures_or_reason", lambda report: ([], "drawn elsewhere"))
+    (every / "old").mkdir()
+    (every / "old" / "environment.json").write_text('{"format_version": 0}')
+    files = [tmp_path / name for name in ("all.html", "all.csv")]
+    output = invoke_well("report", every, "--html", files[0], "--csv", files[1])
+    for shown in (output, PageParser(files[0].read_text()).text, invoke_well("report", every, "--markdown")):
+        assert "format version 0" in shown.replace("\\", "")
+        assert all(name in shown.replace("\\", "") for name in NAMES)
+    layers, rows = (pandas.read_csv(path) for path in (files[1], tmp_path / "all-operations.csv"))
+    for name in NAMES:
+        found = report_of(read_folder(every / name))
+        of = rows[rows["result_folder"] == name]
+        assert of["time_s"].tolist() == pytest.approx(found.rows["time_s"].tolist())
+        assert (layers["result_folder"] == name).sum() == len(found.layers)
+    assert list(layers.columns[:2]) == ["result_folder", "layer"]
+
+
+def test_a_folder_with_nothing_that_can_be_read_is_refused(tmp_path: Path) -> None:
+    assert "environment.json is not there" in fail("report", tmp_path)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "environment.json").write_text("{")
+    assert "half/environment.json, line 1: no JSON" in fail("report", tmp_path)
+
+
+def test_a_file_that_is_no_result_is_told_what_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("import torch\n")
+    told = fail("report", path)
+    assert "half-written" not in told
+    assert "own.py, line 1: no result of a benchmark: name a folder that it wrote with --out" in told

@@ -176,7 +176,7 @@ def test_a_wrong_layer_is_answered_with_close_names(device: RecordedDevice) -> N
 
 @pytest.mark.parametrize("sizes", ["", "0", "1,x", "-1", "1.5"])
 def test_wrong_sizes_are_usage_errors(device: RecordedDevice, sizes: str) -> None:
-    assert "no list of micro-batch sizes" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
+    assert "no list of whole numbers" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
 
 
 def test_batch_and_sizes_exclude_each_other(device: RecordedDevice) -> None:
