@@ -1,9 +1,10 @@
-"""Compares ranks that tune together: what must be alike, and which are of one kind of device. Pure functions."""
+"""Compares ranks that tune together: what must be alike, and whether they chose alike. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from typing import Any, Self
 
 from mucudnn.words.errors import SharingError
@@ -22,32 +23,16 @@ class Fingerprint:
     convolutions: what it tunes, which must be equal there, too.
     """
 
-    kind: str
-    place: str
-    everywhere: Mapping[str, str]
-    in_kind: Mapping[str, str]
+    kind: str = ""
+    place: str = ""
+    everywhere: Mapping[str, str] = field(default_factory=dict)
+    in_kind: Mapping[str, str] = field(default_factory=dict)
     convolutions: tuple[str, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """Return it in built-in types."""
-        return {
-            "kind": self.kind,
-            "place": self.place,
-            "everywhere": dict(self.everywhere),
-            "in_kind": dict(self.in_kind),
-            "convolutions": [*self.convolutions],
-        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Invert ``plain``; what another version does not send is missing, and what it sends besides left out."""
-        return cls(
-            plain.get("kind", ""),
-            plain.get("place", ""),
-            plain.get("everywhere", {}),
-            plain.get("in_kind", {}),
-            tuple(plain.get("convolutions", ())),
-        )
+        """Invert ``asdict``; what another version does not send is missing, and what it sends besides left out."""
+        return cls(**{one.name: plain[one.name] for one in fields(cls) if one.name in plain})
 
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
@@ -122,3 +107,38 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_SHOWN
     return ", ".join(map(shown, names[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+Described = Mapping[str, Mapping[str, str]]  # convolution -> what was decided, by name
+
+_MOST_NAMED = 5  # convolutions that were chosen differently
+
+
+def digest(choices: Described) -> str:
+    """Return what is equal for equal choices, and for others in all likelihood is not.
+
+    >>> digest({"conv1": {"configuration": "gemm 8"}}) == digest({"conv1": {"configuration": "gemm 4×2"}})
+    False
+    """
+    return sha256(repr([(name, [*of.items()]) for name, of in choices.items()]).encode()).hexdigest()
+
+
+def require_agreement(choices: Mapping[int, Described]) -> None:
+    """Raise ``SharingError`` that names convolutions, ranks and what differs, if not all ranks chose alike.
+
+    Of each convolution the first thing that differs is named.
+    """
+    names = dict.fromkeys(name for described in choices.values() for name in described)
+    own = {name: {rank: described.get(name, {}) for rank, described in choices.items()} for name in names}
+    if found := [f"{name}: {what}" for name, of in own.items() if (what := _difference(of)) is not None]:
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        each = "; ".join(found[:_MOST_NAMED])
+        raise SharingError(f"the ranks chose differently: {each}{more}; please report this")
+
+
+def _difference(described: Mapping[int, Mapping[str, str]]) -> str | None:
+    for what in dict.fromkeys(what for of in described.values() for what in of):
+        values = {rank: of.get(what, "nothing") for rank, of in described.items()}
+        if len({*values.values()}) > 1:
+            return f"{what} is {by_rank(values)}"
+    return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import asdict
 from typing import Self, TypeVar
 
 import torch.distributed as dist
 
-from mucudnn.distributed.agreement import Described, digest, require_agreement
 from mucudnn.distributed.exchange import ALONE, Exchange
-from mucudnn.distributed.fingerprint import Fingerprint, kinds, require_alike
+from mucudnn.distributed.fingerprint import Described, Fingerprint, digest, kinds, require_agreement, require_alike
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import shown
@@ -87,7 +87,7 @@ class Team:
 
         Raises ``SharingError`` that names ranks and what differs where it must not.
         """
-        every = [Fingerprint.from_plain(plain) for plain in self._exchange.gather(fingerprint.plain())]
+        every = [Fingerprint.from_plain(plain) for plain in self._exchange.gather(asdict(fingerprint))]
         require_alike(every, ALONE)
         by_kind = kinds(every)
         self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]

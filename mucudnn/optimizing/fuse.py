@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.modules.fused import FusedConvolution, has_hooks
 from mucudnn.modules.tuned_classes import OURS
-from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tracing.own_step import undisturbed
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.warning import warn
 

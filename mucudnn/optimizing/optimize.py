@@ -26,7 +26,7 @@ from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tracing.convolutions import Call, trace
-from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
 from mucudnn.words.config import Config, config_or_default

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from mucudnn.distributed.agreement import Described
-from mucudnn.distributed.fingerprint import by_rank
+from mucudnn.distributed.fingerprint import Described, by_rank
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.synchronized_clock import wall_clock

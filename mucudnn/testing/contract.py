@@ -30,8 +30,7 @@ from mucudnn.testing.checks import (
     split,
     threads,
 )
-from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
-from mucudnn.testing.random_problems import random_micro_batches, random_problem
+from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry, random_micro_batches, random_problem
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

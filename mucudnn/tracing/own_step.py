@@ -1,7 +1,9 @@
-"""Steps of a model as its user runs them, made of a sample input."""
+"""Steps of a model as its user runs them, made of a sample input; runs that leave no trace in the model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,3 +50,32 @@ class OwnStep:
 def _leaf(value: Any) -> Any:
     """Make the tensor in which the gradient of an input ends: not the caller's."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore the model's gradients, buffers (running statistics) and mode, and torch's random state, at the end.
+
+    Inside, gradients are enabled and those of the model are ``None``.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module, name, buffer, before in buffers:
+            buffer.detach().copy_(before)
+            module._buffers[name] = buffer  # a forward pass may have put another tensor in its place

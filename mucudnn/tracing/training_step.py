@@ -23,7 +23,7 @@ from mucudnn.modules.conv_transpose2d import conv_transpose2d
 from mucudnn.running import operators
 from mucudnn.tracing.convolutions import TRACED, Call, call_of, problem_operation
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
-from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tracing.own_step import undisturbed
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mucudnn.distributed.agreement import digest, require_agreement
+from mucudnn.distributed.fingerprint import digest, require_agreement
 from mucudnn.words.errors import SharingError
 
 CHOICES = {"conv1": {"configuration": "native 8", "limit": "64"}, "conv2": {"configuration": "gemm 8", "limit": "64"}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -63,6 +63,6 @@ def test_another_setting_explains_other_convolutions() -> None:
 
 def test_another_version_may_send_more_and_less() -> None:
     """It must be read to be named."""
-    assert Fingerprint.from_plain(ONE.plain()) == ONE
+    assert Fingerprint.from_plain(asdict(ONE)) == ONE
     newer = {"everywhere": {"torch": "2.13", "mucudnn": "9"}, "new": 1}
     assert "mucudnn is unknown on rank 0, 9 on rank 1" in differences([ONE, Fingerprint.from_plain(newer)])

@@ -19,8 +19,8 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.checks import threads
+from mucudnn.testing.geometries import random_problem
 from mucudnn.testing.guarded_call import Call
-from mucudnn.testing.random_problems import random_problem
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

@@ -14,10 +14,11 @@ from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.running.choices import Choices
 from mucudnn.testing.checks import (
+    IMAGE,
+    dependent,
     torchs_spoilt_result,
 )
 from mucudnn.testing.geometries import GEOMETRIES, geometry
-from mucudnn.testing.not_finite import IMAGE, dependent
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_a_step_has_the_slowest_ranks_time_the_median_of_convolutions_and_the_la
     convolutions = [{place: Spent(2, s)} for s in (0.01, 0.09, 0.02, 1.0)]
     convolutions[1][rare] = Spent(1, 0.5)
     said = [StepTimes(s, of, load) for s, of, load in zip((2.0, 3.0, 1.0, 9.0), convolutions, loads, strict=True)]
-    exchange = Said([Fingerprint(kind, "here", {}, {}).plain() for kind in ("x", "x", "x", "y")], rank)
+    exchange = Said([asdict(Fingerprint(kind, "here", {}, {})) for kind in ("x", "x", "x", "y")], rank)
     team = Team(exchange)
     team.meet(Fingerprint("x", "here", {}, {}))
     exchange.said = said

@@ -19,7 +19,7 @@ from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.confirmation import Confirmation
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config

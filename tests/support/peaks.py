@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
-from mucudnn.tracing.undisturbed import undisturbed
+from mucudnn.tracing.own_step import undisturbed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proving.trial import check_heap
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.measuring.whole_runs import Machine, run_whole
-from mucudnn.testing.random_problems import random_problem
+from mucudnn.testing.geometries import random_problem
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.words.problem import ConvProblem, Operation

@@ -90,8 +90,8 @@ def _model_and_arguments(
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
+    from mucudnn.tracing.own_step import undisturbed
     from mucudnn.tracing.training_step import training_step
-    from mucudnn.tracing.undisturbed import undisturbed
 
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)

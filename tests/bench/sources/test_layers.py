@@ -97,7 +97,7 @@ def test_memory_format_is_torchs_where_tensors_are_both(
     if w_turned:
         model.weight = nn.Parameter(turned["w"])
     x = turned["x"] if x_turned else torch.empty(shapes["x"])
-    expected = problems._torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
+    expected = problems.torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
     assert trace(model, x)[0].problem.memory_format is expected
 
 

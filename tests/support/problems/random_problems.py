@@ -10,7 +10,7 @@ from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
 from mucudnn.testing.checks import check_epilogue, check_result, threads
-from mucudnn.testing.random_problems import random_micro_batches, random_problem
+from mucudnn.testing.geometries import random_micro_batches, random_problem
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
