@@ -18,7 +18,7 @@ from mucudnn.bench.report.tables import long_name, milliseconds, new_table, shor
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.solver.curve import BudgetCurve, Marginal, marginal, next_faster, time_curve
 from mucudnn.terminal.files import beside
-from mucudnn.tuning.choose import Divided
+from mucudnn.tuning.divide import Divided
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes, format_seconds

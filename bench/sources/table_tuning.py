@@ -15,7 +15,7 @@ from mucudnn.distributed.team import Team
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom, Limits, find_headroom
-from mucudnn.tuning.choose import Divided
+from mucudnn.tuning.divide import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config

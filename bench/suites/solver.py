@@ -26,7 +26,7 @@ from mucudnn.running.environment import current_environment
 from mucudnn.solver.division import solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.knapsack import programs
-from mucudnn.tuning.choose import Divided
+from mucudnn.tuning.divide import Divided
 from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError

@@ -6,31 +6,32 @@ only looks them up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
-from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import Account, account_wr
-from mucudnn.tuning.contenders import MOST_CONTENDERS, NEARLY_AS_FAST, best_of, contenders_near, fastest_within
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
+MOST_CONTENDERS = 3
+NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
+JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
+_EVEN = 1.03  # times the fastest in whole runs: within their noise
+_COARSE = 4  # times the error of torch's own: half of it is worth being only just as fast
+
 # A smaller lead is not worth it: tomorrow's machine may be another, and torch's own is never slower than torch.
 LEAST_GAIN = 0.03
-_NO_GAIN = 1.001  # times torch's own: what is not surely faster is no bargain, so that torch's own runs if it fits
 _SURPRISING = 1.25  # times what was predicted: more is not the noise, so that others may be faster
-_MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
-Wanted = Mapping[Task, Sequence[Configuration]]  # what is verified next
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,6 @@ class Choice:
     reason: str
     limit_bytes: int | None
     account: Account | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """A divided budget: the choice of each task, the account, and the options with the times that were solved with.
-
-    Times of options are of whole runs where there were any.
-    """
-
-    choices: Mapping[Task, Choice]
-    division: Division[Task]
-    options: Mapping[Task, Sequence[Configuration]]
 
 
 def choose(
@@ -80,7 +69,7 @@ def choose(
     ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
     """
     account = _account(task, measurements)
-    baseline = _baseline(measurements, task.batch_size, baseline_bytes)
+    baseline = baseline_or_declared(measurements, task.batch_size, baseline_bytes)
     fastest = set() if account is None else {account.configuration}
     near = partial(contenders_near, fastest, measurements, task.batch_size, task.limit_bytes)
     outcomes = dict(verify(task, near(margin)[:MOST_CONTENDERS] or [baseline]))
@@ -127,47 +116,16 @@ def _choose(
     if runs:
         gains = {configuration: run for configuration, run in runs.items() if is_gain(run)}
         best = best_of(gains or runs, measurements)
-        return _verdict(task, best, runs[best], _timed(baseline, runs[best]))
+        return _verdict(task, best, runs[best], timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if unrun:
         return _predicted_verdict(task, unrun[0], baseline)
     failed, error = next((c, outcome) for c, outcome in outcomes.items() if isinstance(outcome, Exception))
-    baseline = _timed(baseline, None if _is_timed(baseline) else verify(task, [baseline])[baseline])
-    if failed.is_baseline or not _fits(task, baseline) or not _is_timed(baseline):
+    baseline = timed(baseline, None if is_timed(baseline) else verify(task, [baseline])[baseline])
+    if failed.is_baseline or not _fits(task, baseline) or not is_timed(baseline):
         raise error
     reason = f"torch's own: {failed} failed in a whole run: {error}"
     return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
-
-
-def divide(
-    measurements: Mapping[Task, Sequence[Measurement]],
-    budget_bytes: int | None,
-    verify: Verify,
-    baseline_bytes: Mapping[Task, int | None] | None = None,
-    ahead: Callable[[Wanted], None] = lambda wanted: None,
-) -> Divided:
-    """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
-
-    What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
-    measurements, baseline_bytes: of each task as for ``choose``. ahead: is told all that ``verify`` is asked next, task
-    by task, so that several processes can share the work.
-
-    Raises ``InfeasibleError`` with the smallest feasible budget.
-    """
-    declared = baseline_bytes or {}
-    every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
-    _learn_what_follows(every, budget_bytes, verify, ahead)
-    for _ in range(_MOST_ROUNDS):
-        _require_any(every, verify, ahead)
-        division = _solve(every, budget_bytes)
-        if not _learn(every, division, verify, ahead):
-            break
-    else:
-        for options in every.values():
-            options.forget_unknown()
-        division = _solve(every, budget_bytes)
-    choices = {task: options.choice(division.assignment[task]) for task, options in every.items()}
-    return Divided(choices, division, {task: options.costed() for task, options in every.items()})
 
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
@@ -183,7 +141,9 @@ def refuted(
     """Return what whole runs of smaller batches show not to be worth it, where torch's own is within the limit."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
-    baselines = {parts: _baseline(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size}
+    baselines = {
+        parts: baseline_or_declared(measurements, n, None) for parts, n in sizes.items() if n < task.batch_size
+    }
     return tuple(sorted(parts for parts, baseline in baselines.items() if _fits(task, baseline)))
 
 
@@ -196,7 +156,9 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
     return None
 
 
-def _baseline(measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None) -> Configuration:
+def baseline_or_declared(
+    measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None
+) -> Configuration:
     """Return torch's own convolution as it was measured, else with the time inf.
 
     Whole runs may still tell its time: measuring takes more memory. Undivided it needs no less than in micro-batches.
@@ -211,164 +173,15 @@ def _baseline(measurements: Sequence[Measurement], batch_size: int, declared_byt
     return Configuration((MicroConfig(TORCHS_OWN, batch_size),), inf, declared_bytes)
 
 
-def _is_timed(baseline: Configuration) -> bool:
+def is_timed(baseline: Configuration) -> bool:
     return baseline.time_s < inf
 
 
-def _timed(baseline: Configuration, run: Outcome) -> Configuration:
+def timed(baseline: Configuration, run: Outcome) -> Configuration:
     """Return it with the time of a whole run where it was not measured."""
-    if _is_timed(baseline) or not isinstance(run, WholeRun):
+    if is_timed(baseline) or not isinstance(run, WholeRun):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
-
-
-@dataclass(slots=True)
-class _Options:
-    """The options of one task in a division, and the whole runs of them.
-
-    followed_s: torch's own with the task's epilogue, in seconds; ``None``: it has none, or nothing has told yet.
-    """
-
-    task: Task
-    measurements: Sequence[Measurement]
-    baseline_bytes: int | None
-    configurations: list[Configuration] = field(init=False)
-    baseline: Configuration = field(init=False)
-    runs: dict[Configuration, WholeRun | None] = field(default_factory=dict)
-    followed_s: float | None = None
-
-    def __post_init__(self) -> None:
-        self.configurations = [*self._desirable(self.measurements)]
-        if self.task.epilogue is not None:  # what is slower than torch's own alone may compute it inside
-            others = [m for m in self.measurements if m.micro_config.algorithm != TORCHS_OWN]
-            self.configurations += [c for c in self._desirable(others) if c not in self.configurations]
-        unsolved = _baseline(self.measurements, self.task.batch_size, self.baseline_bytes)
-        self.baseline = next((c for c in self.configurations if c.is_baseline), unsolved)
-        self._offer_baseline()
-
-    def _desirable(self, measurements: Sequence[Measurement]) -> Sequence[Configuration]:
-        n = self.task.batch_size
-        return desirable_sets(measurements, n).of(n) if measurements else ()
-
-    def _offer_baseline(self) -> None:
-        """Add it once its time is known: whole runs may show that it is not as dominated as it seems."""
-        if _is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
-            self.configurations.append(self.baseline)
-
-    def learn_baseline(self, outcome: Outcome) -> None:
-        """Add torch's own, if it runs whole."""
-        self.baseline = _timed(self.baseline, outcome)
-        if self.task.epilogue is not None and self.followed_s is None and isinstance(outcome, WholeRun):
-            self.followed_s = outcome.baseline_s
-        self._offer_baseline()
-
-    def telling(self, budget_bytes: int | None) -> Configuration:
-        """Return what to run first where an epilogue follows: most likely what will be chosen."""
-        fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
-        return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
-
-    def costed(self) -> list[Configuration]:
-        """Return all options, with the times of whole runs where there were any."""
-        return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
-
-    def original(self, costed: Configuration) -> Configuration:
-        """Return the option with its predicted time."""
-        return next(c for c in self.configurations if c.micro_configs == costed.micro_configs)
-
-    def is_unknown(self, configuration: Configuration) -> bool:
-        return not configuration.is_baseline and configuration not in self.runs
-
-    def learn(self, configuration: Configuration, outcome: Outcome) -> None:
-        if configuration.is_baseline:
-            self.learn_baseline(outcome)
-            return
-        if isinstance(outcome, Exception):
-            self.configurations.remove(configuration)
-            return
-        self.runs[configuration] = outcome
-        self.learn_baseline(outcome)
-
-    def forget_unknown(self) -> None:
-        self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
-
-    def choice(self, costed: Configuration) -> Choice:
-        chosen = self.original(costed)
-        segment = chosen.workspace_bytes
-        run, baseline_s = self.runs.get(chosen), self.baseline.time_s if _is_timed(self.baseline) else None
-        if chosen.is_baseline:
-            reason = "torch's own: nothing else is worth a segment of the budget"
-            return Choice(chosen, self._baseline_s, self._baseline_s, reason, segment)
-        if run is None:
-            return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
-        reason = f"best use of the budget in whole runs, speedup {_with_noise(run)}"
-        if run.speedup < 1:
-            reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
-        return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
-
-    @property
-    def _baseline_s(self) -> float:
-        """Seconds of torch's own, with the epilogue where its time is known."""
-        return self.baseline.time_s if self.followed_s is None else self.followed_s
-
-    @property
-    def _follows_s(self) -> float:
-        """Seconds of the epilogue after torch's own, as far as they are known."""
-        return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
-
-    def _time_s(self, configuration: Configuration) -> float:
-        """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since.
-
-        Where nobody has run it, torch's own is followed by the epilogue, and the others may compute it inside.
-        """
-        if configuration.is_baseline:
-            return self._baseline_s
-        run = self.runs.get(configuration)
-        if run is None:
-            return configuration.time_s + (self._follows_s if _is_torchs(configuration) else 0.0)
-        time_s = self._baseline_s / run.speedup
-        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self._baseline_s)
-
-
-def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
-    options = {task: options.costed() for task, options in every.items()}
-    return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
-
-
-def _is_torchs(configuration: Configuration) -> bool:
-    """Whether torch's own computes all micro-batches."""
-    return set(configuration.algorithms) == {TORCHS_OWN}
-
-
-def _learn_what_follows(
-    every: Mapping[Task, _Options], budget_bytes: int | None, verify: Verify, ahead: Callable[[Wanted], None]
-) -> None:
-    """Run one option of each fused convolution: no measurement tells what torch's own takes with its epilogue."""
-    fused = {task: options for task, options in every.items() if task.epilogue is not None}
-    if wanted := {task: [options.telling(budget_bytes)] for task, options in fused.items()}:
-        ahead(wanted)
-        for task, (configuration,) in wanted.items():
-            every[task].learn(configuration, verify(task, [configuration])[configuration])
-
-
-def _require_any(every: Mapping[Task, _Options], verify: Verify, ahead: Callable[[Wanted], None]) -> None:
-    """Add torch's own where nothing else is left."""
-    if wanted := {task: [options.baseline] for task, options in every.items() if not options.configurations}:
-        ahead(wanted)
-        for task, (baseline,) in wanted.items():
-            every[task].learn_baseline(verify(task, [baseline])[baseline])
-
-
-def _learn(
-    every: Mapping[Task, _Options], division: Division[Task], verify: Verify, ahead: Callable[[Wanted], None]
-) -> bool:
-    """Run what is chosen and was not run. Returns whether anything was."""
-    chosen = {task: options.original(division.assignment[task]) for task, options in every.items()}
-    wanted = {task: [one] for task, one in chosen.items() if every[task].is_unknown(one)}
-    if wanted:
-        ahead(wanted)
-        for task, (configuration,) in wanted.items():
-            every[task].learn(configuration, verify(task, [configuration])[configuration])
-    return bool(wanted)
 
 
 def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
@@ -384,25 +197,25 @@ def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configura
         return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
     if not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
-        reason = f"fastest within the limit, speedup {_with_noise(run)}; torch's own needs {needed}"
+        reason = f"fastest within the limit, speedup {with_noise(run)}; torch's own needs {needed}"
     elif is_gain(run):
-        reason = f"fastest in whole runs, speedup {_with_noise(run)}"
+        reason = f"fastest in whole runs, speedup {with_noise(run)}"
     else:
         reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
-        reason += f", speedup {_with_noise(run)}"
+        reason += f", speedup {with_noise(run)}"
         return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
     return Choice(best, run.baseline_s, run.time_s, reason, task.limit_bytes)
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> Choice:
     """Choose where nobody has run anything whole."""
-    if not _is_timed(fastest):
+    if not is_timed(fastest):
         raise InfeasibleError(
             f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
             f"{format_bytes(task.limit_bytes)}, and torch's own was neither measured nor run whole at this batch size: "
             "measure it with mucudnn tune, where there is memory for it"
         )
-    if not _is_timed(baseline):
+    if not is_timed(baseline):
         reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
         return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
     predicted = WholeRun(baseline.time_s, fastest.time_s, 0.0)
@@ -424,5 +237,70 @@ def is_gain(run: WholeRun) -> bool:
     return run.speedup - max(run.noise, LEAST_GAIN) > 1
 
 
-def _with_noise(run: WholeRun) -> str:
+def with_noise(run: WholeRun) -> str:
     return f"{run.speedup:.2f} ± {run.noise:.2f}"
+
+
+def contenders_near(
+    found: set[Configuration],
+    measurements: Sequence[Measurement],
+    batch_size: int,
+    limit_bytes: int | None,
+    margin: float,
+) -> list[Configuration]:
+    """Return those of which the best is ``margin`` times as fast at most, in the order of prediction.
+
+    found: the fastest of all by prediction, if anything fits. To it come the best of single algorithms: at all, divided
+    and undivided. Torch's own, undivided, is only returned where there is no other.
+    """
+    bounds = _least_times(measurements, batch_size)
+    for name in sorted(bounds, key=lambda name: (bounds[name], name)):
+        if bounds[name] > margin * min((c.time_s for c in found if not c.is_baseline), default=inf):
+            break
+        own = [m for m in measurements if m.micro_config.algorithm == name]
+        divided = [m for m in own if m.micro_config.micro_batch_size < batch_size]
+        undivided = [m for m in own if m.micro_config.micro_batch_size == batch_size]
+        found = found.union(*(fastest_within(some, batch_size, limit_bytes) for some in (own, divided, undivided)))
+    ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
+    others = [c for c in ranked if not c.is_baseline]
+    near = [c for c in others if c.time_s <= margin * others[0].time_s]
+    return near or ranked
+
+
+def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
+    """Algorithm -> seconds that no configuration of it alone can be below: its best time per sample, without setup."""
+    least: dict[str, float] = {}
+    for m in measurements:
+        name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
+        if n <= batch_size:
+            least[name] = min(m.step_s / n * batch_size, least.get(name, inf))
+    return least
+
+
+def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
+    """Return the fastest by prediction; nothing where nothing fits."""
+    fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
+    return set() if fastest is None else {fastest}
+
+
+def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
+    """Return the fastest. Of those that are as good as even, it is the one in the fewest parts.
+
+    Where its error is many times that of torch's own, one with at most half of it is taken that is just as fast: the
+    error of a network is that of its coarsest layers.
+    """
+    most = max(run.speedup for run in runs.values())
+    even = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)
+    best = min(even, key=lambda c: (len(c.micro_configs), -runs[c].speedup))
+    errors = {c: relative_error_of(c, measurements) or 0.0 for c in runs}
+    torchs = next((m.relative_error for m in measurements if m.micro_config.algorithm == TORCHS_OWN), inf)
+    if errors[best] <= _COARSE * torchs:
+        return best
+    finer = [c for c, run in runs.items() if errors[c] <= errors[best] / 2 and run.speedup >= most / JUST_AS_FAST]
+    return max(finer, key=lambda c: runs[c].speedup, default=best)
+
+
+def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
+    """Return the largest error of its algorithms, each compared with float64 once; None: torch's own could not be."""
+    used = set(configuration.algorithms)
+    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.choose import Choice, Outcome, refuted
@@ -15,16 +15,7 @@ from mucudnn.words.errors import MucudnnError
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Findings of one rank on a task: all that choosing needs. See ``Job`` for the fields."""
-
-    results: Mapping[MicroConfig, Measurement | Failure]
-    left_out: LeftOut
-    has_choice: bool
-    declared_bytes: int | None
-    outcomes: Mapping[tuple[MicroConfig, ...], Outcome]
+_FOUND = ("results", "left_out", "declared_bytes", "outcomes", "is_chosen")  # what other ranks need to choose alike
 
 
 @dataclass(slots=True)
@@ -32,7 +23,8 @@ class Job:
     """One task: its candidates, and what is known of each. left_out: by the time limit.
 
     outcomes: of whole runs, by what was run. declared_bytes: see ``baseline_bytes``. choice: None: not made yet.
-    is_own: whether it is measured here; told: what another rank found out about it where it is not.
+    is_own: whether it is measured here. is_chosen: whether the rank that measures it has made a choice; ``None``:
+    nothing was told.
     """
 
     task: Task
@@ -45,17 +37,19 @@ class Job:
     declared_bytes: int | None = None
     choice: Choice | None = None
     is_own: bool = True
-    told: Findings | None = None
+    is_chosen: bool | None = None
 
-    def findings(self) -> Findings:
-        """Return what was found out here."""
-        outcomes = {of: _sendable(outcome) for of, outcome in self.outcomes.items()}
-        return Findings(self.results, self.left_out, self.choice is not None, self.declared_bytes, outcomes)
+    def findings(self) -> Mapping[str, Any]:
+        """Return what was found out here. Errors become some that other processes can read."""
+        outcomes = self.outcomes.items()
+        readable = {of: MucudnnError(str(one)) if isinstance(one, Exception) else one for of, one in outcomes}
+        found = {name: getattr(self, name) for name in _FOUND}
+        return found | {"outcomes": readable, "is_chosen": self.choice is not None}
 
-    def learn(self, told: Findings) -> None:
+    def learn(self, told: Mapping[str, Any]) -> None:
         """Take over what another rank found out."""
-        self.told, self.results, self.left_out = told, dict(told.results), told.left_out
-        self.declared_bytes, self.outcomes = told.declared_bytes, dict(told.outcomes)
+        for name in _FOUND:
+            setattr(self, name, told[name])
 
     @property
     def barred(self) -> Failure | None:
@@ -136,8 +130,8 @@ class Job:
 
     def is_feasible(self) -> bool:
         """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
-        if self.told is not None:
-            return self.told.has_choice
+        if self.is_chosen is not None:
+            return self.is_chosen
         if (self.task.in_headroom or self.task.baseline_exempt) and self.barred is None:
             return True
         usable = self._usable()
@@ -164,8 +158,3 @@ class Job:
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
     """Solve for the least workspace. It is declared, so nothing must be measured: any time will do."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
-
-
-def _sendable(outcome: Outcome) -> Outcome:
-    """Return errors without what other processes cannot read."""
-    return MucudnnError(str(outcome)) if isinstance(outcome, Exception) else outcome

@@ -7,7 +7,8 @@ from math import inf
 from typing import Protocol
 
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.choose import Choice, Divided, Outcome, choose, divide
+from mucudnn.tuning.choose import Choice, Outcome, choose
+from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes
 from mucudnn.tuning.result import Tuning, allowed, tuned_problem
 from mucudnn.words.config import Config

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
-from mucudnn.tuning.choose import Choice, Divided
+from mucudnn.tuning.choose import Choice, relative_error_of
 from mucudnn.tuning.confirmation import InPlace
-from mucudnn.tuning.contenders import relative_error_of
+from mucudnn.tuning.divide import Divided
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem

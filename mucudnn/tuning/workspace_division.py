@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mucudnn.tuning.benchmarker import Benchmarker
-from mucudnn.tuning.choose import divide
+from mucudnn.tuning.divide import divide
 from mucudnn.tuning.infeasible import smallest_bytes, unaffordable
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import Tuning

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mucudnn.tuning.benchmarker import Benchmarker
-from mucudnn.tuning.choose import choose
-from mucudnn.tuning.contenders import JUST_AS_FAST, NEARLY_AS_FAST
+from mucudnn.tuning.choose import JUST_AS_FAST, NEARLY_AS_FAST, choose
 from mucudnn.tuning.infeasible import infeasible
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import Tuning

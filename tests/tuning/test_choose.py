@@ -10,7 +10,8 @@ import pytest
 from support.clock.machine import FORWARD
 from support.problems.measurements import measured
 
-from mucudnn.tuning.choose import Outcome, choose, divide
+from mucudnn.tuning.choose import Outcome, choose
+from mucudnn.tuning.divide import divide
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task

@@ -15,7 +15,8 @@ from support.effort import how_many
 from torch import Tensor
 
 from mucudnn.database.database import Database
-from mucudnn.tuning.choose import LEAST_GAIN, Choice, Outcome, choose, divide
+from mucudnn.tuning.choose import LEAST_GAIN, Choice, Outcome, choose
+from mucudnn.tuning.divide import divide
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config

@@ -15,7 +15,6 @@ from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_mach
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.database.database import Database
-from mucudnn.tuning.contenders import contenders
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError
@@ -317,14 +316,6 @@ def test_a_quick_tuning_runs_fewer_contenders_whole(bench: Bench, thorough: bool
     config = Config(workspace_limit=None, policy="undivided", thorough=thorough)
     tune([FORWARD], BATCH, config, database=bench.database, machine=machine)
     assert run == ({"quick", "near"} if thorough else {"quick"})
-
-
-def test_only_the_baseline_contends_where_there_is_nothing_else(bench: Bench) -> None:
-    measurements = bench.tune(config=replace(NO_LIMIT, algorithms=("native",), policy="undivided"))[
-        FORWARD
-    ].measurements
-    (only,) = contenders(measurements, BATCH, None)
-    assert only.is_baseline
 
 
 def budget(size: int) -> Config:

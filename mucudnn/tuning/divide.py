@@ -1,0 +1,197 @@
+"""Divides a budget of workspace over tasks (WD), corrected by whole runs. As in ``choose``, a callable has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from mucudnn.solver.division import Division, solve_wd
+from mucudnn.solver.front import desirable_sets
+from mucudnn.tuning.choose import Choice, Outcome, Verify, baseline_or_declared, is_gain, is_timed, timed, with_noise
+from mucudnn.words.results import Configuration, Measurement, WholeRun
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.units import format_bytes
+
+_NO_GAIN = 1.001  # times torch's own for what is not surely faster: ties go to the baseline
+_MOST_ROUNDS = 8  # of solving, running whole and solving again
+
+Wanted = Mapping[Task, Sequence[Configuration]]  # what is verified next
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """A divided budget: the choice of each task, the account, and the options with the times that were solved with.
+
+    Times of options are of whole runs where there were any.
+    """
+
+    choices: Mapping[Task, Choice]
+    division: Division[Task]
+    options: Mapping[Task, Sequence[Configuration]]
+
+
+def divide(
+    measurements: Mapping[Task, Sequence[Measurement]],
+    budget_bytes: int | None,
+    verify: Verify,
+    baseline_bytes: Mapping[Task, int | None] | None = None,
+    ahead: Callable[[Wanted], None] = lambda wanted: None,
+) -> Divided:
+    """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
+
+    What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
+    measurements, baseline_bytes: of each task as for ``choose``. ahead: is told all that ``verify`` is asked next, task
+    by task, so that several processes can share the work.
+
+    Raises ``InfeasibleError`` with the smallest feasible budget.
+    """
+    declared = baseline_bytes or {}
+    every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
+    run = partial(_run, every, verify, ahead)
+    # No measurement tells what torch's own takes with its epilogue: one option of each fused convolution does.
+    run({task: options.telling(budget_bytes) for task, options in every.items() if task.epilogue is not None})
+    for _ in range(_MOST_ROUNDS):
+        run({task: options.baseline for task, options in every.items() if not options.configurations})
+        division = _solve(every, budget_bytes)
+        chosen = {task: options.original(division.assignment[task]) for task, options in every.items()}
+        if not run({task: one for task, one in chosen.items() if every[task].is_unknown(one)}):
+            break
+    else:
+        for options in every.values():
+            options.forget_unknown()
+        division = _solve(every, budget_bytes)
+    choices = {task: options.choice(division.assignment[task]) for task, options in every.items()}
+    return Divided(choices, division, {task: options.costed() for task, options in every.items()})
+
+
+@dataclass(slots=True)
+class _Options:
+    """The options of one task in a division, and the whole runs of them.
+
+    followed_s: torch's own with the task's epilogue, in seconds; ``None``: it has none, or nothing has told yet.
+    """
+
+    task: Task
+    measurements: Sequence[Measurement]
+    baseline_bytes: int | None
+    configurations: list[Configuration] = field(init=False)
+    baseline: Configuration = field(init=False)
+    runs: dict[Configuration, WholeRun | None] = field(default_factory=dict)
+    followed_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.configurations = [*self._desirable(self.measurements)]
+        if self.task.epilogue is not None:  # what is slower than torch's own alone may compute it inside
+            others = [m for m in self.measurements if m.micro_config.algorithm != TORCHS_OWN]
+            self.configurations += [c for c in self._desirable(others) if c not in self.configurations]
+        unsolved = baseline_or_declared(self.measurements, self.task.batch_size, self.baseline_bytes)
+        self.baseline = next((c for c in self.configurations if c.is_baseline), unsolved)
+        self._offer_baseline()
+
+    def _desirable(self, measurements: Sequence[Measurement]) -> Sequence[Configuration]:
+        n = self.task.batch_size
+        return desirable_sets(measurements, n).of(n) if measurements else ()
+
+    def _offer_baseline(self) -> None:
+        """Add it once its time is known: whole runs may show that it is not as dominated as it seems."""
+        if is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
+            self.configurations.append(self.baseline)
+
+    def learn_baseline(self, outcome: Outcome) -> None:
+        """Add torch's own, if it runs whole."""
+        self.baseline = timed(self.baseline, outcome)
+        if self.task.epilogue is not None and self.followed_s is None and isinstance(outcome, WholeRun):
+            self.followed_s = outcome.baseline_s
+        self._offer_baseline()
+
+    def telling(self, budget_bytes: int | None) -> Configuration:
+        """Return what to run first where an epilogue follows: most likely what will be chosen."""
+        fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
+        return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
+
+    def costed(self) -> list[Configuration]:
+        """Return all options, with the times of whole runs where there were any."""
+        return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
+
+    def original(self, costed: Configuration) -> Configuration:
+        """Return the option with its predicted time."""
+        return next(c for c in self.configurations if c.micro_configs == costed.micro_configs)
+
+    def is_unknown(self, configuration: Configuration) -> bool:
+        return not configuration.is_baseline and configuration not in self.runs
+
+    def learn(self, configuration: Configuration, outcome: Outcome) -> None:
+        if configuration.is_baseline:
+            self.learn_baseline(outcome)
+            return
+        if isinstance(outcome, Exception):
+            self.configurations.remove(configuration)
+            return
+        self.runs[configuration] = outcome
+        self.learn_baseline(outcome)
+
+    def forget_unknown(self) -> None:
+        self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
+
+    def choice(self, costed: Configuration) -> Choice:
+        chosen = self.original(costed)
+        segment = chosen.workspace_bytes
+        run, baseline_s = self.runs.get(chosen), self.baseline.time_s if is_timed(self.baseline) else None
+        if chosen.is_baseline:
+            reason = "torch's own: nothing else is worth a segment of the budget"
+            return Choice(chosen, self._baseline_s, self._baseline_s, reason, segment)
+        if run is None:
+            return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
+        reason = f"best use of the budget in whole runs, speedup {with_noise(run)}"
+        if run.speedup < 1:
+            reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
+        return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
+
+    @property
+    def _baseline_s(self) -> float:
+        """Seconds of torch's own, with the epilogue where its time is known."""
+        return self.baseline.time_s if self.followed_s is None else self.followed_s
+
+    @property
+    def _follows_s(self) -> float:
+        """Seconds of the epilogue after torch's own, as far as they are known."""
+        return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
+
+    def _time_s(self, configuration: Configuration) -> float:
+        """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since.
+
+        Where nobody has run it, torch's own is followed by the epilogue, and the others may compute it inside.
+        """
+        if configuration.is_baseline:
+            return self._baseline_s
+        run = self.runs.get(configuration)
+        if run is None:
+            return configuration.time_s + (self._follows_s if _is_torchs(configuration) else 0.0)
+        time_s = self._baseline_s / run.speedup
+        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self._baseline_s)
+
+
+def _run(
+    every: Mapping[Task, _Options],
+    verify: Verify,
+    ahead: Callable[[Wanted], None],
+    wanted: Mapping[Task, Configuration],
+) -> bool:
+    """Learn from whole runs of one configuration for each of some tasks. Returns whether there are any."""
+    if wanted:
+        ahead({task: [configuration] for task, configuration in wanted.items()})
+    for task, configuration in wanted.items():
+        every[task].learn(configuration, verify(task, [configuration])[configuration])
+    return bool(wanted)
+
+
+def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
+    options = {task: options.costed() for task, options in every.items()}
+    return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
+
+
+def _is_torchs(configuration: Configuration) -> bool:
+    """Whether torch's own computes all micro-batches."""
+    return set(configuration.algorithms) == {TORCHS_OWN}
