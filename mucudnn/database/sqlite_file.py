@@ -16,8 +16,6 @@ from mucudnn.database import schema
 from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
 
 MEMORY = Path(":memory:")
-UNDECODABLE = "surrogateescape"  # how bytes that are not UTF-8 are read, and can be written again
-_MEMORY_URI = "file::memory:"
 _PATIENCE_S = 1.0  # of waiting for another process without a word
 
 _NAME_ANOTHER = f"name another file with {DATABASE_OPTION} or MUCUDNN_DATABASE"
@@ -46,12 +44,12 @@ class SqliteFile:
     def __init__(self, path: Path, *, read_only: bool, create: bool, timeout_s: float) -> None:
         self.path = path
         self._user = _this_thread()
-        self._timeout_s, self._has_waited = timeout_s, False
+        self._waits_after_s = max(timeout_s - _PATIENCE_S, 0.0)  # after a warning; 0 once it was given
         self._may_make = create and not read_only
         self.read_only = read_only
         if path != MEMORY:
             self._prepare_place()
-        self._connection = self._connect(self._uri(), timeout_s)
+        self._connection = self._connect(min(timeout_s, _PATIENCE_S))
         try:
             self._open()
         except BaseException:
@@ -127,16 +125,17 @@ class SqliteFile:
             fault = "does not exist, and cannot be made in that folder" if self._may_make else "does not exist"
             raise DatabaseError(f"database {self.path} {fault}; {_NAME_ANOTHER}")
 
-    def _connect(self, uri: str, timeout_s: float = 0.0) -> sqlite3.Connection:
+    def _connect(self, timeout_s: float) -> sqlite3.Connection:
         with self._explained():
-            connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None)
+            connection = sqlite3.connect(self._uri(), uri=True, timeout=timeout_s, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        connection.text_factory = partial(str, encoding="utf-8", errors=UNDECODABLE)
+        # Bytes that are not UTF-8 are read so that they can be written again
+        connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         return connection
 
     def _uri(self) -> str:
         if self.path == MEMORY:
-            return _MEMORY_URI
+            return "file::memory:"
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
         # Readers of a write-ahead log make a file beside it. Where they cannot, and nobody writes, there is no need.
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
@@ -173,28 +172,16 @@ class SqliteFile:
 
     def _when_free(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Execute what other processes may hold up; when they first do so for long, a warning says so."""
-        if self._has_waited or self._timeout_s <= _PATIENCE_S:
-            return self._connection.execute(sql, parameters)
         try:
-            with self._waiting(_PATIENCE_S):
-                return self._connection.execute(sql, parameters)
+            return self._connection.execute(sql, parameters)
         except sqlite3.OperationalError as error:
-            if _primary_code(error) != sqlite3.SQLITE_BUSY:
+            if not self._waits_after_s or _primary_code(error) != sqlite3.SQLITE_BUSY:
                 raise
-        self._has_waited = True
-        still = f"waiting for up to {self._timeout_s:.0f} s until it is done"
+        self._connection.execute(f"PRAGMA busy_timeout = {self._waits_after_s * 1000:.0f}")
+        still = f"waiting for up to {self._waits_after_s + _PATIENCE_S:.0f} s until it is done"
+        self._waits_after_s = 0.0
         warnings.warn(f"database {self.path} is locked by another process: {still}", stacklevel=2)
-        with self._waiting(self._timeout_s - _PATIENCE_S):
-            return self._connection.execute(sql, parameters)
-
-    @contextmanager
-    def _waiting(self, seconds: float) -> Iterator[None]:
-        """Wait for other processes for so long, and not as long as else."""
-        self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
-        try:
-            yield
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {self._timeout_s * 1000:.0f}")
+        return self._connection.execute(sql, parameters)
 
     def _check(self, condition: bool, fault: str) -> None:
         if not condition:

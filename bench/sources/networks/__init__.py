@@ -1,4 +1,4 @@
-"""Published networks in plain torch: one file a family, and the registry that knows them by name.
+"""Published networks in plain torch: one file for each kind, and the registry that knows them by name.
 
 What lives here: how each is built, what it reads, and what it is trained for. Geometry and numbers of parameters are
 those of torchvision, or of the paper where torchvision has none or another. Nothing is tuned, timed or printed here.

@@ -1,36 +1,77 @@
-"""MobileNetV2: Sandler et al., 2018, width 1. 3,504,872 parameters."""
+"""Networks of inverted residuals: MobileNetV2 and EfficientNet-B0."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from mucudnn.bench.sources.networks.blocks import Added, named, normalised
+from mucudnn.bench.sources.networks.blocks import Added, SqueezeExcitation, StochasticDepth, named, normalised
 
-_STAGES = (  # expansion, channels, blocks, stride of the first: table 2 of the paper
+_MOBILENET = (  # expansion, channels, blocks, stride of the first: table 2 of the paper
     *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
     *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
 )
+_EFFICIENTNET = (  # expansion, size of the filter, stride of the first block, channels, blocks: table 1 of the paper
+    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
+    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
+)
+_DROPPED = 0.2  # probability that EfficientNet's last block is dropped; those before it in proportion to their place
 
 
 def mobilenetv2(num_classes: int) -> nn.Module:
-    features = nn.Sequential(_capped(3, 32, 3, stride=2))
+    """Sandler et al., 2018, width 1. 3,504,872 parameters."""
+    features = nn.Sequential(_activated(3, 32, 3, nn.ReLU6, stride=2))
     in_channels = 32
-    for expansion, channels, blocks, first_stride in _STAGES:
+    for expansion, channels, blocks, first_stride in _MOBILENET:
         for index in range(blocks):
-            features.append(_inverted(in_channels, channels, expansion, first_stride if index == 0 else 1))
+            stride = first_stride if index == 0 else 1
+            body = _inverted(in_channels, channels, expansion, 3, stride, nn.ReLU6)
+            features.append(Added(body) if stride == 1 and in_channels == channels else body)
             in_channels = channels
-    features.append(_capped(in_channels, 1280, 1))
-    scores = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, num_classes))
-    return named(features=features, scores=scores)
+    features.append(_activated(in_channels, 1280, 1, nn.ReLU6))
+    return named(features=features, scores=_scores(num_classes))
 
 
-def _inverted(in_channels: int, channels: int, expansion: int, stride: int) -> nn.Module:
-    """An inverted residual: wide between narrow ends, depthwise in the middle."""
+def efficientnet_b0(num_classes: int) -> nn.Module:
+    """Tan and Le, 2019. 5,288,548 parameters."""
+    features = nn.Sequential(_activated(3, 32, 3, nn.SiLU, stride=2))
+    in_channels, place, total = 32, 0, sum(stage[-1] for stage in _EFFICIENTNET)
+    for expansion, size, first_stride, channels, blocks in _EFFICIENTNET:
+        for index in range(blocks):
+            stride = first_stride if index == 0 else 1
+            body = _inverted(in_channels, channels, expansion, size, stride, nn.SiLU, weighs=True)
+            if stride == 1 and in_channels == channels:
+                body = Added(nn.Sequential(body, StochasticDepth(_DROPPED * place / total)))
+            features.append(body)
+            in_channels, place = channels, place + 1
+    features.append(_activated(in_channels, 1280, 1, nn.SiLU))
+    return named(features=features, scores=_scores(num_classes))
+
+
+def _scores(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, num_classes))
+
+
+def _inverted(
+    in_channels: int,
+    channels: int,
+    expansion: int,
+    size: int,
+    stride: int,
+    activation: type[nn.Module],
+    *,
+    weighs: bool = False,
+) -> nn.Module:
+    """Wide between narrow ends, depthwise in the middle. weighs: the channels there."""
     wide = in_channels * expansion
-    body = nn.Sequential(_capped(in_channels, wide, 1)) if expansion > 1 else nn.Sequential()
-    body.extend((_capped(wide, wide, 3, stride=stride, groups=wide), normalised(wide, channels, 1)))
-    return Added(body) if stride == 1 and in_channels == channels else body
+    body = nn.Sequential(_activated(in_channels, wide, 1, activation)) if expansion > 1 else nn.Sequential()
+    body.append(_activated(wide, wide, size, activation, stride=stride, groups=wide))
+    if weighs:
+        body.append(SqueezeExcitation(wide, in_channels // 4, activation))
+    return body.append(normalised(wide, channels, 1))
 
 
-def _capped(in_channels: int, channels: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return normalised(in_channels, channels, size, stride=stride, padding=size // 2, groups=groups).append(nn.ReLU6())
+def _activated(
+    in_channels: int, channels: int, size: int, activation: type[nn.Module], *, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    convolution = normalised(in_channels, channels, size, stride=stride, padding=size // 2, groups=groups)
+    return convolution.append(activation())

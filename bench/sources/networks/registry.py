@@ -9,13 +9,9 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from mucudnn.bench.sources.networks.alexnet import alexnet
 from mucudnn.bench.sources.networks.convnext import convnext_t
-from mucudnn.bench.sources.networks.densenet import densenet40
 from mucudnn.bench.sources.networks.diffusion import VAE, UNet
-from mucudnn.bench.sources.networks.efficientnet import efficientnet_b0
-from mucudnn.bench.sources.networks.googlenet import googlenet
-from mucudnn.bench.sources.networks.mobilenet import mobilenetv2
+from mucudnn.bench.sources.networks.mobilenet import efficientnet_b0, mobilenetv2
 from mucudnn.bench.sources.networks.objectives import (
     CLASSIFICATION,
     DENOISING,
@@ -24,11 +20,9 @@ from mucudnn.bench.sources.networks.objectives import (
     SMALL_OUTPUTS,
     Objective,
 )
-from mucudnn.bench.sources.networks.regnet import regnety_400mf
-from mucudnn.bench.sources.networks.resnet import resnet18, resnet50
+from mucudnn.bench.sources.networks.plain import alexnet, densenet40, googlenet, squeezenet, vgg16, vgg19
+from mucudnn.bench.sources.networks.resnet import regnety_400mf, resnet18, resnet50
 from mucudnn.bench.sources.networks.segformer import SegFormer
-from mucudnn.bench.sources.networks.squeezenet import squeezenet
-from mucudnn.bench.sources.networks.vgg import vgg16, vgg19
 from mucudnn.words.errors import InvalidInputError
 
 INPUT_SHAPE = (3, 224, 224)  # of most networks

@@ -1,4 +1,4 @@
-"""ResNet-18 and -50: He et al., 2015, a bottleneck's stride on its 3x3 filter. 11,689,512 and 25,557,032 parameters."""
+"""Networks of bottlenecks with shortcuts: ResNet and RegNet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 from torch import nn
 
-from mucudnn.bench.sources.networks.blocks import Residual, activated, named, normalised
+from mucudnn.bench.sources.networks.blocks import Residual, SqueezeExcitation, activated, named, normalised
 
 
 def resnet18(num_classes: int) -> nn.Module:
+    """He et al., 2015. 11,689,512 parameters."""
     return _resnet(_basic_block, (2, 2, 2, 2), width=64).append(nn.Linear(512, num_classes))
 
 
 def resnet50(num_classes: int) -> nn.Module:
+    """He et al., 2015, a bottleneck's stride on its 3x3 filter. 25,557,032 parameters."""
     return _resnet(_bottleneck, (3, 4, 6, 3), width=256).append(nn.Linear(2048, num_classes))
 
 
@@ -50,3 +52,31 @@ def _bottleneck(in_channels: int, channels: int, stride: int) -> nn.Module:
 def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     same = in_channels == channels and stride == 1
     return nn.Identity() if same else normalised(in_channels, channels, 1, stride=stride)
+
+
+_REGNET = ((48, 1), (104, 3), (208, 6), (440, 6))  # channels, blocks
+_REGNET_GROUP = 8  # channels of a group
+
+
+def regnety_400mf(num_classes: int) -> nn.Module:
+    """Radosavovic et al., 2020. 4,344,144 parameters."""
+    network = named(stem=activated(3, 32, 3, stride=2, padding=1))
+    in_channels = 32
+    for stage, (channels, blocks) in enumerate(_REGNET):
+        body = nn.Sequential()
+        for index in range(blocks):
+            body.append(_regnet_block(in_channels, channels, 2 if index == 0 else 1))
+            in_channels = channels
+        network.add_module(f"stage{stage + 1}", body)
+    return network.extend((nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)))
+
+
+def _regnet_block(in_channels: int, channels: int, stride: int) -> nn.Module:
+    """A bottleneck as wide as its ends, in groups, its channels weighed."""
+    body = nn.Sequential(
+        activated(in_channels, channels, 1),
+        activated(channels, channels, 3, stride=stride, padding=1, groups=channels // _REGNET_GROUP),
+        SqueezeExcitation(channels, round(in_channels / 4), nn.ReLU),
+        normalised(channels, channels, 1),
+    )
+    return Residual(body, _shortcut(in_channels, channels, stride))

@@ -1,0 +1,142 @@
+"""Networks without residuals: AlexNet, VGG, SqueezeNet, GoogLeNet and DenseNet."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mucudnn.bench.sources.networks.blocks import Branches, activated, named
+
+
+def alexnet(num_classes: int) -> nn.Module:
+    """Krizhevsky, 2014 (one tower). 61,100,840 parameters."""
+    features = nn.Sequential(
+        *(nn.Conv2d(3, 64, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
+        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
+        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
+    )
+    classifier = nn.Sequential(
+        *(nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(256 * 6 * 6, 4096), nn.ReLU()),
+        *(nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, num_classes)),
+    )
+    return named(features=features, classifier=classifier)
+
+
+_VGG_WIDTHS = (64, 128, 256, 512, 512)
+
+
+def vgg16(num_classes: int) -> nn.Module:
+    """Simonyan and Zisserman, 2014, configuration D. 138,357,544 parameters."""
+    return _vgg((2, 2, 3, 3, 3), num_classes)
+
+
+def vgg19(num_classes: int) -> nn.Module:
+    """Simonyan and Zisserman, 2014, configuration E. 143,667,240 parameters."""
+    return _vgg((2, 2, 4, 4, 4), num_classes)
+
+
+def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Stages of ``repeats`` convolutions each, then the classifier."""
+    features = nn.Sequential()
+    in_channels = 3
+    for channels, count in zip(_VGG_WIDTHS, repeats, strict=True):
+        for _ in range(count):
+            features.extend((nn.Conv2d(in_channels, channels, 3, padding=1), nn.ReLU()))
+            in_channels = channels
+        features.append(nn.MaxPool2d(2))
+    classifier = nn.Sequential(
+        *(nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout()),
+        *(nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, num_classes)),
+    )
+    return named(features=features, classifier=classifier)
+
+
+def squeezenet(num_classes: int) -> nn.Module:
+    """SqueezeNet 1.1: Iandola et al., 2016, in the authors' later version. 1,235,496 parameters."""
+    features = nn.Sequential(
+        *(nn.Conv2d(3, 64, 3, stride=2), nn.ReLU(), _halve(3)),
+        *(_fire(64, 16, 64), _fire(128, 16, 64), _halve(3)),
+        *(_fire(128, 32, 128), _fire(256, 32, 128), _halve(3)),
+        *(_fire(256, 48, 192), _fire(384, 48, 192), _fire(384, 64, 256), _fire(512, 64, 256)),
+    )
+    scores = nn.Sequential(
+        *(nn.Dropout(), nn.Conv2d(512, num_classes, 1), nn.ReLU()), *(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    )
+    return named(features=features, scores=scores)
+
+
+def _fire(in_channels: int, squeezed: int, expanded: int) -> nn.Module:
+    """Few channels by 1x1 filters, then ``expanded`` by 1x1 and as many by 3x3 filters."""
+    return nn.Sequential(
+        *(nn.Conv2d(in_channels, squeezed, 1), nn.ReLU()),
+        Branches(
+            nn.Sequential(nn.Conv2d(squeezed, expanded, 1), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(squeezed, expanded, 3, padding=1), nn.ReLU()),
+        ),
+    )
+
+
+def _halve(size: int) -> nn.Module:
+    return nn.MaxPool2d(size, stride=2, ceil_mode=True)
+
+
+def googlenet(num_classes: int) -> nn.Module:
+    """Szegedy et al., 2014, with batch normalisation and without the auxiliary heads. 7,005,832 parameters.
+
+    It has the paper's 5x5 filters. Torchvision and its weights have 3x3 there, by a mistake that is known.
+    """
+    return named(
+        conv1=activated(3, 64, 7, stride=2, padding=3).append(_halve(3)),
+        conv2=activated(64, 64, 1),
+        conv3=activated(64, 192, 3, padding=1).append(_halve(3)),
+        inception3a=_inception(192, 64, 96, 128, 16, 32, 32),
+        inception3b=_inception(256, 128, 128, 192, 32, 96, 64).append(_halve(3)),
+        inception4a=_inception(480, 192, 96, 208, 16, 48, 64),
+        inception4b=_inception(512, 160, 112, 224, 24, 64, 64),
+        inception4c=_inception(512, 128, 128, 256, 24, 64, 64),
+        inception4d=_inception(512, 112, 144, 288, 32, 64, 64),
+        inception4e=_inception(528, 256, 160, 320, 32, 128, 128).append(_halve(2)),
+        inception5a=_inception(832, 256, 160, 320, 32, 128, 128),
+        inception5b=_inception(832, 384, 192, 384, 48, 128, 128),
+        scores=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1024, num_classes)),
+    )
+
+
+def _inception(
+    in_channels: int, ones: int, reduce3: int, threes: int, reduce5: int, fives: int, pooled: int
+) -> nn.Sequential:
+    """One module of table 1 of the paper. The arguments are the table's columns."""
+    return nn.Sequential(
+        Branches(
+            activated(in_channels, ones, 1),
+            nn.Sequential(activated(in_channels, reduce3, 1), activated(reduce3, threes, 3, padding=1)),
+            nn.Sequential(activated(in_channels, reduce5, 1), activated(reduce5, fives, 5, padding=2)),
+            nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), activated(in_channels, pooled, 1)),
+        )
+    )
+
+
+_DENSENET_GROWTH = 12
+_DENSENET_LAYERS = 12  # of each of the three blocks
+
+
+def densenet40(num_classes: int) -> nn.Module:
+    """DenseNet-40 with growth 12, for CIFAR: Huang et al., 2017, without bottlenecks. 1.0 million parameters."""
+    features = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False))
+    channels = 16
+    for block in range(3):
+        if block > 0:
+            features.extend((_preactivated(channels, channels, 1), nn.AvgPool2d(2)))
+        for _ in range(_DENSENET_LAYERS):
+            features.append(Branches(nn.Identity(), _preactivated(channels, _DENSENET_GROWTH, 3)))
+            channels += _DENSENET_GROWTH
+    features.extend((nn.BatchNorm2d(channels), nn.ReLU()))
+    scores = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+    return named(features=features, scores=scores)
+
+
+def _preactivated(in_channels: int, channels: int, size: int) -> nn.Module:
+    """Batch norm and ReLU before the convolution."""
+    convolution = nn.Conv2d(in_channels, channels, size, padding=size // 2, bias=False)
+    return nn.Sequential(nn.BatchNorm2d(in_channels), nn.ReLU(), convolution)
