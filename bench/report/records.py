@@ -15,46 +15,29 @@ FORMAT_VERSION = 1  # of all records; raised when a key changes its meaning or g
 
 Record = dict[str, Any]
 
-
-_OF_MODELS = ("confirm", "first_call_time", "background")  # choices of the config that decide nothing here
+_DECIDE_NOTHING = ("confirm", "first_call_time", "background", "database")
 # Choices that records have only where they are not as before.
 _NEW = {"thorough": False, "limits_torch": None, "share_tuning": True, "fuse": False}
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
     """Return the beginning of every record of a tuning: versions, date, where and with which choices it was made."""
-    return {**origin(environment, date), "config": config_record(config)}
-
-
-def config_record(config: Config) -> Record:
-    """Return the choices of a config, as JSON has them."""
-    choices = {
-        name: value
-        for name, value in asdict(config).items()
-        if name not in _OF_MODELS and (name, value) not in _NEW.items()
-    }
-    if config.database is not None:
-        choices["database"] = str(config.database)
-    return choices
-
-
-def origin(environment: Environment, date: datetime) -> Record:
-    """Return the beginning of every record: versions, date and where it was made."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
         "date": date.isoformat(timespec="seconds"),
         "environment": asdict(environment),
+        "config": {**config_record(config), "database": None if config.database is None else str(config.database)},
     }
 
 
-def key_of(name: str) -> str:
-    """Spell a name as keys and columns are.
-
-    >>> key_of("torch-benchmark-10")
-    'torch_benchmark_10'
-    """
-    return name.replace("-", "_")
+def config_record(config: Config) -> Record:
+    """Return the choices of a config that decide what is measured, as JSON has them."""
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in _DECIDE_NOTHING and (name, value) not in _NEW.items()
+    }
 
 
 def configuration_record(configuration: Configuration) -> Record:

@@ -164,7 +164,7 @@ def benchmark_division(
         for budget in budgets
     ]
     settings = {
-        **config_record(replace(config, database=None, workspace_limit=None)),
+        **config_record(replace(config, workspace_limit=None)),
         "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
         "dtype": table.layers[0].problem.dtype,
         "policy": list(dict.fromkeys(str(one.policy) for one in chosen)),

@@ -48,7 +48,7 @@ def benchmark_equality(
     Raises what ``open_folder`` and ``mucudnn.optimize`` raise.
     """
     settings = {
-        **config_record(replace(configs[0], database=None)),
+        **config_record(configs[0]),
         "batch_sizes": [batch_size],
         "steps": steps,
         "policy": [str(config.policy) for config in configs],

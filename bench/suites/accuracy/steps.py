@@ -61,7 +61,7 @@ def benchmark_step_errors(
     settings = {
         "batch_sizes": [batch_size],
         "memory_formats": list(memory_formats),
-        **config_record(replace(config, database=None)),
+        **config_record(config),
     }
     columns = ("network", "batch_size", "memory_format")
     environment = current_environment()

@@ -73,7 +73,7 @@ def _header(benchmark: str, table: LayerTable, config: Config, choices: Choices,
     dtype = table.layers[0].problem.dtype
     formats = _formats(table, choices)
     settings = {
-        **config_record(replace(config, database=None)),
+        **config_record(config),
         "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
         "layers": [layer.name for layer in table.layers],
         "dtype": dtype,

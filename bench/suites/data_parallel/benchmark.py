@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from random import Random
 from statistics import median
@@ -82,7 +82,7 @@ class Setting:
             **{name: value for name, value in asdict(self).items() if name not in ("source", "device")},
             "averages_parameters": self.communication.averages_parameters,
             "rounds": rounds,
-            **config_record(replace(config, database=None)),
+            **config_record(config),
         }
         columns = tuple(self.subject(None))
         return Header("data-parallel", self.source, settings, environment, columns, wanted=len(self.bucket_caps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class InferenceRun:
             "memory_formats": [str(memory_format)],
             "rounds": rounds,
             "parts": list(parts),
-            **config_record(replace(config, database=None)),
+            **config_record(config),
             "fuse": config.fuse,
         }
         header = Header(*("inference", name, settings, current_environment()), _COLUMNS, wanted=len(parts))

@@ -77,7 +77,7 @@ def benchmark_memory(
         "rounds": rounds,
         "runs": runs,
         **({} if variants is None else {"variants": list(variants)}),
-        **config_record(replace(config, database=None)),
+        **config_record(config),
     }
     subject = {"network": name, "batch_size": len(arguments[0]), "memory_format": str(memory_format)}
     with made_current(device):

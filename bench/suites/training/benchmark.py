@@ -134,7 +134,7 @@ def _header(
         "rounds": options.rounds,
         "how": options.how,
         **({} if options.variants is None else {"variants": list(options.variants)}),
-        **config_record(replace(options.config, database=None)),
+        **config_record(options.config),
     }
     environment = current_environment(device)
     return Header("training", ", ".join(sources), settings, environment, subject_columns=COLUMNS, wanted=wanted)
