@@ -1,5 +1,5 @@
-"""Tunes convolutions as they come, in whatever runs in the process: what was met, whether to tune it, what runs.
+"""Tunes convolutions when they are first called, in any code of the process, and decides what runs until then.
 
-No module is touched: wrappers around torch's own convolutions see the calls (``running/dispatcher.py``). Measuring and
-choosing are ``tuning``'s.
+No module is changed: wrappers around torch's own convolutions see the calls (``running/dispatcher.py``). ``tuning``
+measures and chooses.
 """

@@ -1,9 +1,9 @@
-"""Measures between steps, in the thread that makes them: nothing competes with a step for the processor.
+"""Measures between steps, in the thread that runs them, so that nothing competes with a step for the processor.
 
-Between steps is at the end of a backward pass; without gradients, before a convolution. There one problem is measured,
-if measuring has taken at most a twentieth of the time so far, and no other thread has computed convolutions lately. So
-a training is held up for one problem at a time, by at most a twentieth in the long run, and all that was met is tuned
-in the end.
+Between steps means at the end of a backward pass, and without gradients before a convolution. There one problem is
+measured, if measuring has taken at most a twentieth of the time so far, and no other thread has computed convolutions
+lately. So a training waits for one problem at a time, at most a twentieth of the time in the long run, and every
+problem is tuned in the end.
 """
 
 from __future__ import annotations

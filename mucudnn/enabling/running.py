@@ -1,4 +1,4 @@
-"""Runs what was decided in place of torch's own kernels: the functions that torch's dispatcher calls."""
+"""Functions that torch's dispatcher calls instead of torch's own kernels: they run what was decided."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def backward(
 ) -> Any:
     """Compute what ``aten::convolution_backward`` does. geometry_and_mask: from stride to groups, then what is wanted.
 
-    What is not tuned torch's own computes, and nothing else.
+    Torch's own computes what is not tuned, and nothing else.
     """
     if session.background is not None:
         session.background.before_backward()
@@ -90,7 +90,7 @@ def _call(
 def _ours(
     session: Session, met: ShapeStats | None, compute: Callable[..., Tensor | None], *given: Any
 ) -> Tensor | None:
-    """Compute what was decided for a problem; ``None``: torch's own is to run."""
+    """Compute what was decided for a problem; on ``None`` torch's own runs."""
     if met is None:
         return None
     met.calls += 1

@@ -1,10 +1,10 @@
-"""Meets problems and decides what runs: now, later, by what is near, or torch's own.
+"""Decides what runs for each problem that is called: a tuned choice, that of a near size, or torch's own.
 
-When a problem is measured. The first size of a layer (its problem without batch size, height and width) is measured in
-the call that meets it: mostly it is that of all calls, and a training is then tuned in its first step. Each further
-size waits until it has come often enough: where k sizes of the layer are known, 2**k times. So a last batch that is
-smaller, or images of any size, cost next to nothing: after n calls at most log2(n) sizes were measured. Meanwhile the
-nearest size's choice runs. What the database has is used at once.
+The first size of a layer (its problem without batch size, height and width) is measured in the first call: mostly all
+calls have that size, and a training is tuned in its first step. A further size is measured after 2**k calls, where k
+sizes of the layer are known, so that a smaller last batch, or images of any size, cost next to nothing: after n calls
+at most log2(n) sizes were measured. Until then the choice of the nearest size runs. What the database has is used at
+once.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ class Call:
 
 
 class Session:
-    """All that was met under one config.
+    """The calls and problems under one config.
 
-    calls: by what tells calls apart; ``None``: never tuned. passed_by: why calls are never tuned, and how many shapes
-    for that reason. spent_s: time that looking up and measuring have taken. failures: of tuning, in a row. is_deciding:
-    meanwhile other threads wait before they compute, so that nothing is measured beside them.
+    calls: by all that tells shapes of calls apart; ``None``: never tuned. met: by all that tells problems apart.
+    passed_by: number of shapes that are never tuned, by reason. spent_s: seconds of looking up and measuring. failures:
+    of tuning, in a row. is_deciding: meanwhile other threads wait before they compute, so that they do not disturb what
+    is measured.
     """
 
     def __init__(self, config: Config, workshop: Workshop | None = None, clock: Callable[[], float] = monotonic):
@@ -92,7 +93,7 @@ class Session:
         self._lock = threading.RLock()
 
     def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> Call | None:
-        """Describe a call that is new, and remember it under a key. geometry: as ``shape_of`` takes it."""
+        """Describe a call with a new key, and remember it. geometry: as ``shape_of`` takes it."""
         shape = shape_of(x, w, *geometry)  # type: ignore[arg-type]
         if shape is None:
             self.passed_by[_why_never(x)] += 1
@@ -103,7 +104,7 @@ class Session:
         return call
 
     def met_as(self, operation: Operation, shape: Shape, of_call: Operation | None = None) -> ShapeStats | None:
-        """Return the problem that an operation of a call is; ``None`` where the config leaves it out.
+        """Return the statistics of an operation of a call; ``None`` where the config leaves it out.
 
         of_call: the operation of the call itself, if it is another, as in transposed ones: the config means that.
         """
@@ -120,7 +121,7 @@ class Session:
         return self.met[key]
 
     def decide(self, met: ShapeStats) -> None:
-        """Decide what runs from now on. Nothing of the user's is touched, and no error gets out, but for Ctrl-C."""
+        """Decide what runs from now on, without a trace in the user's call. No error gets out but Ctrl-C."""
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing can be measured now: the next call asks again
         with self._lock:
@@ -128,7 +129,7 @@ class Session:
                 self._deciding(met, self._decide)
 
     def make_room(self, met: ShapeStats | None) -> None:
-        """Give back what is kept of the workspace where the limit does not hold that and torch's own, which is next."""
+        """Free the kept workspace where it and that of torch's own, which runs next, are above the limit together."""
         if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
 
@@ -191,7 +192,7 @@ class Session:
         self._spread(met)
 
     def _spread(self, tuned: ShapeStats) -> None:
-        """Let other sizes of the layer, which are not tuned, run what is now near."""
+        """Have the sizes of the layer that are not tuned run the choice that is nearest now."""
         for other in self._layers[tuned.layer]:
             if other.tuned is None and not other.has_failed:
                 self._use_nearest(other)
@@ -209,7 +210,7 @@ class Session:
         return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
     def status(self) -> Status:
-        """Account of what was met so far, in the order of the first meetings."""
+        """Return an account of the problems so far, in the order of their first calls."""
         with self._lock:
             problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
         waiting = 0 if self.background is None else len(self.background.queue)

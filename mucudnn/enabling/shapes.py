@@ -1,4 +1,4 @@
-"""Reads calls of torch's convolutions: which problems compute the result, and both gradients.
+"""Reads calls of torch's convolutions: finds the problems that compute the result and both gradients.
 
 A convolution with one dimension is one of images of height 1. A transposed one is the backward data of a convolution,
 run forward: its input is that convolution's dy, and its result the dx. So its own dx is a forward convolution, and its

@@ -1,4 +1,4 @@
-"""``status``: what was met since ``enable``, what runs there and why, and what that gained."""
+"""``status``: the problems since ``enable``, how often each was called, what runs and why, and what that gained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mucudnn.words.units import format_seconds
 if TYPE_CHECKING:
     import pandas
 
-_NOTHING = "nothing was met: call mucudnn.enable(), or with mucudnn.tuned(), and run a model"
+_NOTHING = "no convolution was called: call mucudnn.enable(), or with mucudnn.tuned(), and run a model"
 
 
 class Origin(StrEnum):
@@ -37,10 +37,10 @@ class Origin(StrEnum):
 class ShapeStats:
     """One problem with its batch size on one device, with one number of threads.
 
-    calls: how often it was met. ours: how often something else than torch's own has run. ask_at: the number of calls
-    at which it is to be decided upon again; inf: it is decided. choices: what runs; None: torch's own. tuned: the
-    result of tuning this very size. baseline_s, time_s: of one call, torch's and ours. was_looked_up: in the database.
-    has_failed: an error has ended its tuning.
+    calls: number of calls. ours: number of them that ran something else than torch's own. ask_at: the number of calls
+    after which it is decided upon again; inf: it is decided. choices: what runs; None: torch's own. tuned: the result
+    of tuning this very size. baseline_s, time_s: of one call, torch's and ours; estimates for the nearest size, None
+    where they are not known. was_looked_up: in the database. has_failed: an error has ended its tuning.
     """
 
     problem: ConvProblem
@@ -69,13 +69,13 @@ class ShapeStats:
         return *kind, self.device, self.threads
 
     def use(self, tuned: TunedProblem, origin: Origin) -> None:
-        """Run what was chosen for this very size; nothing more is to be decided."""
+        """Run what was chosen for this very size, for good."""
         self.tuned, self.origin, self.why, self.ask_at = tuned, origin, tuned.reason, inf
         self.baseline_s, self.time_s = tuned.baseline_s, tuned.time_s
         self._run(tuned.configuration, tuned.limit_bytes)
 
     def use_nearest(self, configuration: Configuration, of: TunedProblem) -> None:
-        """Run what was made of the choice for another size. Times are taken to grow with the arithmetic."""
+        """Run a configuration made of the choice for another size. Times are estimated by the FLOPs."""
         share = self.problem.flops(self.batch_size) / of.problem.flops(of.batch_size)
         self.origin = Origin.NEAREST
         self.why = f"as for {of.problem.h}x{of.problem.w}, batch {of.batch_size}"
@@ -101,9 +101,9 @@ class ShapeStats:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Account of what was met under one config. Printed, it is a table; ``to_frame()`` has every problem.
+    """Account of the problems under one config. Printed, it is a table; ``to_frame()`` has every problem.
 
-    problems: a copy of what was known of each when it was asked. spent_s: time that was spent on tuning. waiting:
+    problems: with what was known of each at the time. spent_s: time that was spent on tuning. waiting:
     problems that are to be measured between steps. passed_by: why calls are never tuned, and how many shapes of them
     there are.
     """

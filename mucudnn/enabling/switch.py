@@ -1,4 +1,4 @@
-"""``enable``, ``disable`` and ``tuned``: which config counts now, and the wrappers while there is one."""
+"""``enable``, ``disable`` and ``tuned``: the config that counts now, and torch's wrappers while there is one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def tuned(config: Config | None = None) -> Iterator[None]:
 
 
 def status() -> Status:
-    """Tell what was met under the config that counts now, or that counted last: what was tuned, why, what it gained."""
+    """Tell what was tuned under the config that counts now or counted last, why, and what it gained."""
     return Status() if _state.last is None else _state.last.status()
 
 

@@ -1,4 +1,4 @@
-"""Looks up what was tuned before, and tunes, one problem at a time, with what that needs opened once."""
+"""Looks up or tunes one problem at a time, with machines and databases that are opened once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MachineOf = Callable[[str], Machine]
 
 
 class Workshop:
-    """Machines and databases under one config. Of each thread its own database, as SQLite asks for.
+    """Machines and databases under one config. Each thread has a database of its own, as SQLite requires.
 
     machine_of: makes the machine for a type of device.
     """
@@ -94,7 +94,7 @@ class Workshop:
             yield self._machine(device), self._database()
 
     def _known(self, environment: Environment, database: Database) -> frozenset[ConvProblem]:
-        """Return what the database had when it was first asked: of other problems it is asked nothing more."""
+        """Return the problems that the database had when it was first asked: nothing is looked up for others."""
         if environment not in self._problems:
             self._problems[environment] = database.problems(environment)
         return self._problems[environment]

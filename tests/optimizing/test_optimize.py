@@ -127,7 +127,7 @@ class Net(nn.Module):
 
 
 def config(folder: Path, **options: Any) -> mucudnn.Config:
-    return mucudnn.Config(time_limit="10ms", database=folder / "m.sqlite", **options)
+    return mucudnn.Config(time_limit="10ms", algorithms="gemm", database=folder / "m.sqlite", **options)
 
 
 def operations_of(module: Any) -> list[Operation]:
