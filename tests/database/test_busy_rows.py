@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERIFIED, VERSIONS
+from support.database_rows import FAST, HERE, PROBLEM, VERSIONS
 
 from mucudnn.database.configuration_keys import configuration_key, whole_run_from
 from mucudnn.database.database import Database
@@ -101,22 +100,6 @@ def test_a_whole_run_under_load_replaces_no_other() -> None:
             assert database.whole_runs(HERE, PROBLEM, VERSIONS) == {(FAST.micro_config,): expected}
         assert database.prune() == 2
         assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == runs[1]
-
-
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_exports_have_the_load(tmp_path: Path, form: str) -> None:
-    path, stream = tmp_path / f"rows.{form}", io.StringIO()
-    with Database(":memory:") as database:
-        stored(database, [BUSIER, QUIET, BUSIEST])
-        database.add_failure(HERE, PROBLEM, 1, FAILED)
-        database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, replace(VERIFIED, load=0.3))
-        (export_csv if form == "csv" else export_json_lines)(database, stream)
-    path.write_text(stream.getvalue(), newline="")
-    with read_profile(path) as read:
-        assert read.measurements(HERE, PROBLEM, VERSIONS) == (QUIET,)
-        assert read.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
-        assert read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == replace(VERIFIED, load=0.3)
-        assert read.info().environments[0].measurements == 3
 
 
 @pytest.mark.parametrize("load", [-0.1, 1.1, "much"])

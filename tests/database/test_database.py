@@ -19,10 +19,9 @@ from mucudnn.database import rows
 from mucudnn.database.database import Database
 from mucudnn.database.exports import export_csv, export_json_lines
 from mucudnn.database.rows import EnvironmentRows, MergeCounts, default_path
-from mucudnn.running.environment import Environment
 from mucudnn.words import warning
 from mucudnn.words.errors import DatabaseError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 
 NUMBERS = st.floats(min_value=0, allow_infinity=False)
@@ -72,19 +71,14 @@ def test_the_key_tests_vary_every_field() -> None:
         assert varied == {f.name for f in fields(key)}
 
 
-@pytest.mark.parametrize("environment", OTHER_ENVIRONMENTS)
-def test_other_environments_see_nothing(path: Path, environment: Environment) -> None:
-    assert rows_of(path, environment, PROBLEM) == ((), (), None)
-
-
-@pytest.mark.parametrize("problem", OTHER_PROBLEMS)
-def test_other_problems_have_nothing(path: Path, problem: ConvProblem) -> None:
-    assert rows_of(path, HERE, problem) == ((), (), None)
-
-
-@pytest.mark.parametrize("versions", [{"gemm": 2, "fft": 2}, {"gemm": 0, "fft": 0}])
-def test_other_versions_have_nothing(path: Path, versions: dict[str, int]) -> None:
-    assert rows_of(path, HERE, PROBLEM, versions) == ((), (), None)
+def test_other_keys_have_nothing(path: Path) -> None:
+    others = [
+        *((environment, PROBLEM, VERSIONS) for environment in OTHER_ENVIRONMENTS),
+        *((HERE, problem, VERSIONS) for problem in OTHER_PROBLEMS),
+        *((HERE, PROBLEM, {"gemm": version, "fft": version}) for version in (0, 2)),
+    ]
+    for key in others:
+        assert rows_of(path, *key) == ((), (), None)
 
 
 def test_only_algorithms_asked_for_come_back(path: Path) -> None:

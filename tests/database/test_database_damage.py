@@ -18,6 +18,7 @@ from support.command_line import fail
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 from support.effort import how_many
 
+from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.exports import export_csv, export_json_lines
@@ -128,11 +129,15 @@ def test_failures_are_removed_on_demand(path: Path) -> None:
     ("break_it", "expected"),
     [
         *(
-            (lambda path, n=n: change(path, f"PRAGMA user_version = {n}"), f"has schema {n}, of another mucudnn")
+            (
+                lambda path, n=n: change(path, f"PRAGMA user_version = {n}"),
+                f"has schema {n}, of another mucudnn, and this one reads {schema.VERSION} alone",
+            )
             for n in (-1, 0, 6, 999)
         ),
         (lambda path: change(path, "PRAGMA application_id = -1"), "belongs to another program"),
-        (lambda path: path.write_bytes(path.read_bytes()[:4096]), "is damaged"),
+        *((lambda path, size=size: path.write_bytes(path.read_bytes()[:size]), "is damaged") for size in (60, 4096)),
+        (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
         (lambda path: path.write_bytes(path.read_bytes().replace(b"REFERENCES", b"\xff" * 10)), "is damaged"),
         (lambda path: (path.unlink(), path.mkdir()), "cannot be opened"),
     ],

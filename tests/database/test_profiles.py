@@ -23,7 +23,7 @@ from mucudnn.database.database import Database
 from mucudnn.database.exports import COLUMNS, export_csv, export_json_lines, open_stored, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun, WithCachedFilter
+from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 from mucudnn.words.samples import MeasuredSamples, PairedSamples
 
 FORMATS = {"csv": export_csv, "json-lines": export_json_lines}
@@ -36,12 +36,18 @@ SHARES, CLOCKS = st.none() | st.floats(0, 1), st.none() | st.floats(1, 1e10)
 MEASUREMENTS = st.builds(
     Measurement,
     *(MICRO_CONFIGS, COSTS, COSTS, TWO_BYTES, TWO_BYTES, COSTS, COSTS, st.integers(1, 2**63 - 1)),
+    load=SHARES,
     raw=st.none() | st.builds(MeasuredSamples, SAMPLES, SAMPLES, SHARES, CLOCKS),
 )
 FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text())
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 VERIFICATIONS = st.builds(
-    WholeRun, POSITIVE, POSITIVE, COSTS, raw=st.none() | st.builds(PairedSamples, SAMPLES, SAMPLES, SHARES, CLOCKS)
+    WholeRun,
+    POSITIVE,
+    POSITIVE,
+    COSTS,
+    SHARES,
+    raw=st.none() | st.builds(PairedSamples, SAMPLES, SAMPLES, SHARES, CLOCKS),
 )
 OTHER = ConvProblem(
     Operation.BACKWARD_DATA, 3, 8, 9, 4, 1, 2, memory_format=MemoryFormat.CHANNELS_LAST, dtype="float16"
@@ -101,26 +107,7 @@ def test_what_is_exported_comes_back(
                     key = (environment, problem, VERSIONS)
                     assert read.measurements(*key) == database.measurements(*key)
                     assert read.failures(*key) == database.failures(*key)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_all_kinds_of_rows_come_back(tmp_path: Path, name: str) -> None:
-    with Database(fill(tmp_path / "full.sqlite")) as database:
-        path = write(tmp_path / "profile", exported(database, name))
-    with read_profile(path) as read:
-        key = (HERE, PROBLEM, VERSIONS)
-        found = (read.measurements(*key), read.failures(*key))
-        assert (*found, read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
-
-
-def test_runs_with_a_kept_filter_come_back(tmp_path: Path) -> None:
-    key = (HERE, PROBLEM, [FAST.micro_config, FAILED.micro_config], VERSIONS)
-    keeping = WithCachedFilter("gemm", instead_of=(FAILED.micro_config,))
-    with Database(":memory:") as database:
-        database.add_whole_run(*key, VERIFIED, keeping)
-        path = write(tmp_path / "profile", exported(database, "json-lines"))
-    with read_profile(path) as read:
-        assert read.whole_run(*key, keeping) == VERIFIED
+                    assert read.whole_runs(*key) == database.whole_runs(*key)
 
 
 def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
@@ -283,8 +270,8 @@ def test_content_says_what_a_file_is(tmp_path: Path) -> None:
             write(tmp_path / f"{name}.sqlite", exported(database, name))
     for path in (original, *(tmp_path / f"{name}.sqlite" for name in FORMATS)):
         with open_stored(path) as stored:
-            assert stored.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-            assert stored.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == VERIFIED
+            found = (stored.measurements(HERE, PROBLEM, VERSIONS), stored.failures(HERE, PROBLEM, VERSIONS))
+            assert (*found, stored.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
 
 
 def test_databases_are_opened_to_read_only(tmp_path: Path) -> None:

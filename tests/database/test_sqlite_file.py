@@ -9,10 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.database_rows import (
@@ -28,9 +27,7 @@ from support.database_rows import (
 )
 from support.places import TESTS
 
-from mucudnn.database import schema
 from mucudnn.database.database import Database
-from mucudnn.database.exports import export_json_lines, read_profile
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.results import (
     MicroConfig,
@@ -47,38 +44,6 @@ def test_a_file_system_without_write_ahead_log_will_do(path: Path) -> None:
     with Database(path) as database:
         database.add(HERE, PROBLEM, 1, FAST)
     assert rows_of(path, HERE, PROBLEM) == FULL
-
-
-def truncate(path: Path) -> None:
-    with path.open("r+b") as stream:
-        stream.truncate(path.stat().st_size // 2)
-
-
-def raise_version(path: Path) -> None:
-    change(path, "PRAGMA user_version = 99")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.write_bytes(b"no database " * 1000), "is not an SQLite database"),
-        (lambda path: path.write_bytes(path.read_bytes()[:60]), "is damaged"),
-        (truncate, "is damaged"),
-        (raise_version, f"schema 99, of another mucudnn, and this one reads {schema.VERSION} alone"),
-        (lambda path: change(path, "PRAGMA application_id = 7"), "belongs to another program"),
-    ],
-)
-def test_unusable_files_are_refused_and_kept(path: Path, damage: Callable[[Path], Any], message: str) -> None:
-    damage(path)
-    before = path.read_bytes()
-    with pytest.raises(DatabaseError, match=rf"{path} .*{message}.*Config\(database=\.\.\.\) or MUCUDNN_DATABASE"):
-        Database(path)
-    assert path.read_bytes() == before
-
-
-def test_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="cannot be opened"):
-        Database(tmp_path)
 
 
 def test_missing_database_is_not_made_for_reading(tmp_path: Path) -> None:
@@ -184,23 +149,3 @@ def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
     with Database(path) as database:
         found = {m.micro_config for m in database.measurements(HERE, PROBLEM, VERSIONS)}
     assert found == {MicroConfig(algorithm, size) for algorithm in ("gemm", "fft") for size in range(1, 201)}
-
-
-# Exports
-
-
-def test_what_was_exported_by_this_version_is_read_as_it_is(path: Path, tmp_path: Path) -> None:
-    exported = tmp_path / "exported.jsonl"
-    with Database(path) as database, exported.open("w") as stream:
-        export_json_lines(database, stream)
-    with read_profile(exported) as read:
-        assert read.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == FULL[2]
-
-
-def test_exports_of_another_version_are_refused(path: Path, tmp_path: Path) -> None:
-    exported = tmp_path / "exported.jsonl"
-    with Database(path) as database, exported.open("w") as stream:
-        export_json_lines(database, stream)
-    exported.write_text(exported.read_text().replace(f'"schema": {schema.VERSION}', f'"schema": {schema.VERSION - 1}'))
-    with pytest.raises(DatabaseError, match=f"line 1: schema is {schema.VERSION - 1}; it must be {schema.VERSION}"):
-        read_profile(exported)
