@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.enabling.session import Call, Session
-from mucudnn.enabling.shapes import as_images
+from mucudnn.enabling.calls import Call, as_images
+from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import ShapeStats
 from mucudnn.running import operators
+from mucudnn.running.choices import Choices
 from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.words.problem import Operation
 
@@ -22,7 +23,7 @@ def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Ten
         session.background.before_call()
     call = _call(session, x, w, *geometry)
     if call is not None:
-        met = call.y = call.y or session.met_as(call.shape.of_result, call.shape, Operation.FORWARD)
+        met = call.y = call.y or session.met_as(call.of_result, call, Operation.FORWARD)
         y = _ours(session, met, _result, call, x, w, bias)
         if y is not None:
             return y
@@ -51,10 +52,10 @@ def backward(
         return following(dy, x, w, bias_sizes, *geometry_and_mask)
     dx = dw = None
     if of_x:
-        call.dx = call.dx or session.met_as(call.shape.of_input_gradient, call.shape, Operation.BACKWARD_DATA)
-        dx = _ours(session, call.dx, _gradient, call, call.shape.of_input_gradient, dy, x, w)
+        call.dx = call.dx or session.met_as(call.of_input_gradient, call, Operation.BACKWARD_DATA)
+        dx = _ours(session, call.dx, _gradient, call, call.of_input_gradient, dy, x, w)
     if of_w:
-        call.dw = call.dw or session.met_as(Operation.BACKWARD_FILTER, call.shape)
+        call.dw = call.dw or session.met_as(Operation.BACKWARD_FILTER, call)
         dw = _ours(session, call.dw, _gradient, call, Operation.BACKWARD_FILTER, dy, x, w)
     missing = [of_x and dx is None, of_w and dw is None, of_bias]
     if not (missing[0] or missing[1]):
@@ -99,35 +100,31 @@ def _ours(
     if met.choices is None:
         return None
     with untouched:
-        result = compute(met, *given)
+        result = compute(met.choices, *given)
     met.ours += result is not None
     return result
 
 
-def _result(met: ShapeStats, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
-    shape, choices = call.shape, met.choices
-    assert choices is not None
-    if shape.is_1d:
+def _result(choices: Choices, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+    if call.is_1d:
         x, w = as_images(x, True), as_images(w, True)
-    if shape.is_transposed:
+    if call.is_transposed:
         large = torch.empty(
-            shape.problem.x_shape(shape.batch_size), dtype=x.dtype, device=x.device, memory_format=shape.y_format
+            call.problem.x_shape(call.batch_size), dtype=x.dtype, device=x.device, memory_format=call.y_format
         )  # of which nothing is read but the shape
-        y = operators.computed(Operation.BACKWARD_DATA, large, w, x, shape.geometry, choices)
+        y = operators.computed(Operation.BACKWARD_DATA, large, w, x, call.geometry, choices)
         if y is not None and bias is not None:
             y.add_(bias.view(-1, 1, 1))
     else:
-        y = operators.computed(Operation.FORWARD, x, w, bias, shape.geometry, choices)
-    return y.squeeze(2) if y is not None and shape.is_1d else y
+        y = operators.computed(Operation.FORWARD, x, w, bias, call.geometry, choices)
+    return y.squeeze(2) if y is not None and call.is_1d else y
 
 
-def _gradient(met: ShapeStats, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
-    shape, choices = call.shape, met.choices
-    assert choices is not None
-    if shape.is_1d:
+def _gradient(choices: Choices, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+    if call.is_1d:
         dy, x, w = (as_images(tensor, True) for tensor in (dy, x, w))
-    if shape.is_transposed:
-        x, dy = dy.contiguous(memory_format=shape.y_format), x
+    if call.is_transposed:
+        x, dy = dy.contiguous(memory_format=call.y_format), x
     third = None if operation is Operation.FORWARD else dy
-    gradient = operators.computed(operation, x, w, third, shape.geometry, choices)
-    return gradient.squeeze(2) if gradient is not None and shape.is_1d else gradient
+    gradient = operators.computed(operation, x, w, third, call.geometry, choices)
+    return gradient.squeeze(2) if gradient is not None and call.is_1d else gradient

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.enabling.background import Background
+from mucudnn.enabling.calls import Call, call_of
 from mucudnn.enabling.nearest import nearest
-from mucudnn.enabling.shapes import Shape, shape_of
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop
 from mucudnn.running.dispatcher import untouched
@@ -58,16 +58,6 @@ _MOST_KEPT = 4096  # shapes that never come back must not pile up
 _MOST_FAILURES = 3  # in a row: what is broken, such as a file that is locked, is not tried for every layer
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """One shape of call, with what computes its result and both gradients; ``None``: torch's own."""
-
-    shape: Shape
-    y: ShapeStats | None = None
-    dx: ShapeStats | None = None
-    dw: ShapeStats | None = None
-
-
 class Session:
     """The calls and problems under one config.
 
@@ -93,29 +83,28 @@ class Session:
         self._lock = threading.RLock()
 
     def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> Call | None:
-        """Describe a call with a new key, and remember it. geometry: as ``shape_of`` takes it."""
-        shape = shape_of(x, w, *geometry)  # type: ignore[arg-type]
-        if shape is None:
+        """Describe a call with a new key, and remember it. geometry: as ``call_of`` takes it."""
+        call = call_of(x, w, *geometry)  # type: ignore[arg-type]
+        if call is None:
             self.passed_by[_why_never(x)] += 1
-        call = None if shape is None else Call(shape)
         if len(self.calls) >= _MOST_KEPT:
             self.calls.clear()
         self.calls[key] = call
         return call
 
-    def met_as(self, operation: Operation, shape: Shape, of_call: Operation | None = None) -> ShapeStats | None:
+    def met_as(self, operation: Operation, call: Call, of_call: Operation | None = None) -> ShapeStats | None:
         """Return the statistics of an operation of a call; ``None`` where the config leaves it out.
 
         of_call: the operation of the call itself, if it is another, as in transposed ones: the config means that.
         """
         if (of_call or operation) not in self.config.operations:
             return None
-        key = (operation, shape.problem, shape.batch_size, shape.device, threads := torch.get_num_threads())
+        key = (operation, call.problem, call.batch_size, call.device, threads := torch.get_num_threads())
         if key not in self.met:
             if len(self.met) >= _MOST_KEPT:
                 self.passed_by["too many shapes"] += 1
                 return None
-            new = ShapeStats(shape.problem.with_operation(operation), shape.batch_size, shape.device, threads)
+            new = ShapeStats(call.problem.with_operation(operation), call.batch_size, call.device, threads)
             with self._lock:
                 self._layers.setdefault(new.layer, []).append(self.met.setdefault(key, new))
         return self.met[key]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mucudnn.enabling.status import ShapeStats
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.modules.conv_transpose2d import y_shape
 from mucudnn.running.devices import largest_batch_size
@@ -21,12 +22,13 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The geometry of a call: what does not depend on the values.
+@dataclass(slots=True, eq=False)
+class Call:
+    """One shape of call: what does not depend on the values, and what computes it.
 
-    problem: of the convolution in FORWARD, which a transposed call runs backward. batch_size: samples. is_1d: tensors
-    have no height. device: where they are. y_format: in which torch answers.
+    problem: of the convolution in FORWARD, which a transposed call runs backward. batch_size: samples. device: of the
+    operands. is_1d: tensors have no height. y, dx, dw: problems of the result and of both gradients; ``None`` until
+    they are first wanted, and where the config leaves them out.
     """
 
     problem: ConvProblem
@@ -34,6 +36,9 @@ class Shape:
     device: torch.device
     is_1d: bool
     is_transposed: bool
+    y: ShapeStats | None = None
+    dx: ShapeStats | None = None
+    dw: ShapeStats | None = None
 
     @property
     def y_format(self) -> torch.memory_format:
@@ -56,7 +61,7 @@ class Shape:
         return Operation.FORWARD if self.is_transposed else Operation.BACKWARD_DATA
 
 
-def shape_of(
+def call_of(
     x: Tensor,
     w: Tensor,
     stride: Sequence[int],
@@ -65,7 +70,7 @@ def shape_of(
     is_transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Shape | None:
+) -> Call | None:
     """Read a call of ``aten::convolution``; ``None`` for what is never tuned.
 
     That is what has three dimensions, other dtypes, no samples, and what is wrong: torch says so. x: (N, C, H, W) or
@@ -89,7 +94,7 @@ def shape_of(
     if (tuple(x.shape), tuple(w.shape)) != (operand, problem.w_shape()):
         return None  # torch allows output padding that no convolution undoes
     fits = len(x) <= largest_batch_size(problem, x.device.type)
-    return Shape(problem, len(x), x.device, is_1d, is_transposed) if fits else None
+    return Call(problem, len(x), x.device, is_1d, is_transposed) if fits else None
 
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
