@@ -1,4 +1,4 @@
-// Sorts and filters the tables of this page. Without it they stand as they were written.
+// Sorts and filters the tables of this page, which can be read without it.
 for (const section of document.querySelectorAll("section.table")) {
   const body = section.querySelector("tbody");
   const rows = Array.from(body.rows);
@@ -53,7 +53,7 @@ for (const section of document.querySelectorAll("section.table")) {
   form.addEventListener("submit", (event) => event.preventDefault());
   form.hidden = false;
 }
-// What is folded is on paper, too.
+// Folded parts are printed, too.
 window.addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
