@@ -187,7 +187,7 @@ def _measured_link(all_reduce: AllReduce, device: str) -> Link:
     import torch.distributed as dist
 
     from mucudnn.distributed.link import all_reduce_times_s
-    from mucudnn.measuring.timing.synchronized_clock import wall_clock
+    from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.solver.all_reduce import fitted_link
 
     return fitted_link(all_reduce, dist.get_world_size(), all_reduce_times_s(wall_clock(device), device))
@@ -215,7 +215,7 @@ def _measured_steps(
     from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.kernels.contract.buffers import TORCH_FORMATS
     from mucudnn.measuring import operands
-    from mucudnn.measuring.timing.synchronized_clock import wall_clock
+    from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.solver.policies import micro_batch_sizes
     from mucudnn.terminal.console import progress_bar

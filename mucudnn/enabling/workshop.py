@@ -16,8 +16,8 @@ from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.tuning.benchmarker import permitted_algorithms
 from mucudnn.tuning.choose import refuted
-from mucudnn.tuning.permitted import permitted_algorithms
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import Priors, tune_tasks

@@ -7,15 +7,10 @@ from collections.abc import Iterable, Mapping
 from math import inf, log2
 from typing import Any, NamedTuple
 
+from mucudnn.measuring.thresholds import HOPELESS_ELSEWHERE, HOPELESS_IN_LIKE, NEIGHBOURS, REACH
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Measurement
 
-_NEIGHBOURS = 3
-_REACH = 4.0  # doublings of channels and pixels, in sum, beyond which nothing can be learnt
-# Neighbours -> times the fastest in each of them, from which on there is no hope. One slow moment must not rule out an
-# algorithm for all problems like it, so that one neighbour says nothing.
-_HOPELESS = {2: 1.6, 3: 1.35}
-_HOPELESS_ELSEWHERE = 4.0  # in each of as many near problems that differ in the operation alone
 _Class = tuple[Any, ...]
 _Place = tuple[float, float, float]
 
@@ -60,8 +55,8 @@ class Prior:
             return own
         others = (problem.with_operation(op) for op in Operation if op is not problem.operation)
         said = [expectation.ratio for other in others if (expectation := self._near(other, algorithm))]
-        is_bad = bool(said) and min(said) > _HOPELESS_ELSEWHERE
-        return Expectation(min(said), _HOPELESS_ELSEWHERE) if is_bad else None
+        is_bad = bool(said) and min(said) > HOPELESS_ELSEWHERE
+        return Expectation(min(said), HOPELESS_ELSEWHERE) if is_bad else None
 
     def _near(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
         here = _place(problem)
@@ -69,8 +64,8 @@ class Prior:
         known = sorted(
             (_distance(here, place), ratios[algorithm]) for place, ratios in alike.items() if algorithm in ratios
         )
-        near = [ratio for distance, ratio in known[:_NEIGHBOURS] if distance <= _REACH]
-        return Expectation(min(near), _HOPELESS[len(near)]) if len(near) in _HOPELESS else None
+        near = [ratio for distance, ratio in known[:NEIGHBOURS] if distance <= REACH]
+        return Expectation(min(near), HOPELESS_IN_LIKE[len(near)]) if len(near) in HOPELESS_IN_LIKE else None
 
 
 def _class(problem: ConvProblem) -> _Class:

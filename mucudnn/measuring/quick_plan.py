@@ -15,15 +15,9 @@ from math import inf
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Expectation, Prior
 from mucudnn.measuring.race import RaceJob
+from mucudnn.measuring.thresholds import CHECKED_PART, HOPELESS, HOPELESS_ARITHMETIC, MAPPED_BYTES, SECOND, SMALL_PART
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.words.torch_settings import TORCHS_OWN
-
-HOPELESS = 1.6  # times the fastest: neither noise nor another size makes up for that
-_HOPELESS_ARITHMETIC = 1.25  # the full rate is not known better
-_SMALL_PART = 4  # of the mini-batch one such part, or less, is small
-SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
-_CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compared with float64
-_MAPPED_BYTES = 32 * 2**20  # what glibc maps anew whatever it has learnt: its DEFAULT_MMAP_THRESHOLD_MAX
 
 
 @dataclass
@@ -75,7 +69,7 @@ class QuickPlan:
         budget is divided, in which they may have a share.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
-        small = [c for c in self.job.candidates if _SMALL_PART * c.micro_batch_size <= self.job.batch_size]
+        small = [c for c in self.job.candidates if SMALL_PART * c.micro_batch_size <= self.job.batch_size]
         parts: dict[str, Candidate] = {}
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
@@ -86,7 +80,7 @@ class QuickPlan:
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
-        return _CHECKED_PART * candidate.micro_batch_size >= self.job.batch_size
+        return CHECKED_PART * candidate.micro_batch_size >= self.job.batch_size
 
     def leads(self) -> list[Candidate]:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
@@ -153,7 +147,7 @@ class QuickPlan:
         if expected is not None and self._is_expected_hopeless(candidate):
             return passed_over(candidate.micro_config, f"{expected.ratio:.1f} times the fastest in like problems")
         times = self._least_s(candidate) / self.fastest_s(self._least_bytes(candidate))
-        if times <= _HOPELESS_ARITHMETIC:
+        if times <= HOPELESS_ARITHMETIC:
             return None
         reason = f"{times:.1f} times the fastest by its arithmetic alone"
         return passed_over(candidate.micro_config, reason, by_arithmetic=True)
@@ -271,7 +265,7 @@ class QuickPlan:
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
     """Whether it allocates so much that malloc asks the system for it in each call, and the system clears the pages."""
-    return candidate.is_countable and candidate.scratch_bytes >= _MAPPED_BYTES
+    return candidate.is_countable and candidate.scratch_bytes >= MAPPED_BYTES
 
 
 def _by_size(candidate: Candidate) -> int:

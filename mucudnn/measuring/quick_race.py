@@ -13,13 +13,11 @@ from math import inf
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Prior
-from mucudnn.measuring.quick_plan import HOPELESS, SECOND, QuickPlan
+from mucudnn.measuring.quick_plan import QuickPlan
 from mucudnn.measuring.race import Entry, Race, RaceJob
+from mucudnn.measuring.thresholds import CLOSE, HOPELESS, HOPELESS_PART, SECOND
 from mucudnn.measuring.timing.timer import EVERY_ROUND, StoppingRule
 from mucudnn.words.results import Failure, Measurement
-
-_HOPELESS_PART = 2.5  # for a small part of the mini-batch: calls have shares that are not divided
-_CLOSE = 1.15  # after a sample with empty caches
 
 
 class QuickRace(Race):
@@ -65,7 +63,7 @@ class QuickRace(Race):
             for candidate in unseen:
                 yield from self._look_unless_hopeless(candidate)
         yield from plan.too_large()
-        yield from self._compare_closely(HOPELESS, _CLOSE)
+        yield from self._compare_closely(HOPELESS, CLOSE)
         while sizes := self._in_time(plan.sizes()):
             yield from self._prove(sizes)
             for candidate in sizes:
@@ -100,7 +98,7 @@ class QuickRace(Race):
         beside = self._plan.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
         for entry in entries:
             margin = beside.margin(entry.candidate, entry.measurement())
-            if margin > _HOPELESS_PART or beside.is_spared(entry.candidate):
+            if margin > HOPELESS_PART or beside.is_spared(entry.candidate):
                 self._hopeless_parts.add(entry.candidate.algorithm.name)
                 self._add(entry)
                 yield entry.final()

@@ -6,16 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.race import Entry, Race, RaceJob
+from mucudnn.measuring.thresholds import FIRST_MARGIN, MARGIN, OPTIMISM, OPTIMISM_WHEN_STORED
 from mucudnn.measuring.timing.rounds import measure_in_turns
 from mucudnn.measuring.timing.timer import Stop, Timer
 from mucudnn.words.results import Failure, Measurement, MicroConfig
-
-# Most that a larger micro-batch is faster, per sample, than the best smaller one of the same algorithm. The factor is
-# smaller against times of an earlier run: what that run passed over must not be measured later for mere noise.
-_OPTIMISM = 2.0
-_OPTIMISM_WHEN_STORED = 1.2
-_MARGIN = 1.1  # a lead below this may be noise, however steady the samples are
-_FIRST_MARGIN = 1.5  # after a single sample
 
 
 class ThoroughRace(Race):
@@ -126,7 +120,7 @@ class ThoroughRace(Race):
         own = [m for c, m in self.known.items() if c.algorithm == name and c.micro_batch_size < size]
         if not own:
             return False
-        optimism = _OPTIMISM_WHEN_STORED if name in self._stored else _OPTIMISM
+        optimism = OPTIMISM_WHEN_STORED if name in self._stored else OPTIMISM
         per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
         total_s = self._setup_s(own[0]) + per_sample_s * self.job.batch_size
         workspace_bytes = candidate.handed_bytes if candidate.from_source else max(map(_workspace_bytes, own))
@@ -162,5 +156,5 @@ def _workspace_bytes(measurement: Measurement) -> int:
 
 def _margin(one: Measurement, other: Measurement) -> float:
     if min(one.samples, other.samples) < 2:
-        return _FIRST_MARGIN
-    return max(_MARGIN, 1 + 2 * (one.noise + other.noise))
+        return FIRST_MARGIN
+    return max(MARGIN, 1 + 2 * (one.noise + other.noise))

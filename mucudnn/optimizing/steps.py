@@ -14,7 +14,7 @@ from torch import nn
 from mucudnn.distributed.fingerprint import Described, by_rank
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
-from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent

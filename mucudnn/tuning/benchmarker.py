@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_race import QuickRace
@@ -20,14 +21,15 @@ from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Outcome, Verify, is_solvable
 from mucudnn.tuning.job import Job
-from mucudnn.tuning.permitted import permitted_algorithms
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
 from mucudnn.tuning.sharing import Alone, expected_s
 from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, source_of
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 Priors = dict[Environment, Prior]
 
@@ -216,3 +218,28 @@ class Benchmarker:
     def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         """Return the whole runs that the store has of a task's problem, of any batch size."""
         return self.store.whole_runs(task.problem, self.versions, task.how)
+
+
+def permitted_algorithms(
+    machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
+) -> list[Algorithm]:
+    """Return the algorithms that a config allows; for a problem those that sources offer, too, and that are strict.
+
+    Raises ``InvalidInputError`` for unknown names.
+    """
+    names = [*(algorithm.name for algorithm in machine.algorithms), *(source.name for source in machine.sources)]
+    if unknown := [name for name in config.algorithms or () if source_of(name) not in (TORCHS_OWN, *names)]:
+        raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {', '.join(names)}")
+    allowed = [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
+    if problem is None:
+        return allowed
+    offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
+    every = (*allowed, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
+    return [one for one in every if not config.strict or one.name == TORCHS_OWN or one.is_local(problem)]
+
+
+def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
+    """Whether name or source are asked for, and its determinism is enough. Torch's own always is allowed."""
+    name = algorithm.name
+    named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
+    return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)

@@ -27,7 +27,7 @@ from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.timing.timer import EVERY_ROUND
 from mucudnn.measuring.whole_runs import Machine, run_whole
-from mucudnn.tuning.permitted import permitted_algorithms
+from mucudnn.tuning.benchmarker import permitted_algorithms
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import ConvProblem, Operation

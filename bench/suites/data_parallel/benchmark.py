@@ -35,7 +35,7 @@ from mucudnn.bench.sources.networks import Objective
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import Environment
 from mucudnn.words.communication import Communication

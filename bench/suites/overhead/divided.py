@@ -28,7 +28,7 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm, sources
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import current_environment
 from mucudnn.running.executable import Executable

@@ -34,8 +34,8 @@ from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.training.setting import COLUMNS, PRECISIONS, How, Precision, Setting
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
 from mucudnn.measuring.operands import input_shape
+from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.rounds import sample_in_rounds
-from mucudnn.measuring.timing.synchronized_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config

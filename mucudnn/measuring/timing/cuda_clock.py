@@ -1,4 +1,4 @@
-"""Clock of a CUDA device: events on the current stream, behind a flushed L2 cache."""
+"""Clocks of a CUDA device: events on the current stream behind a flushed L2 cache, and what a user waits for."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from mucudnn.measuring.timing.synchronized_clock import SynchronizedClock
 from mucudnn.measuring.timing.throttling import current_reasons, throttling
-from mucudnn.measuring.timing.timer import StoppingRule
+from mucudnn.measuring.timing.timer import Clock, StoppingRule, WallClock
 
 _L2_FACTOR = 2  # the flush writes this many times what the cache holds
 _CHECK_EVERY_S = 10.0
 _CYCLES_PER_S = 2e9  # no less than any device has
 _LEAD = 2.0  # the device waits this many times as long as launching took the last time
 _LONGEST_WAIT_S = 0.02  # the first call of all may compile
+
+
+class SynchronizedClock(Clock):
+    """Wall time, read once the current device has finished. Calls of one sample follow each other without waiting.
+
+    ``CudaClock`` times the device alone, and tries to leave launching out. Not run on a GPU yet.
+    """
+
+    def now(self) -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 class CudaClock(SynchronizedClock):
@@ -74,3 +84,8 @@ class CudaClock(SynchronizedClock):
         if reasons := throttling(current_reasons(self._uuid)):
             warnings.warn(f"the GPU's clocks are throttled ({reasons}): what is measured now is too slow", stacklevel=2)
         self._next_check_s = time.perf_counter() + _CHECK_EVERY_S
+
+
+def wall_clock(device: str) -> Clock:
+    """The clock of what a user waits for on a device (``cpu`` or ``cuda``)."""
+    return SynchronizedClock() if device == "cuda" else WallClock()

@@ -16,7 +16,7 @@ from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites.overhead import divided as divided_overhead
 from mucudnn.bench.suites.overhead.divided import COPIES, MICRO_BATCHES, benchmark_divided, main, overheads_s
 from mucudnn.kernels.torch_ops.gemm import GEMM
-from mucudnn.measuring.timing.synchronized_clock import wall_clock
+from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.words.problem import Operation
 
 STEP_S, OTHER_S = 3.0, 0.5
