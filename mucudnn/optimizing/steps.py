@@ -144,7 +144,7 @@ class ModelSteps:
 
     @property
     def tuned(self) -> TunedModules:
-        """What the modules run."""
+        """Choices of the modules, by name."""
         return {name: tuned_of(module) for name, module in self.modules.items()}
 
     def wait(self) -> None:

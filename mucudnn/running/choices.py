@@ -1,4 +1,4 @@
-"""What was chosen to run, and the executables that are made of it: when a call first needs them."""
+"""Choices of what runs, and their executables, which are made when a call first needs them."""
 
 from __future__ import annotations
 
