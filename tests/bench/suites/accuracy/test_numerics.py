@@ -182,17 +182,25 @@ def test_the_table_has_a_line_for_each_geometry_and_a_value_for_each_operation(t
     assert_as_stored("bench-numerics", *numerics_tables(read_folder(tmp_path / "out")))
 
 
-def test_the_command_prints_a_table_and_writes_it(tmp_path: Path) -> None:
-    files = ("--csv", tmp_path / "n.csv", "--json", tmp_path / "n.json")
-    result = invoke("bench", "numerics", "--operations", "forward", "--dtype", "float16", *files)
-    assert result.exit_code == 0, result.output
+def test_the_command_prints_and_writes_what_the_folder_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = geometries(Operation.FORWARD, "float16")[0], ["native", "winograd-4x4", "gemm"]
+    monkeypatch.setattr(numerics, "_cases", lambda *_: [case])
+    files = ("--csv", tmp_path / "n.csv", "--json", tmp_path / "n.json", "--out", tmp_path / "folder")
+    asked = ("bench", "numerics", "--operations", "forward", "--dtype", "float16", "--threads", "1", *files)
+    first = invoke(*asked)
+    assert first.exit_code == 0, first.output
     for expected in ("winograd-4x4", "float16", "NaN spoils", "3×3, 16×16", "beside torch's own (native): forward "):
-        assert expected in result.output
-    record = json.loads((tmp_path / "n.json").read_text())
-    assert {row["dtype"] for row in record["rows"]} == {"float16"}
+        assert expected in first.output
+    lines = read_folder(tmp_path / "folder").lines
+    assert [(line["contestant"], line["dtype"]) for line in lines] == [(name, "float16") for name in case[1]]
+    assert json.loads((tmp_path / "n.json").read_text())["rows"] == list(lines)
     with (tmp_path / "n.csv").open(newline="") as stream:
-        lines = list(csv.DictReader(stream))
-    assert [line["contestant"] for line in lines] == [row["contestant"] for row in record["rows"]]
+        assert [line["contestant"] for line in csv.DictReader(stream)] == case[1]
+    monkeypatch.setattr(numerics, "measure", None)  # nothing is computed again
+    assert invoke(*asked).output == first.output
+    shown = invoke("report", tmp_path / "folder", "--markdown").output
+    assert "nan results" in shown
+    assert "no time" not in shown
 
 
 def test_the_page_has_the_counts_of_every_algorithm(rows: Rows) -> None:
@@ -237,17 +245,3 @@ def test_solve_and_explain_heed_strict(tmp_path: Path) -> None:
             assert ("not used there: winograd-4x4" in result.stderr) == bool(strict)
         assert json.loads(out.read_text())["problems"][0]["configuration"] == expected
         assert expected in explained.stdout
-
-
-def test_what_the_folder_has_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("bench", "numerics", "--operations", "forward", "--threads", "1", "--out", tmp_path / "folder")
-    case = geometries(Operation.FORWARD)[0], ["native", "gemm", "fft"]
-    monkeypatch.setattr(numerics, "_cases", lambda *_: [case])
-    first = invoke(*asked)
-    assert first.exit_code == 0, first.output
-    monkeypatch.setattr(numerics, "measure", None)
-    assert invoke(*asked).output == first.output
-    assert len(read_folder(tmp_path / "folder").rows) == 3
-    shown = invoke("report", tmp_path / "folder", "--markdown").output
-    assert "nan results" in shown
-    assert "no time" not in shown
