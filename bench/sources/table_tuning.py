@@ -11,7 +11,7 @@ import torch
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.sources.models import blamed_in_training, load_model
 from mucudnn.bench.sources.networks import arguments_for
-from mucudnn.distributed.team import Team
+from mucudnn.distributed import team_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom, Limits, find_headroom
@@ -93,7 +93,7 @@ def tune_table(
     """
     tasks = table_tasks(table, config, limits)
     try:
-        tuning = tune_tasks(tasks, config, device=device, progress=progress, team=Team.of(config))
+        tuning = tune_tasks(tasks, config, device=device, progress=progress, team=team_of(config))
     except TuningInterrupted as interruption:
         tuning = interruption.partial
     return of_table(table, tuning)

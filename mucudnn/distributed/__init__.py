@@ -1,8 +1,50 @@
 """Works together with the other ranks of a torch.distributed process group: exchanges, deals out, agrees.
 
-What is measured and chosen is decided in ``tuning``; what goes over the wire is torch's own.
+What is measured and chosen is decided in ``tuning``; what goes over the wire is torch's own. A process that is no rank
+loads none of it.
 """
 
-from mucudnn.distributed.uneven_batches import UnevenBatchSampler, gradient_weight
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import shown
+
+if TYPE_CHECKING:
+    from mucudnn.distributed.team import Team
+    from mucudnn.distributed.uneven_batches import UnevenBatchSampler, gradient_weight
 
 __all__ = ["UnevenBatchSampler", "gradient_weight"]
+
+
+def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
+    """Return the team that tunes under a config; ``None``: this process tunes for itself.
+
+    group: ``None``: the default one, if it was initialised. Raises ``InvalidInputError`` for what is none.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if group is not None:
+            raise InvalidInputError(f"process_group is {shown(group)}; call torch.distributed.init_process_group first")
+        return None
+    if not config.share_tuning:
+        return None
+    from mucudnn.distributed.team import Team
+
+    return Team.of(group)
+
+
+def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
+    """Tell a team of an error inside, if there is one."""
+    return nullcontext() if team is None else team.propagate_errors()
+
+
+def __getattr__(name: str) -> object:
+    if name in ("UnevenBatchSampler", "gradient_weight"):
+        return getattr(import_module("mucudnn.distributed.uneven_batches"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import asdict
 from typing import Self, TypeVar
@@ -12,9 +12,6 @@ import torch.distributed as dist
 
 from mucudnn.distributed.exchange import ALONE, Exchange
 from mucudnn.distributed.fingerprint import Described, Fingerprint, digest, kinds, require_agreement, require_alike
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.values import shown
 
 T = TypeVar("T")
 
@@ -51,19 +48,8 @@ class Team:
         self.is_writer = exchange.rank == 0
 
     @classmethod
-    def of(cls, config: Config, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team that tunes under a config; ``None``: this process tunes for itself.
-
-        group: ``None``: the default one, if it was initialised. Raises ``InvalidInputError`` for what is none.
-        """
-        if not (dist.is_available() and dist.is_initialized()):
-            if group is not None:
-                raise InvalidInputError(
-                    f"process_group is {shown(group)}; call torch.distributed.init_process_group first"
-                )
-            return None
-        if not config.share_tuning:
-            return None
+    def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
+        """Return the team of a group, ``None`` being the default one; ``None``: it has one rank."""
         exchange = Exchange(group)
         return cls(exchange) if exchange.size > 1 else None
 
@@ -124,8 +110,3 @@ class Team:
             for ranks in self._kinds:
                 require_agreement({rank: every[rank] for rank in ranks})
         self._exchange.end()
-
-
-def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
-    """Tell a team of an error inside, if there is one."""
-    return nullcontext() if team is None else team.propagate_errors()

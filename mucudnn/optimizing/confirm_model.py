@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, astuple
 from hashlib import sha256
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.distributed.team import Team, propagate_errors
+from mucudnn.distributed import propagate_errors
 from mucudnn.kernels.registry import algorithm_versions
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
@@ -38,6 +38,9 @@ from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration
 from mucudnn.words.warning import warn
+
+if TYPE_CHECKING:
+    from mucudnn.distributed.team import Team
 
 _IN_TURNS = ("step", "recorded", "convolutions")
 

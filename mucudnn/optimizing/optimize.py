@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from mucudnn.distributed.team import Team, propagate_errors
+from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv3d import Conv3d
 from mucudnn.modules.fused import FusedConvolution
@@ -41,6 +41,7 @@ from mucudnn.words.warning import warn, warnings_deferred
 
 if TYPE_CHECKING:
     from mucudnn.database.database import Database
+    from mucudnn.distributed.team import Team
     from mucudnn.measuring.whole_runs import Machine
     from mucudnn.optimizing.divide_3d import Divided
     from mucudnn.tracing.headroom import Limits
@@ -107,7 +108,7 @@ def optimize(
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
             stacklevel=2,
         )
-    team = Team.of(config, process_group)
+    team = team_of(config, process_group)
     with made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
         with propagate_errors(team), untouched:

@@ -7,12 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median, median_low
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
 from mucudnn.distributed.fingerprint import Described, by_rank
-from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
@@ -26,6 +25,9 @@ from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.errors import SharingError
 from mucudnn.words.results import is_busy
+
+if TYPE_CHECKING:
+    from mucudnn.distributed.team import Team
 
 RECORD_S = 6e-5  # seconds that recording a call takes at most: torch's take the longest
 NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's

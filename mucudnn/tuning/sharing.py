@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from itertools import chain
-from math import prod
 
 from mucudnn.database.copying import CopyingDatabase, network_file_system
 from mucudnn.database.database import Database
@@ -17,6 +16,7 @@ from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.tuning.alone import Alone
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
@@ -24,11 +24,6 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.task import Task
 from mucudnn.words.version import VERSION
 
-# To measure a problem quickly on one core, all candidates and samples together (AlexNet and MobileNetV2, torch 2.13,
-# Intel Xeon 2.50 GHz). Only the ratios count: they say how much longer a large convolution takes than a small one.
-_OVERHEAD_S = 0.3
-_FLOPS_PER_S = 5e9
-_BYTES_PER_S = 35e6
 _NO_REASON_TO_DIFFER = ("database",)  # fields of a config: ranks may have files of their own
 
 
@@ -46,23 +41,6 @@ def sharing(
         problems = dict.fromkeys(task.problem for task in tasks)
         shared.exchange_rows(file.rows_that_count(machine.environment, problems))
         yield shared, known
-
-
-class Alone:
-    """The ranks of a tuning, of which this one is the only one."""
-
-    are_several = False
-
-    def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Return the tasks that are measured here. cost: expected one of a task, in any unit."""
-        return jobs
-
-    def exchange(self, jobs: Sequence[Job]) -> None:
-        """Tell the ranks of this kind what was found out here, and learn what they did."""
-
-    def everywhere(self, holds: bool) -> bool:
-        """Return whether something holds on all ranks, of any kind: so that they go on alike."""
-        return holds
 
 
 class Sharing(Alone):
@@ -153,10 +131,3 @@ def _in_words(task: Task) -> str:
     words = [task.name or "", str(task.problem), f"batch {task.batch_size}", f"limit {task.limit_bytes}"]
     words += [] if task.epilogue is None else [str(task.epilogue)]
     return f"{', '.join(filter(None, words))}, {task.count} times"
-
-
-def expected_s(problem: ConvProblem, batch_size: int) -> float:
-    """Estimate how long a problem takes to measure, from its arithmetic and its tensors; compare it with others'."""
-    shapes = problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size)
-    moved_bytes = problem.item_bytes * sum(map(prod, shapes))
-    return _OVERHEAD_S + problem.flops(batch_size) / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import ProcessGroup
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.distributed.team import Team, propagate_errors
+from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tuning.benchmarker import Benchmarker, Priors
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
-from mucudnn.tuning.sharing import sharing
 from mucudnn.tuning.workspace_division import tune_together
 from mucudnn.tuning.workspace_reuse import tune_each
 from mucudnn.words.config import Config, config_or_default
@@ -28,6 +28,9 @@ from mucudnn.words.progress import Progress
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import deterministic_torch
 from mucudnn.words.values import instance, several, shown, whole
+
+if TYPE_CHECKING:
+    from mucudnn.distributed.team import Team
 
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 
@@ -72,7 +75,7 @@ def tune(
     wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
     fits = config.baseline_exempt
     tasks = [Task(p, samples, limit, name=names.get(p, ""), baseline_exempt=fits) for p in wanted]
-    team = Team.of(config, process_group)
+    team = team_of(config, process_group)
     with made_current(place):
         return tune_tasks(
             tasks, config, device=place.type, progress=progress, database=database, machine=machine, team=team
@@ -110,6 +113,8 @@ def tune_tasks(
         benchmarker = partial(Benchmarker, config, on, progress=progress, priors=priors, in_passing=in_passing)
         if team is None:
             return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks)
+        from mucudnn.tuning.sharing import sharing  # of several ranks alone
+
         with sharing(team, tasks, config, on, opened) as (ranks, known):
             tuning = _tune(benchmarker(EnvironmentStore(known, on.environment), ranks=ranks), tasks)
             ranks.agree(tasks, tuning.problems)

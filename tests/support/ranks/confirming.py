@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
 from mucudnn.database.database import Database
+from mucudnn.distributed import team_of
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.words.config import Config
@@ -53,7 +54,7 @@ def outcome(net: Net, config: Config = ASKED, **given: Any) -> Found:
 
 
 def team() -> Team:
-    found = Team.of(Config())
+    found = team_of(Config())
     assert found is not None
     return found
 
