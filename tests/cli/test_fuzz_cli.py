@@ -22,9 +22,8 @@ from support.effort import IS_FULL, how_many
 from support.ranks.alone import group_of_one
 from torch import nn
 
-from mucudnn.bench.sources import layers, models
+from mucudnn.bench.sources import layers, models, networks
 from mucudnn.bench.sources.layers import TABLES
-from mucudnn.bench.sources.networks import registry
 from mucudnn.bench.suites import solver as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
@@ -124,8 +123,8 @@ def one_rank(job: Callable[[], object], ranks: int, device: str) -> object:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files of all kinds, and networks and benchmarks that take little time."""
     monkeypatch.chdir(tmp_path)
-    for module in (registry, layers, models):
-        monkeypatch.setattr(module, "NETWORKS", {"alexnet": registry.Network(tiny, input_shape=(3, 8, 8))})
+    for module in (networks, layers, models):
+        monkeypatch.setattr(module, "NETWORKS", {"alexnet": networks.Network(tiny, input_shape=(3, 8, 8))})
     monkeypatch.setattr(solver_benchmark, "_WANTED", {"front": (partial(solver_benchmark.time_front, 4), 1.0)})
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
     monkeypatch.setattr(layers, "_DATA", tmp_path)  # the real ones have layers of seconds

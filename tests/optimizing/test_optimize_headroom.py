@@ -16,7 +16,7 @@ from support.peaks import compare_peaks
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.sources.networks import Residual
+from mucudnn.bench.sources.networks.blocks import Residual
 from mucudnn.running.environment import Environment
 from mucudnn.tuning import choose as choosing
 from mucudnn.tuning.replay import replay

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mucudnn
-from mucudnn.bench.sources.networks import Branches, Residual
+from mucudnn.bench.sources.networks.blocks import Branches, Residual
 from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
 from mucudnn.running.executable import Executable, Result

@@ -31,7 +31,7 @@ from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import bound_in_words, milliseconds, new_table, ratio, spread
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.sources.models import blamed_in_training
-from mucudnn.bench.sources.networks import Objective
+from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS

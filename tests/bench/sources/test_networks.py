@@ -8,8 +8,8 @@ from support.command_line import invoke
 from support.in_threads import train_in_threads
 from torch import Tensor, nn
 
-from mucudnn.bench.sources import layers, models
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_for, registry
+from mucudnn.bench.sources import layers, models, networks
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of, objective_for
 from mucudnn.bench.sources.networks.blocks import StochasticDepth
 from mucudnn.bench.sources.networks.diffusion import VAE, UNet
 from mucudnn.bench.suites.training import benchmark as training
@@ -229,8 +229,8 @@ class Timed(nn.Module):
 )
 def test_commands_give_a_network_all_its_arguments(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     train_in_threads(monkeypatch)
-    for module in (registry, layers, models, training):
-        known = {"timed": registry.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
+    for module in (networks, layers, models, training):
+        known = {"timed": networks.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
         monkeypatch.setattr(module, "NETWORKS", known)
     monkeypatch.setattr(Timed, "calls", 0)
     asked = ("--algorithms", "gemm", "--time-limit", "10ms", "--threads", "1")

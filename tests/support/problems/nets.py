@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.sources.networks import Residual
+from mucudnn.bench.sources.networks.blocks import Residual
 
 
 def conv_net() -> nn.Sequential:
