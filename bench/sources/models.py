@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from mucudnn.bench.sources.networks import NETWORKS, build, did_you_mean, input_shape_of
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, did_you_mean, input_shape_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.measuring import operands
 from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.words.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
 from mucudnn.words.values import shown, whole
@@ -80,6 +81,26 @@ def checked_shape(shape: object) -> tuple[int, int, int] | None:
         raise InvalidInputError(f"input shape is {shown(shape)}; give channels, height and width of one sample")
     c, h, w = (whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
     return c, h, w
+
+
+def seeded_model(
+    source: str,
+    batch: int,
+    device: str = "cpu",
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return the model of a source on a device, and what it is called with: a batch, and what else it needs.
+
+    Weights and numbers are the same every time, and made on the CPU. Raises as ``load_model``.
+    """
+    torch.manual_seed(0)
+    model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
+    x = torch.randn(operands.input_shape(batch, shape), dtype=getattr(torch, dtype_name(dtype)))
+    x = x.to(device=device, memory_format=TORCH_FORMATS[memory_format])
+    return model.to(device=device), arguments_for(source, x)
 
 
 def settle_statistics(model: nn.Module, arguments: tuple[Tensor, ...]) -> None:

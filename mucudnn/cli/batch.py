@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
@@ -17,7 +17,7 @@ from mucudnn.words.config import Config
 @options.source_argument
 @click.option(
     "--up-to",
-    type=options.Count(2, most=options.MOST_SOLVED),
+    type=parameters.Count(2, most=parameters.MOST_SOLVED),
     default=64,
     show_default=True,
     help="The largest batch size of the sweep.",

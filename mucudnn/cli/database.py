@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile, OutputFile, whole_text
 from mucudnn.words.errors import InvalidInputError
@@ -60,7 +60,7 @@ def info(database: Path | None) -> None:
 @database.command(cls=FileCommand)
 @click.argument("target", type=OutputFile())
 @click.option(
-    "--format", "export_format", type=options.choice(ExportFormat), help="Default: by the ending, .csv or .jsonl."
+    "--format", "export_format", type=parameters.choice(ExportFormat), help="Default: by the ending, .csv or .jsonl."
 )
 @options.database
 def export(target: Path, export_format: ExportFormat | None, database: Path | None) -> None:
@@ -122,7 +122,7 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 
 @database.command(cls=FileCommand)
 @click.option("--all", "everything", is_flag=True, help="Measure all again, also what is not doubtful.")
-@click.option("--older-than", "days", type=options.Finite(min=0), metavar="DAYS", help="Also what is older than this.")
+@click.option("--older-than", "days", type=parameters.Finite(min=0), metavar="DAYS", help="Also what is older.")
 @options.threads
 @options.device
 @options.database
@@ -166,11 +166,11 @@ def _print_refreshed(found: Refreshed) -> None:
 
 
 @database.command(cls=FileCommand)
-@click.argument("problem", nargs=-1, type=options.Text("PROBLEM", str.strip))
+@click.argument("problem", nargs=-1, type=parameters.Text("PROBLEM", str.strip))
 @options.operations
 @click.option(
     "--algorithms",
-    type=options.Text("NAME,...", options.parse_names),
+    type=parameters.Text("NAME,...", parameters.parse_names),
     help="Only measurements of these, and whole runs that have one of them; default: all.",
 )
 @options.environment

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.layer_tables import named_layer
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.files import FileCommand, NamedOrFile
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.problem import Operation
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @click.command(cls=FileCommand)
 @options.source
-@layer_of_source
+@options.layer_of_source
 @click.option(
     "--operation",
-    type=options.choice(Operation),
+    type=parameters.choice(Operation),
     default=Operation.FORWARD,
     show_default="forward",
     help="Which of the layer's three.",
 )
 @click.option(
     "--micro-batches",
-    type=options.COUNTS,
+    type=parameters.COUNTS,
     help="Micro-batch sizes, as 1,8,32; default: powers of two up to the batch, and the batch itself.",
 )
 @options.dtype

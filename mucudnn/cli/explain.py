@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import require_complete, solve_stored, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @options.memory_format
 @click.option(
     "--budget",
-    type=options.Text("SIZE", options.parse_size),
+    type=parameters.Text("SIZE", parameters.parse_size),
     help="Most workspace of all operations in sum, as 256MiB.",
 )
 @click.option("--headroom", is_flag=True, help="Instead: the memory of a training step, and what is free in it.")

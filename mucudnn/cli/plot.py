@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mucudnn.bench.pages.kinds import KINDS
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import parameters
 from mucudnn.terminal.files import FileCommand, OutputFile, ResultFolder
 
 _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
@@ -29,7 +29,7 @@ _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
 @click.option(
     "--layer",
     "layers",
-    type=options.Text("NAME", str),
+    type=parameters.Text("NAME", str),
     multiple=True,
     help="Only this layer; may be given several times.",
 )

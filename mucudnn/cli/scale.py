@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.cli.shared.rank_numbers import parse_ranks
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import AllReduce, Link
 from mucudnn.words.config import Config
@@ -38,47 +37,47 @@ def _latency(text: str) -> float:
 @options.source_argument
 @click.option(
     "--batch",
-    type=options.Count(most=options.MOST_SOLVED),
+    type=parameters.Count(most=parameters.MOST_SOLVED),
     default=1024,
     show_default=True,
     help="Samples of all ranks together, under strong scaling.",
 )
 @click.option(
     "--ranks",
-    type=options.Text("N,...", parse_ranks),
-    default=parse_ranks("1,2,4,...,4096"),
+    type=parameters.Text("N,...", parameters.parse_ranks),
+    default=parameters.parse_ranks("1,2,4,...,4096"),
     show_default="1,2,4,...,4096",
     help="Numbers of ranks.",
 )
 @click.option(
     "--up-to",
-    type=options.Count(2, most=options.MOST_SOLVED),
+    type=parameters.Count(2, most=parameters.MOST_SOLVED),
     default=64,
     show_default=True,
     help="The largest local batch that is measured; larger ones are extrapolated.",
 )
 @click.option(
     "--local-batch",
-    type=options.Count(most=options.MOST_SOLVED),
+    type=parameters.Count(most=parameters.MOST_SOLVED),
     help="Samples of each rank, under weak scaling; default: the largest that is measured.",
 )
 @click.option(
     "--latency",
-    type=options.Text("TIME", _latency),
+    type=parameters.Text("TIME", _latency),
     default=5e-6,
     show_default="5us",
     help="Of a message between two ranks.",
 )
 @click.option(
     "--bandwidth",
-    type=options.Text("SPEED", parse_bandwidth),
+    type=parameters.Text("SPEED", parse_bandwidth),
     default=25e9,
     show_default="25GB/s",
     help="Of a rank's link, each way; also as 100Gbit/s.",
 )
 @click.option(
     "--all-reduce",
-    type=options.choice(AllReduce),
+    type=parameters.choice(AllReduce),
     default=AllReduce.RING,
     show_default="ring",
     help="Algorithm of the all-reduces.",
@@ -204,30 +203,25 @@ def _measured_steps(
     is_ours: bool = False,
     together: Callable[[], object] = lambda: None,
 ) -> MeasuredSteps:
-    """Steps of a few of the policy's sizes, the smallest and the largest among them; together: see measure_steps.
+    """Measure steps of a few sizes of the policy, the smallest and the largest among them.
+
+    together: see ``measure_steps``.
 
     is_ours: with what was chosen in the database; else with torch's convolutions.
     """
-    import torch
-
     from mucudnn.bench.scaling.steps import measure_steps
-    from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
+    from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
     from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-    from mucudnn.measuring import operands
     from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.solver.policies import micro_batch_sizes
     from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import BatchSizePolicy
 
-    torch.manual_seed(0)
-    model, shape = load_model(source, **sizes)
-    x = torch.randn(operands.input_shape(up_to, shape), dtype=getattr(torch, sizes["dtype"]))
-    x = x.to(device=device, memory_format=TORCH_FORMATS[sizes["memory_format"]])
+    model, (x, *_) = seeded_model(source, up_to, device, **sizes)
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)
     chosen = [every[round(i * (len(every) - 1) / (_STEPS - 1))] for i in range(_STEPS)]
-    model = model.to(device=device).train()
+    model.train()
     with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
         if is_ours:
             optimize(model, arguments_for(source, x), replace(config, confirm=False), progress=progress)

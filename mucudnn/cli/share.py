@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import solve_stored
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile
@@ -31,7 +31,7 @@ def _times(text: str) -> tuple[float, ...]:
 @options.source_argument
 @click.option(
     "--batch",
-    type=options.Count(most=options.MOST_SOLVED),
+    type=parameters.Count(most=parameters.MOST_SOLVED),
     default=1024,
     show_default=True,
     help="Samples of all devices together.",
@@ -39,12 +39,12 @@ def _times(text: str) -> tuple[float, ...]:
 @click.option(
     "--profiles",
     required=True,
-    type=options.Text("FILE,...", _profiles),
+    type=parameters.Text("FILE,...", _profiles),
     help="What mucudnn database export wrote on each device (or its database); one named twice is two devices.",
 )
 @click.option(
     "--rest",
-    type=options.Text("TIME,...", _times),
+    type=parameters.Text("TIME,...", _times),
     help="Seconds of a step on each device that are not convolutions, for one sample, as 3ms,5ms; default: none.",
 )
 @options.input_shape

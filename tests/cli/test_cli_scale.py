@@ -11,7 +11,7 @@ from support.command_line import fail, invoke, one_layer
 from support.places import TESTS
 from support.ranks.launching import torchrun
 
-from mucudnn.cli.shared.rank_numbers import parse_ranks
+from mucudnn.cli.shared.parameters import parse_ranks
 from mucudnn.words.errors import InvalidInputError
 
 TRAINED = ("support.models_by_name:trained", "--input", "3x9x9")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import parameters
 from mucudnn.terminal.files import FileCommand, ResultFolder
 from mucudnn.words.errors import InvalidInputError
 
@@ -31,7 +31,7 @@ def parse_tolerance(text: str) -> float:
 @click.argument("after", type=ResultFolder())
 @click.option(
     "--tolerance",
-    type=options.Text("PERCENT", parse_tolerance),
+    type=parameters.Text("PERCENT", parse_tolerance),
     default="5%",
     show_default=True,
     help="Changes up to this count as none.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.terminal.files import FileCommand
@@ -92,20 +92,20 @@ class _Measuring:
 @options.source_argument
 @click.option(
     "--ranks",
-    type=options.Count(most=_MOST_RANKS),
+    type=parameters.Count(most=_MOST_RANKS),
     help="Ranks, each a process of its own; default: 2, or those that torchrun has started.",
 )
-@click.option("--batch", type=options.Count(), help="Samples of each rank; default: 64 on cuda, 8 on cpu.")
+@click.option("--batch", type=parameters.Count(), help="Samples of each rank; default: 64 on cuda, 8 on cpu.")
 @click.option(
     "--communication",
-    type=options.choice(Communication),
+    type=parameters.choice(Communication),
     default=Communication.ALLREDUCE,
     show_default="allreduce",
     help="What the ranks send each other, and how.",
 )
 @click.option(
     "--period",
-    type=options.Count(2, most=_LONGEST_PERIOD),
+    type=parameters.Count(2, most=_LONGEST_PERIOD),
     default=4,
     show_default=True,
     help="Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
@@ -113,7 +113,7 @@ class _Measuring:
 @click.option(
     "--bucket-cap-mb",
     "bucket_caps",
-    type=options.Text("MIB,...", parse_caps),
+    type=parameters.Text("MIB,...", parse_caps),
     default=(None,),
     show_default="default",
     help="Sizes of buckets, measured in turns: of DistributedDataParallel, as default,1,25.",
@@ -125,7 +125,7 @@ class _Measuring:
 @options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, options.confirm)
 @click.option(
     "--threads",
-    type=options.Count(most=options.MOST_THREADS),
+    type=parameters.Count(most=parameters.MOST_THREADS),
     help="CPU threads of each rank; default: the cores divided by the ranks of a machine, at least 1.",
 )
 @click.option(

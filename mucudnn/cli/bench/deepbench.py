@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.cli.shared.selections import filters_of, parse_limits_or_none
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.problem import MemoryFormat, Operation, Pair
@@ -37,17 +36,17 @@ _TABLES = {
 )
 @click.option(
     "--batch-scale",
-    type=options.Finite(min=0, min_open=True),
+    type=parameters.Finite(min=0, min_open=True),
     help="DeepBench's own mini-batches, times this; at least one sample.",
 )
-@click.option("--batch", type=options.Count(), help="Instead, samples in every mini-batch.")
+@click.option("--batch", type=parameters.Count(), help="Instead, samples in every mini-batch.")
 @options.dtype
 @options.memory_format
-@filters_of("--filter", "all")
+@options.filters("--filter", "all")
 @click.option(
     "--workspace-limit",
     "limits",
-    type=options.Text("SIZE,...", parse_limits_or_none),
+    type=parameters.Text("SIZE,...", parameters.parse_sizes),
     default="8MiB,64MiB,512MiB",
     show_default=True,
     help="Most memory that any one operation may take beside its tensors; several, each as 64MiB, or none.",
@@ -55,26 +54,26 @@ _TABLES = {
 @click.option(
     "--policy",
     "policies",
-    type=options.several(BatchSizePolicy),
+    type=parameters.several(BatchSizePolicy),
     default=(BatchSizePolicy.POWER_OF_TWO,),
     show_default="power-of-two",
     help="Micro-batch sizes of ours; whole mini-batches are measured in any case.",
 )
 @click.option(
     "--operations",
-    type=options.several(Operation),
+    type=parameters.several(Operation),
     help="Which operations; default: all three of the training set, forward of the others.",
 )
 @options.rounds(15, "Least samples of each contestant; short calls get more.")
 @click.option(
     "--time-limit",
-    type=options.Text("TIME", parse_seconds),
+    type=parameters.Text("TIME", parse_seconds),
     help="Begin no problem that would not be done by then, as 10min; some of each kind of layer come first.",
 )
 @click.option(
     "--tuning-time",
     "tuning_time",
-    type=options.Text("TIME", options.checked_by(parse_time_limit)),
+    type=parameters.Text("TIME", parameters.checked_by(parse_time_limit)),
     help="Most measuring per problem, policy and limit, as 60s.",
 )
 @options.algorithms

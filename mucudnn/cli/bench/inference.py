@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 from mucudnn.bench.suites.inference.runtime import Runtime
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.config import Config
@@ -40,7 +40,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @options.config(
     click.option(
         "--cache-budget",
-        type=options.Text("SIZE", options.checked_by(parse_bytes)),
+        type=parameters.Text("SIZE", parameters.checked_by(parse_bytes)),
         default="none",
         show_default=True,
         help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
@@ -52,7 +52,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @options.threads
 @click.option(
     "--runtimes",
-    type=options.Text("NAME,...|none", parse_runtimes),
+    type=parameters.Text("NAME,...|none", parse_runtimes),
     default=tuple(Runtime),
     show_default="all",
     help=f"Compare calls of the whole network by these, each in a process of its own, in turns: {', '.join(Runtime)}.",
@@ -88,22 +88,16 @@ def inference(
     """
     if not (layers or runtimes):
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
-    import torch
 
-    from mucudnn.bench.sources.models import importable, load_model, settle_statistics
-    from mucudnn.bench.sources.networks import NETWORKS, arguments_for
+    from mucudnn.bench.sources.models import importable, seeded_model, settle_statistics
+    from mucudnn.bench.sources.networks import NETWORKS
     from mucudnn.bench.suites.inference.filters import benchmark_filters
     from mucudnn.bench.suites.inference.report import inference_tables
     from mucudnn.bench.suites.inference.run import FILTERS, RUNTIMES, InferenceRun
     from mucudnn.bench.suites.inference.runtimes import compare_runtimes
-    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-    from mucudnn.measuring import operands
     from mucudnn.terminal.console import progress_bar
 
-    torch.manual_seed(0)
-    model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
-    x = torch.randn(operands.input_shape(batch, shape)).contiguous(memory_format=TORCH_FORMATS[memory_format])
-    arguments = arguments_for(source, x)
+    model, arguments = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)
     if source in NETWORKS:
         settle_statistics(model, arguments)
     fusing = replace(config, fuse=fuse)
@@ -111,7 +105,7 @@ def inference(
     with (
         outputs.shown(inference_tables) as path,
         importable(source),  # processes inherit the path
-        InferenceRun.opened(path, source, x.shape, memory_format, fusing, rounds, parts) as run,
+        InferenceRun.opened(path, source, arguments[0].shape, memory_format, fusing, rounds, parts) as run,
         progress_bar() as progress,
     ):
         if layers:

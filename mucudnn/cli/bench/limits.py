@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.cli.shared.selections import filters_of, parse_limits
 from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Pair
@@ -20,10 +19,10 @@ from mucudnn.words.problem import Pair
 @options.input_shape
 @options.dtype
 @options.memory_format
-@filters_of("--filters", "3x3,5x5")
+@options.filters("--filters", "3x3,5x5")
 @click.option(
     "--limits",
-    type=options.Text("SIZE,...", parse_limits),
+    type=parameters.Text("SIZE,...", parameters.parse_sizes),
     default="8MiB,64MiB,128MiB,256MiB,512MiB",
     show_default=True,
     help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
@@ -31,7 +30,7 @@ from mucudnn.words.problem import Pair
 @options.rounds(7, "Least samples of each whole run; short calls get more.")
 @click.option(
     "--seconds",
-    type=options.Finite(min=0, min_open=True),
+    type=parameters.Finite(min=0, min_open=True),
     help="Begin no problem that would not be done by then, as far as the earlier ones tell; default: all.",
 )
 @options.config(*options.MEASURING, thorough=True)
@@ -41,7 +40,7 @@ from mucudnn.words.problem import Pair
 def limits(
     source: str,
     filters: tuple[Pair, ...],
-    limits: tuple[int, ...],
+    limits: tuple[int | None, ...],
     rounds: int,
     seconds: float | None,
     device: str,
@@ -65,7 +64,7 @@ def limits(
     table = load_source(source, **sizes)
     if filters:
         table = with_filters(table, filters)
-    wanted = (*sorted({*limits}), None)
+    wanted = (*sorted(limit for limit in limits if limit is not None), None)
     asked = Choices((BatchSizePolicy(config.policy),), wanted, rounds=rounds, time_limit_s=seconds, same_time=True)
     with outputs.shown(limits_tables) as folder, progress_bar() as progress:
         benchmark_convolutions("limits", table, config, asked, folder, device=device, progress=progress)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from mucudnn.bench.contests.variants import Variant, chosen_variants
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @click.command(cls=FileCommand)
@@ -23,14 +18,14 @@ if TYPE_CHECKING:
 @options.rounds(9, "Samples of each, of a step or several.", least=2)
 @click.option(
     "--runs",
-    type=options.Count(least=0),
+    type=parameters.Count(least=0),
     default=3,
     show_default=True,
     help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
 )
 @click.option(
     "--variants",
-    type=options.several(Variant),
+    type=parameters.several(Variant),
     help="Which, beside torch's own, with which all are compared; default: all that the device has.",
 )
 @options.config(options.memory_bounds("headroom", headroom=True), *options.MEASURING)
@@ -56,15 +51,19 @@ def memory(
     with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of
     the whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
-    from mucudnn.bench.sources.models import importable
+    from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
     from mucudnn.bench.suites.memory.benchmark import benchmark_memory
     from mucudnn.bench.suites.memory.report import memory_tables
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import progress_bar
+    from mucudnn.tracing.own_step import undisturbed
+    from mucudnn.tracing.training_step import training_step
 
     chosen_variants(variants, device)
     current_environment(device)  # says at once what is missing for it
-    model, arguments = _model_and_arguments(source, batch or 1, input_shape, memory_format, device)
+    model, arguments = seeded_model(source, batch or 1, device, input_shape=input_shape, memory_format=memory_format)
+    with undisturbed(model), blamed_in_training(source, arguments[0].shape):
+        training_step(model, arguments)  # to find out whether the model can be trained
     # The processes of the runs inherit the path
     with outputs.shown(memory_tables) as folder, importable(source), progress_bar() as progress:
         benchmark_memory(
@@ -76,29 +75,3 @@ def memory(
             variants=variants,
             progress=progress,
         )
-
-
-def _model_and_arguments(
-    source: str, batch: int, input_shape: tuple[int, int, int] | None, memory_format: MemoryFormat, device: str
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The same weights and numbers every time, made on the CPU. One step is run, to find out whether the model can be
-    trained.
-    """
-    import torch
-
-    from mucudnn.bench.sources.models import blamed_in_training, load_model
-    from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-    from mucudnn.measuring import operands
-    from mucudnn.tracing.own_step import undisturbed
-    from mucudnn.tracing.training_step import training_step
-
-    torch.manual_seed(0)
-    model, shape = load_model(source, input_shape=input_shape, memory_format=memory_format)
-    x = torch.randn(operands.input_shape(batch, shape))
-    x = x.to(device=device, memory_format=TORCH_FORMATS[memory_format])
-    arguments = arguments_for(source, x)
-    model = model.to(device=device)
-    with undisturbed(model), blamed_in_training(source, x.shape):
-        training_step(model, arguments)
-    return model, arguments

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.layer_tables import named_layer
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.cli.shared.selections import layer_of_source, named_layer
 from mucudnn.terminal.files import FileCommand
-from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, counts_in
 
 if TYPE_CHECKING:
     from mucudnn.bench.folders.reading import ResultFolder
-    from mucudnn.bench.suites.accuracy.modules import Called
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -34,18 +33,18 @@ def parse_configuration(text: str) -> Configuration:
 
 @click.command(cls=FileCommand)
 @options.source
-@layer_of_source
+@options.layer_of_source
 @click.option(
     "--algorithms",
     "--algorithm",
     "algorithms",
-    type=options.Text("NAME,...", options.parse_names),
+    type=parameters.Text("NAME,...", parameters.parse_names),
     help="Only these beside torch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
 )
 @click.option(
     "--configuration",
     "configurations",
-    type=options.Text("'NAME SIZE×COUNT + ...'", parse_configuration),
+    type=parameters.Text("'NAME SIZE×COUNT + ...'", parse_configuration),
     multiple=True,
     help="A way to divide the batch, as tables write it: 'gemm 8×2 + fft 4'; x is ×. Several: give it again.",
 )
@@ -60,7 +59,11 @@ def parse_configuration(text: str) -> Configuration:
 @options.memory_format
 @options.rounds(15, "Least samples of each call; short calls get more.")
 @click.option(
-    "--repetitions", type=options.Count(2), default=5, show_default=True, help="Results that are compared bit by bit."
+    "--repetitions",
+    type=parameters.Count(2),
+    default=5,
+    show_default=True,
+    help="Results compared bit by bit.",
 )
 @options.threads
 @options.device
@@ -87,8 +90,9 @@ def metrics(
     algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
     """
     from mucudnn.bench.sources.layers import load_source
+    from mucudnn.bench.sources.models import seeded_model
     from mucudnn.bench.suites.accuracy.layers import Choices, benchmark_metrics
-    from mucudnn.bench.suites.accuracy.modules import benchmark_module
+    from mucudnn.bench.suites.accuracy.modules import benchmark_module, called_module
     from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
     from mucudnn.measuring.whole_runs import Machine
     from mucudnn.terminal.console import progress_bar
@@ -101,7 +105,8 @@ def metrics(
         if layer is not None:
             benchmark_metrics(source, layer, choices, folder, device=device, progress=progress)
         elif module_name is not None:
-            called, machine = _called(source, module_name, device, **sizes), Machine.current(device)
+            model, arguments = seeded_model(source, sizes.pop("batch") or 1, device, **sizes)
+            called, machine = called_module(model, module_name, arguments), Machine.current(device)
             benchmark_module(source, module_name, called, choices, folder, machine=machine, progress=progress)
 
 
@@ -111,22 +116,3 @@ def _rows(folder: ResultFolder) -> Callable[[Path], None]:
     from mucudnn.bench.pages.reports import write_frame
 
     return partial(write_frame, measured(folder))
-
-
-def _called(
-    source: str, name: str, device: str, batch: int | None, memory_format: MemoryFormat, **model: Any
-) -> Called:
-    """Return a module of the source's model, with what the model calls it with: the same numbers every time."""
-    import torch
-
-    from mucudnn.bench.sources.models import load_model
-    from mucudnn.bench.sources.networks import arguments_for
-    from mucudnn.bench.suites.accuracy.modules import called_module
-    from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-    from mucudnn.measuring import operands
-
-    torch.manual_seed(0)
-    made, shape = load_model(source, memory_format=memory_format, **model)
-    x = torch.randn(operands.input_shape(batch or 1, shape), dtype=next(made.parameters(), torch.empty(0)).dtype)
-    arguments = arguments_for(source, x.to(device=device, memory_format=TORCH_FORMATS[memory_format]))
-    return called_module(made.to(device), name, arguments)

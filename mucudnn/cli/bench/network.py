@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.config import Config
@@ -15,7 +15,7 @@ from mucudnn.words.problem import MemoryFormat
 @options.source
 @options.dtype
 @options.memory_formats
-@click.option("--rounds", type=options.Count(), help="Samples of each variant; default: 15.")
+@click.option("--rounds", type=parameters.Count(), help="Samples of each variant; default: 15.")
 @options.config(options.memory_bounds("none"), *options.MEASURING)
 @options.threads
 @options.device

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from mucudnn.bench.report.export import write_csv
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.terminal.files import FileCommand, OutputFolder
 from mucudnn.words.errors import InvalidInputError
 
@@ -39,11 +39,11 @@ def machine_name(device: str, capability: str, threads: int) -> str:
 
 @click.command(cls=FileCommand)
 @click.argument("results", metavar="DIR", type=OutputFolder())
-@click.option("--machine", type=options.Text("NAME", parse_name), help="Folder of this machine; default: its device.")
+@click.option("--machine", type=parameters.Text("NAME", parse_name), help="This machine's folder; default: its device.")
 @click.option(
     "--as",
     "version",
-    type=options.Text("NAME", parse_name),
+    type=parameters.Text("NAME", parse_name),
     help="Folder of this version; default: version and commit.",
 )
 @click.option("--history", "only_history", is_flag=True, help="Measure nothing: show what there is.")

@@ -6,7 +6,7 @@ import click
 
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.suites.training.setting import How, Precision
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.config import Config
@@ -20,29 +20,29 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @click.option(
     "--batch",
     "batch_sizes",
-    type=options.COUNTS,
+    type=parameters.COUNTS,
     help="Samples in a mini-batch: of all sources, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
 )
 @options.input_shape
 @click.option(
-    "--precisions", type=options.several(Precision), help="Which precisions; default: all that the device has."
+    "--precisions", type=parameters.several(Precision), help="Which precisions; default: all that the device has."
 )
 @options.memory_formats
 @click.option(
     "--variants",
-    type=options.several(Variant),
+    type=parameters.several(Variant),
     help="Which, beside torch's own, with which all are compared; default: all that the device has.",
 )
 @click.option(
     "--how",
-    type=options.choice(How),
+    type=parameters.choice(How),
     default=How.OPTIMIZE,
     show_default="optimize",
     help="How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
 )
 @options.rounds(9, "Samples of each variant, of a step or several.")
 @click.option(
-    "--seconds", type=options.Finite(min=0), help="When these are over, begin no further precision or memory format."
+    "--seconds", type=parameters.Finite(min=0), help="When these are over, begin no further precision or memory format."
 )
 @options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, *options.IN_STEPS)
 @options.threads

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.words.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mucudnn.bench.sources.layers import LayerTable
+    from mucudnn.bench.sources.layers import Layer, LayerTable
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.running.environment import Environment
     from mucudnn.tracing.headroom import Limits
@@ -87,3 +90,20 @@ def solve_stored(
         for note in notes:
             click.echo(f"Note: {note}", err=True)
         return of_table(table, replay(tasks, config, found)), notes
+
+
+def named_layer(table: LayerTable, name: str | None) -> Layer:
+    """Return the layer that goes by this name, alone or with equal ones; ``None``: the only one there is.
+
+    Raises ``InvalidInputError``.
+    """
+    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.names)}
+    if name in by_name:
+        return by_name[name]
+    if name is None and len(table.layers) == 1:
+        return table.layers[0]
+    close = get_close_matches(name or "", by_name, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
+    names = ", ".join(layer.names[0] for layer in table.layers)
+    raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")

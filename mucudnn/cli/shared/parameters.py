@@ -1,0 +1,192 @@
+"""Types of parameters, and the functions that read their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from math import isfinite
+from typing import Any, TypeVar
+
+import click
+
+from mucudnn.running.environment import require_known
+from mucudnn.words.errors import InvalidInputError, MucudnnError
+from mucudnn.words.problem import Pair
+from mucudnn.words.units import parse_bytes
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+LARGEST = 2**31 - 1  # number that libraries in C take
+MOST_SOLVED = 65536  # batch sizes, each of which is solved
+SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
+MOST_THREADS = 1024  # with very many more, OpenMP ends the process for want of memory
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
+    """A value that a function makes of the text; ``shown`` stands for it in --help.
+
+    The function's ``MucudnnError`` becomes a usage error, which names the option. Defaults are taken as they are.
+    """
+
+    def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
+        self.name = shown
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value) if isinstance(value, str) and not isinstance(value, StrEnum) else value
+        except MucudnnError as error:
+            return self.fail(str(error), param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.name
+
+
+class Finite(click.FloatRange):
+    """A number in a range, and neither infinite nor NaN, which compares as if it were in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
+
+
+class Count(click.IntRange):
+    """A whole number from least to most."""
+
+    def __init__(self, least: int = 1, most: int = LARGEST) -> None:
+        super().__init__(min=least)
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(SIZE, part) for part in parts):
+        raise InvalidInputError(f"{text!r} is no list of whole numbers from 1; write for example 1,8,32")
+    return tuple(map(int, parts))
+
+
+COUNTS = Text("N,...", _counts)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Read ascending numbers of ranks; dots before the last go on with the factor of the two before them.
+
+    Raises ``InvalidInputError``.
+
+    >>> parse_ranks("1,2,4,...,64"), parse_ranks("3, 5")
+    ((1, 2, 4, 8, 16, 32, 64), (3, 5))
+    """
+    given, dots, last = text.replace(" ", "").partition(",...,")
+    ranks = [*_counts(given)]
+    if dots:
+        end = _counts(last)[-1] if "," not in last else 0
+        factor = ranks[-1] // ranks[-2] if len(ranks) > 1 else 1
+        while 1 < factor <= end // ranks[-1]:
+            ranks.append(ranks[-1] * factor)
+        if ranks[-1] != end:
+            raise InvalidInputError(f"the ranks {text!r} do not go on to {end}; write all of them")
+    if ranks != sorted(set(ranks)):
+        raise InvalidInputError(f"the ranks {text!r} do not ascend; write them as 1,2,4,...,4096")
+    return tuple(ranks)
+
+
+def parse_filters(text: str) -> tuple[Pair, ...]:
+    """``3x3,5x5`` -> ((3, 3), (5, 5)); all -> (). Raises ``InvalidInputError``."""
+    parts = [] if text == "all" else [part.strip() for part in text.split(",")]
+    if wrong := [part for part in parts if re.fullmatch(f"{SIZE}x{SIZE}", part) is None]:
+        raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or all")
+    return tuple((int(r), int(s)) for r, _, s in (part.partition("x") for part in parts))
+
+
+def choice(kind: type[StrEnum]) -> Text:
+    """Return the type of one member of ``kind``, written with hyphens or underscores."""
+    return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
+
+
+def several(kind: type[StrEnum]) -> Text:
+    """Return the type of several members of ``kind``, comma-separated: a tuple in the order of ``kind``."""
+
+    def parse(text: str) -> tuple[StrEnum, ...]:
+        chosen = {_member(kind, part) for part in text.split(",")}
+        return tuple(member for member in kind if member in chosen)
+
+    return Text(",".join(_spellings(kind)), parse)
+
+
+def _spellings(kind: type[_Choice]) -> dict[str, _Choice]:
+    return {member.value.replace("_", "-"): member for member in kind}
+
+
+def _member(kind: type[_Choice], text: str) -> _Choice:
+    allowed = _spellings(kind)
+    spelling = text.strip().replace("_", "-")
+    if spelling not in allowed:
+        raise InvalidInputError(f"{text!r} is not known; allowed are {', '.join(allowed)}")
+    return allowed[spelling]
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """Read channels, height and width of one sample. Raises ``InvalidInputError``.
+
+    >>> parse_shape("3x224x224")
+    (3, 224, 224)
+    """
+    if re.fullmatch(rf"{SIZE}(x{SIZE}){{2}}", text) is None:
+        raise InvalidInputError(f"{text!r} is not channels x height x width of one sample; write for example 3x224x224")
+    c, h, w = map(int, text.split("x"))
+    return c, h, w
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read names that commas separate. Raises ``InvalidInputError`` where there is none.
+
+    >>> parse_names("gemm, direct")
+    ('gemm', 'direct')
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise InvalidInputError(
+            f"algorithms has no name in {text!r}; mucudnn doctor lists them: give some, or leave it out"
+        )
+    return names
+
+
+def parse_size(text: str) -> str:
+    """Check a size, which ``Config`` takes as text. Raises ``InvalidInputError``, also for none."""
+    if parse_bytes(text) is None:
+        raise InvalidInputError(f"{text!r} is no size; give one, such as 64MiB")
+    return text
+
+
+def parse_sizes(text: str) -> tuple[int | None, ...]:
+    """Read workspace limits, each once; none is no limit. Raises ``InvalidInputError``.
+
+    >>> parse_sizes("8MiB, none")
+    (8388608, None)
+    """
+    return tuple(dict.fromkeys(parse_bytes(part.strip()) for part in text.split(",")))
+
+
+def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a parser that refuses what this one refuses, and keeps the text: a ``Config`` takes it as text."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return check
+
+
+def parse_device(text: str) -> str:
+    """Take a device, be it there or not. Raises ``UnavailableError`` for what is none.
+
+    >>> parse_device("cuda:1")
+    'cuda:1'
+    """
+    if re.fullmatch(r"cuda:[0-9]{1,4}", text) is None:
+        require_known(text)
+    return text
