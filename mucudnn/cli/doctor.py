@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -31,22 +30,15 @@ if TYPE_CHECKING:
     from mucudnn.words.errors import UnavailableError
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that the machine has or lacks; ``remedy`` says how to get it, empty where nothing is amiss."""
+class Finding(NamedTuple):
+    """Something that the machine has or lacks; ``remedy`` says how to get it, empty where nothing is amiss.
+
+    Of an algorithm: the kinds of convolution that it computes, and why not the others.
+    """
 
     name: str
     state: str
     remedy: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AlgorithmFinding:
-    """Kinds of convolution that an algorithm computes, and why not the others."""
-
-    name: str
-    computes: tuple[str, ...]
-    reasons: tuple[str, ...]
 
 
 _REMEDY = re.compile(r"[;:] (?=install |pip install |see )")  # before what is to be done, in the words of errors
@@ -70,11 +62,12 @@ def doctor() -> None:
     from mucudnn.kernels.registry import algorithms
     from mucudnn.terminal.console import output
 
-    console = output()
-    console.print(machine_table([*machine(), *accelerators(), *packages()]))
-    console.print(algorithms_table("Algorithms on the CPU", [examine(algorithm) for algorithm in algorithms()]))
+    console, headings = output(), ("algorithm", "computes", "not")
+    found = (*machine(), *accelerators(), *packages())
+    console.print(_table("Machine", ("", "this machine", "to get it"), found))
+    console.print(_table("Algorithms on the CPU", headings, map(examine, algorithms())))
     for name, indices in gpus().items():
-        console.print(algorithms_table(f"Algorithms on {name} ({_devices(indices)})", on_gpu(indices[0])))
+        console.print(_table(f"Algorithms on {name} ({_devices(indices)})", headings, on_gpu(indices[0])))
 
 
 def machine() -> Iterator[Finding]:
@@ -92,8 +85,7 @@ def machine() -> Iterator[Finding]:
     yield Finding("oneDNN", here.library)
     yield compiled()
     yield proving()
-    yield stored(default_path(), here)
-    yield from barred(default_path(), here)
+    yield from stored(default_path(), here)
 
 
 def cores(threads: int, allowed: float) -> Finding:
@@ -119,17 +111,24 @@ def load(watch: Watch, here: Environment) -> Finding:
     return Finding("load", str(found), remedy)
 
 
-def stored(path: Path, here: Environment) -> Finding:
-    """Say where the measurements are, and how many of those of the CPU should be measured again."""
+def stored(path: Path, here: Environment) -> Iterator[Finding]:
+    """Say where the measurements are, how many of those of the CPU are doubtful, and what was barred when proven."""
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
 
     doubtful = 0
+    failed: list[Row] = []
     with suppress(MucudnnError), Database(path, read_only=True, create=False) as database:
         doubtful = len(database.doubtful_rows(here))
-    if not doubtful:
-        return Finding("database", str(path))
-    return Finding("database", f"{path}: {doubtful} of its times are doubtful", "mucudnn database refresh")
+        failed = [row for row in database.rows_that_count(here) if row["kind"] == "failure" and not row["passed_over"]]
+    if doubtful:
+        yield Finding("database", f"{path}: {doubtful} of its times are doubtful", "mucudnn database refresh")
+    else:
+        yield Finding("database", str(path))
+    if failed:
+        reasons = "; ".join(list(dict.fromkeys(str(row["reason"]) for row in failed))[-_MOST_REASONS:])
+        ways = f"{len(failed)} ways to compute a convolution: {reasons}"
+        yield Finding("barred", ways, "mucudnn check tells of a model")
 
 
 def proving() -> Finding:
@@ -142,25 +141,6 @@ def proving() -> Finding:
         reason = f"{_lacking(first_line(error))}; code of libraries is not tried, but torch's own as the model runs it"
         return Finding("proving process", reason, "let this process start others")
     return Finding("proving process", f"with {' and '.join(guards)}" if guards else "without checks of its heap")
-
-
-def barred(path: Path, here: Environment) -> Iterator[Finding]:
-    """Say what was barred on this machine when it was proven."""
-    from mucudnn.database.database import Database
-    from mucudnn.words.errors import MucudnnError
-
-    rows: list[Row] = []
-    with suppress(MucudnnError), Database(path, read_only=True, create=False) as database:
-        rows = [row for row in database.rows_that_count(here) if _is_barred(row)]
-    if rows:
-        reasons = "; ".join(list(dict.fromkeys(str(row["reason"]) for row in rows))[-_MOST_REASONS:])
-        yield Finding(
-            "barred", f"{len(rows)} ways to compute a convolution: {reasons}", "mucudnn check tells of a model"
-        )
-
-
-def _is_barred(row: Row) -> bool:
-    return row["kind"] == "failure" and not row["passed_over"]
 
 
 def compiled() -> Finding:
@@ -279,7 +259,7 @@ def _installed_cupy() -> tuple[str, str]:
     return "cupy", "installed, version unknown"
 
 
-def on_gpu(index: int) -> list[AlgorithmFinding]:
+def on_gpu(index: int) -> list[Finding]:
     """Examine the algorithms of a CUDA device, and the sources of more where they can be asked."""
     import torch
 
@@ -291,40 +271,29 @@ def on_gpu(index: int) -> list[AlgorithmFinding]:
         try:
             return [*findings, *(examine_source(source) for source in sources("cuda"))]
         except MucudnnError as error:
-            return [*findings, AlgorithmFinding("cudnn", (), (str(error),))]
+            return [*findings, Finding("cudnn", "nothing", str(error))]
 
 
-def examine_source(source: AlgorithmSource) -> AlgorithmFinding:
+def examine_source(source: AlgorithmSource) -> Finding:
     """Ask a source for every kind of convolution, for micro-batches of ``SAMPLES``."""
     offered = {kind: len(source.offered(problem, [SAMPLES])) for kind, problem in KINDS.items()}
-    computes = tuple(f"{kind} ({count} ways)" for kind, count in offered.items() if count)
-    lacking = [kind for kind, count in offered.items() if not count]
-    return AlgorithmFinding(source.name, computes, (f"offers nothing for {', '.join(lacking)}",) if lacking else ())
+    computes = ", ".join(f"{kind} ({count} ways)" for kind, count in offered.items() if count)
+    lacking = ", ".join(kind for kind, count in offered.items() if not count)
+    return Finding(source.name, computes or "nothing", f"offers nothing for {lacking}" if lacking else "")
 
 
-def examine(algorithm: Algorithm) -> AlgorithmFinding:
+def examine(algorithm: Algorithm) -> Finding:
     """Ask an algorithm for every kind of convolution."""
     refusals = {kind: algorithm.supports(problem) for kind, problem in KINDS.items()}
-    return AlgorithmFinding(
-        algorithm.name,
-        tuple(kind for kind, refusal in refusals.items() if refusal is None),
-        tuple(dict.fromkeys(refusal for refusal in refusals.values() if refusal is not None)),
-    )
+    computes = ", ".join(kind for kind, refusal in refusals.items() if refusal is None)
+    reasons = dict.fromkeys(refusal for refusal in refusals.values() if refusal is not None)
+    return Finding(algorithm.name, computes or "nothing", "; ".join(reasons))
 
 
-def machine_table(findings: list[Finding]) -> Table:
+def _table(title: str, headings: tuple[str, str, str], findings: Iterable[Finding]) -> Table:
     from rich.table import Table
 
-    table = Table("", "this machine", "to get it", title="Machine", title_justify="left")
+    table = Table(*headings, title=title, title_justify="left")
     for finding in findings:
-        table.add_row(finding.name, finding.state, finding.remedy)
-    return table
-
-
-def algorithms_table(title: str, findings: list[AlgorithmFinding]) -> Table:
-    from rich.table import Table
-
-    table = Table("algorithm", "computes", "not", title=title, title_justify="left")
-    for finding in findings:
-        table.add_row(finding.name, ", ".join(finding.computes) or "nothing", "; ".join(finding.reasons))
+        table.add_row(*finding)
     return table

@@ -76,16 +76,13 @@ def test_equal_gpus_are_told_together_with_what_computes_on_them(
 def test_what_a_source_offers_is_counted_by_kind() -> None:
     backend = FakeBackend()
     found = doctor.examine_source(CudnnEngines(backend))
-    assert found.name == "cudnn"
-    assert found.computes == tuple(f"{kind} (3 ways)" for kind in doctor.KINDS)
-    assert found.reasons == ()
+    assert found == ("cudnn", ", ".join(f"{kind} (3 ways)" for kind in doctor.KINDS), "")
 
 
 def test_a_source_that_offers_nothing_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeBackend, "offered", lambda self, problem, n: [])
     found = doctor.examine_source(CudnnEngines(FakeBackend()))
-    assert found.computes == ()
-    assert found.reasons == ("offers nothing for " + ", ".join(doctor.KINDS),)
+    assert found == ("cudnn", "nothing", "offers nothing for " + ", ".join(doctor.KINDS))
 
 
 @pytest.mark.usefixtures("gpus")
@@ -99,8 +96,8 @@ def test_a_gpu_without_cudnn_has_the_other_algorithms(monkeypatch: pytest.Monkey
         "cuDNN", "none: there is no cuDNN: it is gone", "install a CUDA build of torch"
     )
     native, *_, cudnn = doctor.on_gpu(0)
-    assert native.computes
-    assert (cudnn.name, cudnn.computes) == ("cudnn", ())
+    assert native.state != "nothing"
+    assert (cudnn.name, cudnn.state) == ("cudnn", "nothing")
 
 
 def test_a_cudnn_that_is_too_old_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,11 +197,11 @@ def test_the_load_is_told_without_a_database() -> None:
 
 def test_doubtful_times_are_told_with_a_remedy(tmp_path: Path) -> None:
     path, here, doubtful = tmp_path / "some.sqlite", current_environment(), replace(FAST, load=0.9)
-    assert doctor.stored(path, here) == doctor.Finding("database", str(path))
+    assert [*doctor.stored(path, here)] == [doctor.Finding("database", str(path))]
     with Database(path) as database:
         database.add(here, PROBLEM, 1, FAST)
-        assert doctor.stored(path, here) == doctor.Finding("database", str(path))
+        assert [*doctor.stored(path, here)] == [doctor.Finding("database", str(path))]
         database.add(here, replace(PROBLEM, c=2), 1, doubtful)
         database.add(replace(here, threads=here.threads + 1), PROBLEM, 1, doubtful)
-    found = doctor.stored(path, here)
+    (found,) = doctor.stored(path, here)
     assert (found.state, found.remedy) == (f"{path}: 1 of its times are doubtful", "mucudnn database refresh")
