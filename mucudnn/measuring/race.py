@@ -19,8 +19,7 @@ from mucudnn.measuring.proofs import UnprovenError
 from mucudnn.measuring.timing.candidate_errors import UnsoundError, give_back_cache, without_frames
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.measuring.timing.processor_use import ProcessorUse
-from mucudnn.measuring.timing.rounds import measure_in_turns
-from mucudnn.measuring.timing.timer import Clock, Timer, WallClock
+from mucudnn.measuring.timing.timer import Clock, Timer, WallClock, measure_in_turns
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.problem import ConvProblem

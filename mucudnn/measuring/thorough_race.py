@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.race import Entry, Race, RaceJob
 from mucudnn.measuring.thresholds import FIRST_MARGIN, MARGIN, OPTIMISM, OPTIMISM_WHEN_STORED
-from mucudnn.measuring.timing.rounds import measure_in_turns
-from mucudnn.measuring.timing.timer import Stop, Timer
+from mucudnn.measuring.timing.timer import Stop, Timer, measure_in_turns
 from mucudnn.words.results import Failure, Measurement, MicroConfig
 
 

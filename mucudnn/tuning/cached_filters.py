@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from math import prod
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from mucudnn.measuring.whole_runs import Machine
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.solver.division import Division, solve_wd
-from mucudnn.solver.front import DesirableSets, desirable_sets
+from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import is_gain
 from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.tuning.tuner import machine_and_database
@@ -300,19 +301,15 @@ def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configura
     configurations: dict[int, Configuration] = {}
     for one in tuned:  # the largest first: what was tuned for a smaller one overrides
         sets = desirable_sets(_with_cached(option.algorithm, one), one.batch_size)
-        configurations |= _smaller(option.algorithm, one, sets)
+        fastest = {n: sets.fastest(n, one.limit_bytes) for n in range(1, one.batch_size)}
+        configurations |= {n: c for n, c in fastest.items() if c is not None and option.algorithm in c.algorithms}
     return {**configurations, **option.configurations}
-
-
-def _smaller(name: str, tuned: TunedProblem, sets: DesirableSets) -> dict[int, Configuration]:
-    fastest = {n: sets.fastest(n, tuned.limit_bytes) for n in range(1, tuned.batch_size)}
-    return {n: found for n, found in fastest.items() if found is not None and name in found.algorithms}
 
 
 def _with_cached(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
     """Return the measurements, as if this algorithm's prepared filter were cached."""
     problem = tuned.problem
-    w_bytes = problem.item_bytes * problem.k * (problem.c // problem.groups) * problem.r * problem.s
+    w_bytes = problem.item_bytes * prod(problem.w_shape())
     fingerprint_s = FINGERPRINT_S + w_bytes / FINGERPRINT_BYTES_PER_S
     return [
         replace(m, setup_s=fingerprint_s, prepared_bytes=0) if m.micro_config.algorithm == name else m

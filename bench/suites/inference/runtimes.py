@@ -22,8 +22,7 @@ from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
 from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, store_model, version_of
-from mucudnn.measuring.timing.rounds import sample_in_rounds
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer, sample_in_rounds
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation

@@ -28,8 +28,7 @@ from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import memory_bound
 from mucudnn.bench.suites.memory.step_job import StepJob, Subject
 from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.rounds import sample_in_rounds
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.timing.timer import Clock, sample_in_rounds
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, Config

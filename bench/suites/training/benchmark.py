@@ -35,8 +35,7 @@ from mucudnn.bench.suites.training.setting import COLUMNS, PRECISIONS, How, Prec
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.rounds import sample_in_rounds
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.timing.timer import Clock, sample_in_rounds
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from mucudnn.measuring.timing.rounds import sample_in_rounds
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Stop, Timer
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Stop, Timer, sample_in_rounds
 from mucudnn.words.results import WholeRun
 
 

@@ -60,6 +60,5 @@ def test_nothing_is_known_where_nvml_is_missing_or_cannot_tell(
     assert current_reasons("GPU-other") == 0
 
 
-@pytest.mark.parametrize("reasons", [0x0, 0x1, 0x2, 0x3, 0x100])
-def test_nothing_is_said_of_an_idle_device_and_of_set_clocks(reasons: int) -> None:
-    assert throttling.throttling(reasons) == ""
+def test_nothing_is_said_of_an_idle_device_and_of_set_clocks() -> None:
+    assert not any(map(throttling.throttling, (0x0, 0x1, 0x2, 0x3, 0x100)))

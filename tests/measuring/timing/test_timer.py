@@ -10,8 +10,16 @@ import pytest
 from support.clock.machine import FakeClock
 
 from mucudnn.measuring.timing.comparison import QUICK, Rounds, compare_in_turns
-from mucudnn.measuring.timing.rounds import measure_in_turns, sample_in_rounds
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Stop, StoppingRule, Timer, WallClock, relative_spread
+from mucudnn.measuring.timing.timer import (
+    EVERY_ROUND,
+    Stop,
+    StoppingRule,
+    Timer,
+    WallClock,
+    measure_in_turns,
+    relative_spread,
+    sample_in_rounds,
+)
 from mucudnn.words.results import WholeRun
 
 
