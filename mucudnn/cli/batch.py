@@ -19,7 +19,6 @@ from mucudnn.words.config import Config
     "--up-to",
     type=parameters.Count(2, most=parameters.MOST_SOLVED),
     default=64,
-    show_default=True,
     help="The largest batch size of the sweep.",
 )
 @options.input_shape

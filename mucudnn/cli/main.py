@@ -87,7 +87,10 @@ def _lack_of_memory(error: Exception) -> str | None:
     return first_line(error) if is_out_of_memory(error) else None
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True},
+)
 @click.version_option(mucudnn.__version__, prog_name="mucudnn")
 def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""

@@ -39,7 +39,6 @@ def _latency(text: str) -> float:
     "--batch",
     type=parameters.Count(most=parameters.MOST_SOLVED),
     default=1024,
-    show_default=True,
     help="Samples of all ranks together, under strong scaling.",
 )
 @click.option(
@@ -53,7 +52,6 @@ def _latency(text: str) -> float:
     "--up-to",
     type=parameters.Count(2, most=parameters.MOST_SOLVED),
     default=64,
-    show_default=True,
     help="The largest local batch that is measured; larger ones are extrapolated.",
 )
 @click.option(
@@ -91,7 +89,6 @@ def _latency(text: str) -> float:
     "--overlap/--no-overlap",
     "overlaps",
     default=True,
-    show_default=True,
     help="Whether communication runs beside the backward pass; on CPUs it takes the same cores.",
 )
 @options.rounds(5, "Steps that are measured of each local batch.")

@@ -33,7 +33,6 @@ def _times(text: str) -> tuple[float, ...]:
     "--batch",
     type=parameters.Count(most=parameters.MOST_SOLVED),
     default=1024,
-    show_default=True,
     help="Samples of all devices together.",
 )
 @click.option(

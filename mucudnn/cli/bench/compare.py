@@ -33,7 +33,6 @@ def parse_tolerance(text: str) -> float:
     "--tolerance",
     type=parameters.Text("PERCENT", parse_tolerance),
     default="5%",
-    show_default=True,
     help="Changes up to this count as none.",
 )
 @click.option("--all", "all_rows", is_flag=True, help="Show the rows that are the same or undecided, too.")

@@ -107,7 +107,6 @@ class _Measuring:
     "--period",
     type=parameters.Count(2, most=_LONGEST_PERIOD),
     default=4,
-    show_default=True,
     help="Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
 )
 @click.option(
@@ -132,7 +131,6 @@ class _Measuring:
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     default="cpu",
-    show_default=True,
     help="Where to run: cpu (the ranks exchange over gloo), or cuda (over NCCL, each rank on the GPU of its number).",
 )
 @outputs("csv", "json", "out")

@@ -31,7 +31,6 @@ _TABLES = {
     "set_name",
     type=click.Choice(list(_TABLES)),
     default=_TRAINING,
-    show_default=True,
     help="Which of DeepBench's tables.",
 )
 @click.option(
@@ -48,7 +47,6 @@ _TABLES = {
     "limits",
     type=parameters.Text("SIZE,...", parameters.parse_sizes),
     default="8MiB,64MiB,512MiB",
-    show_default=True,
     help="Most memory that any one operation may take beside its tensors; several, each as 64MiB, or none.",
 )
 @click.option(

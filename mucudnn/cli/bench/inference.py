@@ -42,7 +42,6 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
         "--cache-budget",
         type=parameters.Text("SIZE", parameters.checked_by(parse_bytes)),
         default="none",
-        show_default=True,
         help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
     ),
     options.memory_bounds("none"),
@@ -60,10 +59,9 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @click.option(
     "--fuse/--no-fuse",
     default=True,
-    show_default=True,
     help="Whether ours in that comparison has batch norm, additions and ReLUs in its convolutions.",
 )
-@click.option("--layers/--no-layers", default=True, show_default=True, help="Time every convolution by itself.")
+@click.option("--layers/--no-layers", default=True, help="Time every convolution by itself.")
 @outputs("json", "out")
 def inference(
     source: str,

@@ -24,7 +24,6 @@ from mucudnn.words.problem import Pair
     "--limits",
     type=parameters.Text("SIZE,...", parameters.parse_sizes),
     default="8MiB,64MiB,128MiB,256MiB,512MiB",
-    show_default=True,
     help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
 )
 @options.rounds(7, "Least samples of each whole run; short calls get more.")

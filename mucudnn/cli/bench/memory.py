@@ -20,7 +20,6 @@ from mucudnn.words.problem import MemoryFormat
     "--runs",
     type=parameters.Count(least=0),
     default=3,
-    show_default=True,
     help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
 )
 @click.option(

@@ -62,7 +62,6 @@ def parse_configuration(text: str) -> Configuration:
     "--repetitions",
     type=parameters.Count(2),
     default=5,
-    show_default=True,
     help="Results compared bit by bit.",
 )
 @options.threads

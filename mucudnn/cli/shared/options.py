@@ -45,20 +45,18 @@ def together(*options: Decorator) -> Decorator:
 
 def batch(default: int | None = None) -> Decorator:
     """Add ``--batch``."""
-    return click.option("--batch", type=Count(), default=default, show_default=True, help="Samples in a mini-batch.")
+    return click.option("--batch", type=Count(), default=default, help="Samples in a mini-batch.")
 
 
 def rounds(default: int, what: str, least: int = 1) -> Decorator:
     """Add ``--rounds`` with a default; what: is repeated, in words."""
-    return click.option("--rounds", type=Count(least), default=default, show_default=True, help=what)
+    return click.option("--rounds", type=Count(least), default=default, help=what)
 
 
 input_shape = click.option(
     "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
 )
-dtype = click.option(
-    "--dtype", type=click.Choice(list(ITEM_BYTES)[::-1]), default="float32", show_default=True, help="Of all tensors."
-)
+dtype = click.option("--dtype", type=click.Choice(list(ITEM_BYTES)[::-1]), default="float32", help="Of all tensors.")
 memory_format = click.option(
     "--memory-format",
     type=choice(MemoryFormat),
@@ -71,10 +69,15 @@ memory_formats = click.option(
     "memory_formats",
     type=several(MemoryFormat),
     default=tuple(MemoryFormat),
-    help="Which memory formats; default: both.",
+    show_default="both",
+    help="Which memory formats.",
 )
 operations = click.option(
-    "--operations", type=several(Operation), default=tuple(Operation), help="Which operations; default: all three."
+    "--operations",
+    type=several(Operation),
+    default=tuple(Operation),
+    show_default="all three",
+    help="Which operations.",
 )
 database = click.option(
     "--database",
@@ -125,7 +128,6 @@ known_device = click.option(
     "--device",
     type=Text("TEXT", parse_device),
     default="cpu",
-    show_default=True,
     help="Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.",
 )
 device = together(known_device, _made_current)
@@ -139,7 +141,6 @@ def filters(option: str, default: str) -> Decorator:
         "filters",
         type=Text("RxS,...", parse_filters),
         default=default,
-        show_default=True,
         help="Only the layers with a filter of these sizes, or all.",
     )
 
@@ -195,7 +196,6 @@ first_call_time = click.option(
     "--first-call-time",
     type=_time,
     default=Config().first_call_time,
-    show_default=True,
     help="With --how enable: most measuring of a problem that is met, as 60s, or none: no bound but --time-limit.",
 )
 background = click.option(
@@ -211,7 +211,8 @@ limits_torch = click.option(
 share_tuning = click.option(
     "--share-tuning/--no-share-tuning",
     default=True,
-    help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 tells.  [default: together]",
+    show_default="together",
+    help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 tells.",
 )
 
 
@@ -234,7 +235,6 @@ def workspace_limit(default: str, headroom: bool = False) -> Decorator:
         "--workspace-limit",
         type=Text("SIZE", _limit_or_headroom if headroom else _limit),
         default=default,
-        show_default=True,
         help="Most memory that any one operation may take beside its tensors: as 64MiB, none"
         + (", or headroom: what is free below the peak of a training step." if headroom else ".")
         + " The right bound where calls run one after another: they share one buffer.",
