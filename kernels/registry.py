@@ -1,6 +1,6 @@
 """Lists every algorithm there is: ours, and those that other packages bring.
 
-A new one of ours is a file in its family's folder and a row here. The contract tests then pick it up.
+A new one of ours is a class in its family's folder and a row here. The contract tests then pick it up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CPU: tuple[Algorithm, ...] = (
     NATIVE_OTHER_FORMAT,
     GEMM,
     *direct.ALGORITHMS,
-    *compiled.PACKED,
+    *compiled.ALGORITHMS,
     *winograd.ALGORITHMS,
     *fft.ALGORITHMS,
     compiled.LOOP_NEST,

@@ -11,10 +11,9 @@ from rich.table import Table
 import mucudnn
 from mucudnn.bench.report.records import FORMAT_VERSION, Record
 from mucudnn.bench.report.tables import long_name, new_table, short_name
-from mucudnn.kernels.cudnn.barred import why_barred
 from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
 from mucudnn.kernels.cudnn.device import Device
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem

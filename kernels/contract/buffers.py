@@ -83,3 +83,17 @@ def suggests_channels_last(tensor: Tensor) -> bool:
             return False
         least = stride * size if size > 1 else stride
     return True
+
+
+def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
+    """Return which positions at ``offset + i * stride`` are inside an image of ``size``: the range of i, the elements.
+
+    >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
+    (slice(1, 3, None), slice(1, 4, 2))
+    """
+    first = min(max(0, -(offset // stride)), positions)
+    end = max(first, min(positions, (size - 1 - offset) // stride + 1))
+    if first == end:
+        return slice(0, 0), slice(0, 0)
+    start = offset + first * stride
+    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)

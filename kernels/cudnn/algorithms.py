@@ -22,8 +22,7 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
-from mucudnn.kernels.cudnn.barred import why_barred
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.cudnn.operation_graph import MOST_ALIGNED_BYTES
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

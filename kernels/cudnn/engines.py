@@ -21,6 +21,7 @@ from mucudnn.kernels.cudnn.constants import (
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.torch_settings import TorchSettings
 
 _MOST_KNOBS = 64  # of one engine; cuDNN 9.19 knows 44 types
 _MOST_NOTES = 32  # of one engine; cuDNN 9.19 knows 10
@@ -74,6 +75,22 @@ class Engine:
     @property
     def uses_tensor_cores(self) -> bool:
         return NumericalNote.TENSOR_CORE in self.numerical_notes
+
+
+def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | None:
+    """Return why the engine may not compute problems of this dtype, or ``None`` if it may."""
+    if not settings.cudnn:
+        return "an engine of cuDNN, and torch.backends.cudnn.enabled is off"
+    if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes:
+        return "rounds its inputs to a smaller type"
+    if dtype == "float32" and engine.uses_tensor_cores:
+        if settings.tf32_override == "0":
+            return "rounds to TF32, and NVIDIA_TF32_OVERRIDE is 0"
+        if not settings.allow_tf32:
+            return "rounds to TF32, and torch.backends.cudnn.allow_tf32 is off"
+    if settings.deterministic and not engine.deterministic:
+        return "not deterministic, and torch must be"
+    return None
 
 
 def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:

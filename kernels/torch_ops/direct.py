@@ -22,7 +22,7 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, inside, torch_dtype
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
@@ -53,8 +53,8 @@ class Phases:
     def pixels(self, phase: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
         """(rows, columns) in the phase, and (rows, columns) in the unpadded image, of the pixels that both have."""
         problem, offset = self.problem, self.offsets[phase]
-        rows = _meet(problem.h, self.height, problem.stride[0], offset[0] - problem.padding[0])
-        columns = _meet(problem.w, self.width, problem.stride[1], offset[1] - problem.padding[1])
+        rows = inside(offset[0] - problem.padding[0], problem.stride[0], problem.h, self.height)
+        columns = inside(offset[1] - problem.padding[1], problem.stride[1], problem.w, self.width)
         return (rows[0], columns[0]), (rows[1], columns[1])
 
 
@@ -230,15 +230,6 @@ def _as_image(layout: Phases, matrix: Tensor) -> Tensor:
     """View (groups, rows, channels) as (n, groups, channels, height, width)."""
     groups, _, channels = matrix.shape
     return matrix.view(groups, -1, layout.height, layout.width, channels).permute(1, 0, 4, 2, 3)
-
-
-def _meet(size: int, phase_size: int, stride: int, first: int) -> tuple[slice, slice]:
-    """Pixel i of a phase is pixel i * stride + first of a line of ``size``: the i that exist, and their pixels."""
-    begin = max(0, -(first // stride))
-    end = min(phase_size, (size - 1 - first) // stride + 1)
-    if end <= begin:
-        return slice(0, 0), slice(0, 0)
-    return slice(begin, end), slice(begin * stride + first, (end - 1) * stride + first + 1, stride)
 
 
 ALGORITHMS: tuple[Direct, ...] = (Direct(),)

@@ -26,7 +26,7 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
@@ -204,8 +204,8 @@ class _Tiling:
         step, channels = len(padded), images.shape[1]
         canvas = padded.flatten()[: step * channels * height * width].view(step, channels, height, width)
         canvas.zero_()
-        rows, image_rows = _overlap(before[0], images.shape[2], height)
-        columns, image_columns = _overlap(before[1], images.shape[3], width)
+        rows, image_rows = inside(-before[0], 1, images.shape[2], height)
+        columns, image_columns = inside(-before[1], 1, images.shape[3], width)
         windows = canvas.unfold(2, window[0], self.steps[0]).unfold(3, window[1], self.steps[1])
         for part, target in self._samples(images, spectrum):
             canvas[..., rows, columns].copy_(part[..., image_rows, image_columns])
@@ -248,13 +248,6 @@ class _Tiling:
 def _multiply(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None:
     accumulate = problem.operation is Operation.BACKWARD_FILTER
     multiply(problem.operation, x.flatten(0, 1), w.flatten(0, 1), y.flatten(0, 1), accumulate=accumulate)
-
-
-def _overlap(before: int, size: int, room: int) -> tuple[slice, slice]:
-    """Return where an image of ``size`` that starts at ``before`` lies in ``room`` elements, and which part of it."""
-    start, end = max(0, before), min(room, before + size)
-    end = max(start, end)
-    return slice(start, end), slice(start - before, end - before)
 
 
 def _good_length(at_least: int) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, torch_dtype
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
@@ -276,21 +276,7 @@ def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[
         stored = matrix.transpose(1, 2).view(groups, c, problem.r, problem.s, -1, p, q)
         taps = stored.permute(2, 3, 4, 0, 1, 5, 6)
     for r in range(problem.r):
-        rows = _inside(r * problem.dilation[0] - problem.padding[0], problem.stride[0], problem.h, p)
+        rows = inside(r * problem.dilation[0] - problem.padding[0], problem.stride[0], problem.h, p)
         for s in range(problem.s):
-            columns = _inside(s * problem.dilation[1] - problem.padding[1], problem.stride[1], problem.w, q)
+            columns = inside(s * problem.dilation[1] - problem.padding[1], problem.stride[1], problem.w, q)
             yield taps[r, s], rows, columns
-
-
-def _inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Return which positions at ``offset + i * stride`` are inside an image of ``size``: the range of i, the elements.
-
-    >>> _inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
-    (slice(1, 3, None), slice(1, 4, 2))
-    """
-    first = min(max(0, -(offset // stride)), positions)
-    end = max(first, min(positions, (size - 1 - offset) // stride + 1))
-    if first == end:
-        return slice(0, 0), slice(0, 0)
-    start = offset + first * stride
-    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)

@@ -16,12 +16,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import why_too_large
+from mucudnn.kernels.compiled.library import why_not, why_too_large
+from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd.tiling import tiling
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
@@ -33,9 +33,6 @@ class WinogradBackend(Protocol):
 
     For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Shapes as in ``Algorithm``.
     """
-
-    def supports(self, problem: ConvProblem) -> str | None:
-        """Return why this implementation cannot compute the problem, or ``None`` if it can."""
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         """Return the bytes for micro-batches of ``n`` samples."""
@@ -64,16 +61,16 @@ class WinogradBackend(Protocol):
         """Add the gradient, transformed back, to ``w``, in BACKWARD_FILTER."""
 
 
-# In order of preference; the last one supports everything.
-BACKENDS: tuple[WinogradBackend, ...] = (CompiledWinograd(), TorchWinograd())
+_IN_TORCH = TorchWinograd()
 
 
 @cache
-def backends_on_cuda() -> tuple[WinogradBackend, ...]:
-    """Return the same for CUDA, loaded where it is asked for."""
+def on_cuda() -> WinogradBackend:
+    """Return what computes on CUDA: our own functions, or torch's operators where nothing compiles those."""
     from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 
-    return CudaWinograd(), TorchWinograd()
+    ours = CudaWinograd()
+    return _IN_TORCH if ours.launcher.why_not() else ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +109,18 @@ class Winograd(BaseAlgorithm):
         tiles = tiling(self.matrices, problem, micro_batch_size)
         return 2 * tiles.count * self.matrices.a**2 * tiles.groups * tiles.source_channels * tiles.target_channels
 
+    @property
+    def entries(self) -> Entries:
+        return Entries("winograd", self.m)
+
+    def is_compiled(self, problem: ConvProblem) -> bool:
+        """Tell whether C++ computes it (compiled/winograd/winograd.cpp), in the cores' caches; else a backend."""
+        return self.device_type == "cpu" and why_not(problem) is None
+
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        return self._backend(problem).workspace(self.matrices, problem, micro_batch_size)
+        if self.is_compiled(problem):
+            return self.entries.workspace(problem, micro_batch_size)
+        return self._backend.workspace(self.matrices, problem, micro_batch_size)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu":
@@ -121,10 +128,12 @@ class Winograd(BaseAlgorithm):
         return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
+        if self.is_compiled(problem):
+            self.entries.open(problem, w, prepared)
+        elif problem.operation is Operation.BACKWARD_FILTER:
             prepared.zero_()
         else:
-            self._backend(problem).transform_filter(self.matrices, problem, w, prepared)
+            self._backend.transform_filter(self.matrices, problem, w, prepared)
 
     def step(
         self,
@@ -137,11 +146,10 @@ class Winograd(BaseAlgorithm):
         scratch: Tensor,
         epilogue: Epilogue | None = None,
     ) -> None:
-        backend = self._backend(problem)
-        if epilogue is not None:
-            assert isinstance(backend, CompiledWinograd)
-            backend.correlate(self.matrices, problem, x, y, bias, prepared, scratch, epilogue)
+        if self.is_compiled(problem):
+            self.entries.step(problem, x, w, y, bias, prepared, scratch, epilogue)
             return
+        backend = self._backend
         match problem.operation:
             case Operation.FORWARD:
                 backend.correlate(self.matrices, problem, x, y, bias, prepared, scratch)
@@ -151,11 +159,13 @@ class Winograd(BaseAlgorithm):
                 backend.accumulate(self.matrices, problem, x, y, prepared, scratch)
 
     def fuses(self, problem: ConvProblem) -> bool:
-        return isinstance(self._backend(problem), CompiledWinograd)
+        return self.is_compiled(problem)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
-            self._backend(problem).fold(self.matrices, problem, w, prepared)
+        if self.is_compiled(problem):
+            self.entries.close(problem, w, prepared)
+        elif problem.operation is Operation.BACKWARD_FILTER:
+            self._backend.fold(self.matrices, problem, w, prepared)
 
     def bound(
         self,
@@ -166,18 +176,14 @@ class Winograd(BaseAlgorithm):
         *,
         is_open: bool = False,
     ) -> BoundStage | None:
-        backend = self._backend(problem)
-        if not isinstance(backend, CompiledWinograd):
+        if not self.is_compiled(problem):
             return None
-        return backend.bound(self.matrices, problem, batch_size, slices, workspace, is_open=is_open)
+        return self.entries.bound(problem, batch_size, slices, workspace, is_open=is_open)
 
-    def _backend(self, problem: ConvProblem) -> WinogradBackend:
-        """Return the first that supports the problem; looked for in every call, so by a plain loop."""
-        backends = BACKENDS if self.device_type == "cpu" else backends_on_cuda()
-        for backend in backends[:-1]:
-            if backend.supports(problem) is None:
-                return backend
-        return backends[-1]
+    @property
+    def _backend(self) -> WinogradBackend:
+        """Return what computes a problem that is not ``is_compiled``."""
+        return on_cuda() if self.device_type == "cuda" else _IN_TORCH
 
 
 _UNIT_STRIDE = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))

@@ -33,9 +33,6 @@ class CudaWinograd:
 
     launcher: Launcher = field(default_factory=CupyLauncher)
 
-    def supports(self, problem: ConvProblem) -> str | None:
-        return self.launcher.why_not()
-
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         prepared, scratch = (
             _filter_part(matrices, problem),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, torch_dtype
+from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, inside, torch_dtype
 from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, kronecker
 from mucudnn.kernels.winograd.tiling import Tiling, tiling
 from mucudnn.words.problem import ConvProblem, Operation
@@ -26,9 +26,6 @@ _NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 class TorchWinograd:
     """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
-
-    def supports(self, problem: ConvProblem) -> str | None:
-        return None
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         prepared, scratch = _prepared_parts(matrices, problem), _scratch_parts(matrices, problem, n)
@@ -192,16 +189,9 @@ def _pad(image: Tensor, padded: Tensor, padding: tuple[int, int]) -> None:
     n, _, height, width = image.shape
     grouped = image.permute(0, 2, 3, 1).view(n, height, width, *padded.shape[3:])
     (to_rows, from_rows), (to_columns, from_columns) = (
-        _overlap(image.shape[2 + axis], padded.shape[1 + axis], padding[axis]) for axis in (0, 1)
+        inside(-padding[axis], 1, image.shape[2 + axis], padded.shape[1 + axis]) for axis in (0, 1)
     )
     padded[:, to_rows, to_columns].copy_(grouped[:, from_rows, from_columns])
-
-
-def _overlap(size: int, padded_size: int, offset: int) -> tuple[slice, slice]:
-    """Return where a line of ``size`` pixels, begun at ``offset``, meets [0, padded_size): there, and in the line."""
-    begin = min(max(offset, 0), padded_size)
-    end = max(begin, min(offset + size, padded_size))
-    return slice(begin, end), slice(begin - offset, end - offset) if end > begin else slice(0, 0)
 
 
 def _head(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from mucudnn.kernels.compiled.library import activation_number
+from mucudnn.kernels.compiled.stages import activation_number
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.eager import hot_path

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.library import CompiledStage, bound_stage, loaded_build
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.compiled.stages import CompiledStage, Entries
 from mucudnn.kernels.contract.algorithm import Bindable, Workspace, fuses
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS, torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
@@ -128,7 +129,7 @@ def test_what_does_not_belong_together_is_refused(
         declared.prepared_bytes + changes.get("prepared", 0), declared.scratch_bytes + changes.get("scratch", 0)
     )
     entry, tile = ("winograd", 4) if name == "winograd-4x4" else (name.replace("-", "_"), 0)
-    stage = bound_stage(entry, problem, 2, changes.get("slices", (slice(0, 2),)), workspace, tile=tile)
+    stage = Entries(entry, tile).bound(problem, 2, changes.get("slices", (slice(0, 2),)), workspace)
     with pytest.raises(InvalidInputError, match=message):
         run(stage, problem, 2)
 
@@ -137,7 +138,7 @@ def test_a_tile_that_is_not_compiled_is_refused() -> None:
     problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
     for tile, message in ((3, r"F\(3x3, 3x3\) with .* is not among the compiled ones"), (0, "outputs of a tile is 0")):
         with pytest.raises(InvalidInputError, match=message):
-            run(bound_stage("winograd", problem, 2, (slice(0, 2),), Workspace(2**18, 2**18), tile=tile), problem, 2)
+            run(Entries("winograd", tile).bound(problem, 2, (slice(0, 2),), Workspace(2**18, 2**18)), problem, 2)
 
 
 def test_what_runs_on_torchs_operators_cannot_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:

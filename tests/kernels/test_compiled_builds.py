@@ -14,7 +14,7 @@ from support.build_results import CHANNELS, DTYPES, HALF, Results, unlike_produc
 from support.places import SUPPORT, TESTS
 
 from mucudnn.kernels.compiled import library
-from mucudnn.kernels.compiled.algorithms import ImplicitGemm
+from mucudnn.kernels.compiled.algorithms import IMPLICIT_GEMM
 from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
@@ -123,7 +123,7 @@ def nothing_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_built")
 def test_where_nothing_was_built_implicit_gemm_says_why() -> None:
-    reason = ImplicitGemm().supports(PROBLEM)
+    reason = IMPLICIT_GEMM.supports(PROBLEM)
     assert reason is not None
     assert "plain was not built" in reason
     assert "install with a C++ compiler" in reason

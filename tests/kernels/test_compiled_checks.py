@@ -6,6 +6,7 @@ sizes never wrap.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.compiled.algorithms import ImplicitGemm
-from mucudnn.kernels.compiled.library import Geometry, Operand, build_name, library, loaded_build
+from mucudnn.kernels.compiled.algorithms import IMPLICIT_GEMM
+from mucudnn.kernels.compiled.library import Stage, build_name, library, loaded_build
+from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
@@ -53,8 +55,10 @@ def problem_for(name: str, operation: Operation, **changes: Any) -> ConvProblem:
     return ConvProblem(operation, **sizes)
 
 
-def shape_of(r: int, stride: int = 1, groups: int = 1) -> Geometry:
-    return Geometry(r, r, stride, stride, 0, 0, 1, 1, groups)
+def square(r: int, stride: int = 1, pixels: tuple[int, int] = (1, 1), c: int = 1, k: int = 1) -> ConvProblem:
+    """A problem with an output of this many pixels."""
+    h, w = ((size - 1) * stride + r for size in pixels)
+    return ConvProblem(Operation.FORWARD, c, h, w, k, r, r, stride=(stride, stride))
 
 
 @dataclass
@@ -179,36 +183,39 @@ def test_a_bias_of_another_dtype_is_refused(name: str) -> None:
     operands.assert_refused("step", "the bias has dtype torch.float64; it must be that of the problem, float32")
 
 
-def described(t: Tensor, element: int, size_bytes: int | None = None) -> Operand:
-    return Operand(t.data_ptr(), t.nbytes if size_bytes is None else size_bytes, *t.shape, False, element)
+def stage_of(problem: ConvProblem, n: int, tile: int = 0, **changes: Any) -> Stage:
+    """A stage of a call of n samples; changes: of its fields, or of x's and y's."""
+    stage = Entries("winograd", tile).stage(problem, (problem.x_shape(n), problem.w_shape(), problem.y_shape(n)))
+    for name, value in changes.items():
+        of, _, field = name.partition("_of_")
+        setattr(getattr(stage, field) if field else stage, of, value)
+    return stage
 
 
 @pytest.mark.parametrize(
     ("of_x", "of_y", "message"),
     [
-        ((0, 2 * 4 * 64), (0, None), "holds 512 bytes; in elements of 4 bytes its sizes are 1024 bytes"),
-        ((1, None), (1, None), "holds 1024 bytes; in elements of 2 bytes its sizes are 512 bytes"),
+        ((0, 512), (0, 1024), "holds 512 bytes; in elements of 4 bytes its sizes are 1024 bytes"),
+        ((1, 1024), (1, 1024), "holds 1024 bytes; in elements of 2 bytes its sizes are 512 bytes"),
         ((1, 512), (2, 512), "the type of elements of y is 2; the other operands make it 1"),
-        ((3, 512), (3, 512), "the type of elements is 3; allowed is 0 to 2"),
-        ((-1, 512), (-1, 512), "the type of elements is -1; allowed is 0 to 2"),
+        ((3, 2048), (3, 2048), "the type of elements is 3; allowed is 0 to 2"),
+        ((-1, 512), (-1, 512), "the type of elements is -1; allowed is 0 to 3"),
     ],
     ids=["half as many bytes", "twice as many bytes", "two types", "unknown", "negative"],
 )
 def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
-    of_x: tuple[int, int | None], of_y: tuple[int, int | None], message: str
+    of_x: tuple[int, int], of_y: tuple[int, int], message: str
 ) -> None:
-    x, y, u, scratch = torch.ones(1, 4, 8, 8), torch.ones(1, 4, 8, 8), torch.ones(2**14), torch.ones(2**16)
-    buffers = (u.data_ptr(), u.nbytes), (scratch.data_ptr(), scratch.nbytes)
-    described_x, described_y = described(x, *of_x), described(y, *of_y)
-    shape = Geometry(3, 3, 1, 1, 1, 1, 1, 1, 1)
-    with pytest.raises(InvalidInputError, match=message):
-        library().mucudnn_winograd_forward(
-            shape, 4, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
-        )
-    with pytest.raises(InvalidInputError, match=message):
-        library().mucudnn_implicit_gemm_forward(
-            shape, False, described_x, *buffers[0], None, 0, described_y, *buffers[1], 1, None
-        )
+    x, y, w, u, scratch = (torch.ones(size) for size in (512, 512, 2**10, 2**14, 2**16))
+    problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
+    described = {"element_of_x": of_x[0], "bytes_of_x": of_x[1], "element_of_y": of_y[0], "bytes_of_y": of_y[1]}
+    described |= {"prepared_bytes": u.nbytes, "scratch_bytes": scratch.nbytes, "slice_count": 1}
+    stage = stage_of(problem, 1, 4, phases=2, slices=(ctypes.c_int64 * 2)(0, 1), **described)
+    addresses = (tensor.data_ptr() for tensor in (x, w, y))
+    for entry in (library().mucudnn_winograd_stage, library().mucudnn_implicit_gemm_stage):
+        with pytest.raises(InvalidInputError, match=message):
+            entry(stage, *addresses, None, u.data_ptr(), scratch.data_ptr(), None)
+        addresses = (tensor.data_ptr() for tensor in (x, w, y))
 
 
 @pytest.mark.parametrize(
@@ -261,12 +268,12 @@ def test_text_where_an_enum_is_meant_writes_nothing_where_it_does_not_belong(nam
 
 def test_a_transform_that_is_not_compiled_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"F\(3x3, 3x3\) with the stride 1x1 .* is not among the compiled ones"):
-        library().mucudnn_winograd_prepared_bytes(shape_of(3), 3, 1, 1)
+        library().mucudnn_winograd_prepared_bytes(stage_of(square(3), 1, tile=3))
 
 
 def test_no_threads_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="number of threads is 0"):
-        library().mucudnn_winograd_scratch_bytes(shape_of(3), 4, False, 1, 1, 1, 1, 1, 0)
+        library().mucudnn_winograd_scratch_bytes(stage_of(square(3), 1, tile=4, threads=0))
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -320,9 +327,9 @@ def defined_scratch_bytes(
 def test_scratch_is_the_definition_in_whole_numbers(c: int, k: int, threads: int) -> None:
     for m, r, stride in ((2, 3, 1), (4, 3, 1), (6, 3, 1), (2, 5, 1), (4, 5, 1), (4, 3, 2)):
         for n in (*range(1, 40), 1000, 123_457, *BILLIONS):
-            for pixels in ((1, 1), (14, 13), (56, 56), (1_201, 999)):
-                shape = shape_of(r, stride)
-                size = library().mucudnn_winograd_scratch_bytes(shape, m, False, n, c, k, *pixels, threads)
+            for pixels in ((1, 1), (14, 13), (56, 56), (401, 333)):
+                stage = stage_of(square(r, stride, pixels, c, k), n, m, threads=threads)
+                size = library().mucudnn_winograd_scratch_bytes(stage)
                 assert size == defined_scratch_bytes(m, r, stride, n, c, k, pixels, threads), (m, r, n, pixels)
 
 
@@ -338,15 +345,16 @@ def test_a_batch_that_64_bits_cannot_count_is_refused_or_needs_as_much(name: str
 
 
 def test_channels_whose_filter_64_bits_cannot_count_are_refused() -> None:
+    channels = {"size_1_of_x": 2**30, "size_1_of_y": 2**30}
     with pytest.raises(InvalidInputError, match="needs more than 64 bits"):
-        library().mucudnn_winograd_prepared_bytes(shape_of(3, groups=2**30), 6, 2**30, 2**30)
+        library().mucudnn_winograd_prepared_bytes(stage_of(square(3), 1, tile=6, **channels))
     with pytest.raises(InvalidInputError, match=r"is 1073741825; allowed is 1 to 1073741824"):
-        library().mucudnn_winograd_prepared_bytes(shape_of(3), 6, 2**30 + 1, 1)
+        library().mucudnn_winograd_prepared_bytes(stage_of(square(3), 1, tile=6, size_1_of_x=2**30 + 1))
 
 
 def test_what_is_too_large_for_the_compiled_algorithms_has_a_reason() -> None:
     wide = ConvProblem(Operation.FORWARD, 1, 1, 2**30 + 1, 1, 1, 1)
-    assert ImplicitGemm().supports(wide) == "a size is 1073741825; the compiled algorithms take up to 1073741824"
+    assert IMPLICIT_GEMM.supports(wide) == "a size is 1073741825; the compiled algorithms take up to 1073741824"
 
 
 @by_operation
@@ -358,4 +366,4 @@ def test_a_stride_far_beyond_the_map_costs_nothing(operation: Operation, memory_
     )
     call = Call(problem, 2)
     expected = reference(problem, call.x, call.w, call.y)
-    assert relative_l2_error(call.run(ImplicitGemm(), [1, 1]), expected) < 1e-6
+    assert relative_l2_error(call.run(IMPLICIT_GEMM, [1, 1]), expected) < 1e-6

@@ -19,8 +19,6 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.kernels.winograd import torch_backend as winograd_torch
-from mucudnn.kernels.winograd.algorithms import backends_on_cuda
-from mucudnn.kernels.winograd.compiled_backend import CompiledWinograd
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
@@ -38,7 +36,7 @@ LOOSER = {"winograd-6x6": 10.0}  # as in the contract
 @pytest.fixture(autouse=True)
 def winograd_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other backend for CUDA needs a device."""
-    monkeypatch.setattr(winograd, "backends_on_cuda", lambda: (TorchWinograd(),))
+    monkeypatch.setattr(winograd, "on_cuda", TorchWinograd)
 
 
 @pytest.fixture
@@ -212,8 +210,8 @@ def test_transforms_are_of_whole_micro_batches(
 @pytest.mark.parametrize("name", WINOGRADS)
 @pytest.mark.parametrize("operation", Operation)
 def test_winograd_is_never_the_processors_compiled_one(name: str, operation: Operation) -> None:
-    assert not any(isinstance(backend, CompiledWinograd) for backend in backends_on_cuda())
     a = algorithm(name, "cuda")
     problem, n, _ = geometry("same-5x5" if "5x5" in name else "same-3x3", operation)
+    assert not a.is_compiled(problem)  # type: ignore[attr-defined]
     assert a.supports(problem) is None
     assert a.workspace(problem, n) == TorchWinograd().workspace(a.matrices, problem, n)  # type: ignore[attr-defined]

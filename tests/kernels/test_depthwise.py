@@ -8,13 +8,14 @@ import pytest
 import torch
 from support.half_precision import assert_half_is_float32_rounded_once
 
-from mucudnn.kernels.compiled.algorithms import Depthwise
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.registry import algorithm
 from mucudnn.testing.checks import threads
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
+DEPTHWISE = algorithm("depthwise")
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 by_operation = pytest.mark.parametrize("operation", Operation)
 by_format = pytest.mark.parametrize("memory_format", MemoryFormat)
@@ -57,7 +58,7 @@ def test_every_kind_of_window_is_the_convolution(case: str, memory_format: Memor
     problem = depthwise(operation, channels, size, taps, memory_format=memory_format, **changes)
     call = Call(problem, 3)
     expected = reference(problem, call.x, call.w, call.y)
-    assert relative_l2_error(call.run(Depthwise(), [2, 1]), expected) < 2e-6  # long sums of dw
+    assert relative_l2_error(call.run(DEPTHWISE, [2, 1]), expected) < 2e-6  # long sums of dw
 
 
 @by_operation
@@ -83,7 +84,7 @@ def test_multipliers_and_small_groups(
         )
         call = Call(problem, 2)
         expected = reference(problem, call.x, call.w, call.y)
-        assert relative_l2_error(call.run(Depthwise(), [2]), expected) < 1e-6
+        assert relative_l2_error(call.run(DEPTHWISE, [2]), expected) < 1e-6
 
 
 @by_operation
@@ -95,7 +96,7 @@ def test_half_precision_is_float32_rounded_once(
 ) -> None:
     channels, size, taps, changes = WINDOWS[case]
     problem = depthwise(operation, channels, size, taps, memory_format=memory_format, dtype=dtype, **changes)
-    assert_half_is_float32_rounded_once(Depthwise(), problem, [2, 1])
+    assert_half_is_float32_rounded_once(DEPTHWISE, problem, [2, 1])
 
 
 @by_operation
@@ -108,7 +109,7 @@ def test_half_precision_of_small_groups_is_float32_rounded_once(
     problem = ConvProblem(
         operation, c, size, size, k, 3, 3, padding=(1, 1), groups=groups, memory_format=memory_format, dtype="bfloat16"
     )
-    assert_half_is_float32_rounded_once(Depthwise(), problem, [2])
+    assert_half_is_float32_rounded_once(DEPTHWISE, problem, [2])
 
 
 @by_operation
@@ -122,7 +123,7 @@ def test_the_number_of_threads_does_not_change_a_bit(
     for count in (1, 2, 5):
         torch.manual_seed(0)
         with threads(count):
-            results.append(Call(problem, 5).run(Depthwise(), [5]).clone())
+            results.append(Call(problem, 5).run(DEPTHWISE, [5]).clone())
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -133,7 +134,7 @@ def test_a_pixel_that_is_no_number_spoils_the_taps_that_meet_it(size: int, memor
     problem = depthwise(Operation.BACKWARD_FILTER, 9, size, 3, padding=(0, 0), memory_format=memory_format)
     call = Call(problem, 2)
     call.x[1, 4, 2, size - 1] = torch.nan
-    spoilt = call.run(Depthwise(), [2]).isnan()
+    spoilt = call.run(DEPTHWISE, [2]).isnan()
     assert spoilt[4, 0].tolist() == [[False, False, True]] * 3
     assert spoilt.sum() == 3
 
@@ -141,9 +142,9 @@ def test_a_pixel_that_is_no_number_spoils_the_taps_that_meet_it(size: int, memor
 @by_operation
 def test_what_is_left_to_other_algorithms_has_a_reason(operation: Operation) -> None:
     plain = ConvProblem(operation, 8, 9, 9, 8, 3, 3)
-    assert "of 1 groups; direct sums take 2 groups or more" in str(Depthwise().supports(plain))
+    assert "of 1 groups; direct sums take 2 groups or more" in str(DEPTHWISE.supports(plain))
     wide = ConvProblem(operation, 32, 9, 9, 16, 3, 3, groups=2)
-    assert "a group has up to 16 channels, of 2 groups" in str(Depthwise().supports(wide))
+    assert "a group has up to 16 channels, of 2 groups" in str(DEPTHWISE.supports(wide))
     dilated = depthwise(operation, 4, 400, 3, dilation=(1, 100), padding=(0, 0))
-    assert "the filter extends over 201 pixels; direct sums take up to 128" in str(Depthwise().supports(dilated))
-    assert Depthwise().supports(depthwise(operation, 4, 40, 31)) is None
+    assert "the filter extends over 201 pixels; direct sums take up to 128" in str(DEPTHWISE.supports(dilated))
+    assert DEPTHWISE.supports(depthwise(operation, 4, 40, 31)) is None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mucudnn.kernels.compiled.algorithms import ImplicitGemm
+from mucudnn.kernels.compiled.algorithms import IMPLICIT_GEMM
 from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.testing.guarded_call import Call
@@ -41,7 +41,7 @@ def error_of(problem: ConvProblem, micro_batches: tuple[int, ...] = (2, 1)) -> f
     expected = reference(problem, call.x, call.w, call.y)
     if bias is not None:
         expected = expected + bias.double().view(1, -1, 1, 1)
-    return relative_l2_error(call.run(ImplicitGemm(), list(micro_batches), bias), expected)
+    return relative_l2_error(call.run(IMPLICIT_GEMM, list(micro_batches), bias), expected)
 
 
 @by_operation
@@ -82,7 +82,7 @@ def test_the_gradient_of_a_first_layer_has_the_same_bits_in_every_run(memory_for
     torch.set_num_threads(3)
     problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 40, 40, 16, 7, 7, (2, 2), (3, 3), memory_format=memory_format)
     call = Call(problem, 4)
-    first = call.run(ImplicitGemm(), [4]).clone()
+    first = call.run(IMPLICIT_GEMM, [4]).clone()
     for _ in range(5):
         call.w.zero_()
-        assert torch.equal(call.run(ImplicitGemm(), [4]), first)
+        assert torch.equal(call.run(IMPLICIT_GEMM, [4]), first)

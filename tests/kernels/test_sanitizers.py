@@ -16,10 +16,11 @@ from mucudnn.testing.guarded_call import sanitizer
 IS_ASKED_FOR = bool(os.environ.get("MUCUDNN_SANITIZE"))
 pytestmark = pytest.mark.skipif(not IS_ASKED_FOR, reason="only under make sanitize")
 BEGIN = """
-from ctypes import byref
 import torch
 from mucudnn.testing.guarded_call import GuardedMemory
-from mucudnn.kernels.compiled.library import Geometry, Operand, library
+from mucudnn.kernels.compiled.library import library
+from mucudnn.kernels.compiled.stages import Entries
+from mucudnn.words.problem import ConvProblem, Operation
 
 guarded, memory = GuardedMemory(), torch.zeros(4096, dtype=torch.uint8)
 part = guarded.buffer(100)
@@ -34,10 +35,9 @@ WRONG = {  # each lies about a buffer, which no check can see
         "AddressSanitizer: use-after-poison",
     ),
     "misaligned floats": (
-        "w = Operand(memory.data_ptr(), 36, 1, 1, 3, 3, False);"
-        "u = torch.zeros(2**16, dtype=torch.uint8);"
-        "g = Geometry(3, 3, 1, 1, 0, 0, 1, 1, 1);"
-        "library().mucudnn_winograd_transform_filter(g, 2, False, byref(w), u.data_ptr() + 1, u.nbytes - 1, 1)",
+        "problem = ConvProblem(Operation.FORWARD, 1, 3, 3, 1, 3, 3);"
+        "u = torch.zeros(2**16, dtype=torch.uint8)[1:];"
+        "Entries('winograd', 2).open(problem, torch.zeros(problem.w_shape()), u)",
         "misaligned address",
     ),
 }

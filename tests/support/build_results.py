@@ -87,7 +87,7 @@ def unlike_products(dtype: str, memory_format: MemoryFormat, channels: int) -> i
     call.x.zero_()[0, -1] = every.view(256, 256)
     call.w.fill_(1)[:, -1] = factors.view(-1, 1, 1)
     expected = (every.float() * factors.float().view(-1, 1)).to(of_dtype)
-    computed = call.run(compiled.ImplicitGemm(), [1])[0].flatten(1)
+    computed = call.run(compiled.IMPLICIT_GEMM, [1])[0].flatten(1)
     return int(((computed != expected) & ~(computed.isnan() & expected.isnan())).sum())
 
 
@@ -121,8 +121,8 @@ def _takes(algorithm: Algorithm, name: str) -> bool:
 def _algorithms() -> Iterator[tuple[Algorithm, int, Pair]]:
     """With the size and the stride of the filter."""
     yield from ((algorithm, algorithm.r, (algorithm.stride, algorithm.stride)) for algorithm in winograd.ALGORITHMS)
-    yield from ((compiled.Pointwise(), 1, (stride, 1)) for stride in (1, 2))
-    direct = (compiled.ImplicitGemm(), compiled.Depthwise(), compiled.LOOP_NEST)
+    yield from ((compiled.POINTWISE, 1, (stride, 1)) for stride in (1, 2))
+    direct = (compiled.IMPLICIT_GEMM, compiled.DEPTHWISE, compiled.LOOP_NEST)
     yield from ((algorithm, 3, (2, 1)) for algorithm in direct)
 
 

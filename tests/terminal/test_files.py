@@ -19,6 +19,8 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.terminal.files import beside, require_writable, whole_file, whole_text
 from mucudnn.words.errors import OutputError
 
+FILES = ("result.json", "result.json.new")
+
 
 def only(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -40,6 +42,13 @@ def test_a_file_is_what_it_was_until_the_new_one_is_whole(tmp_path: Path, fault:
         write_half()
     assert json.loads(path.read_text()) == {"a": 1}
     assert only(tmp_path) == ["result.json"], "something is left behind"
+
+
+def test_nobody_elses_file_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "result.json.new").write_text("mine")
+    write_json(tmp_path / "result.json", {})
+    assert (tmp_path / "result.json.new").read_text() == "mine"
+    assert only(tmp_path) == sorted(FILES)
 
 
 def test_a_link_stays_a_link_to_a_file_that_is_whole(tmp_path: Path) -> None:

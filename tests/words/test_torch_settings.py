@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mucudnn.kernels.cudnn.barred import why_barred
 from mucudnn.kernels.cudnn.constants import NumericalNote
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
 
 EXACT, TENSOR_CORE, ROUNDED, ANY_ORDER = (

@@ -9,6 +9,7 @@ extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
       FLOAT32, BFLOAT16, FLOAT16, FLOAT64,
       IDENTITY, RELU, RELU6, SILU,
       FORWARD, BACKWARD_DATA, BACKWARD_FILTER,
+      OPEN, STEP, CLOSE,
   };
   return numbers;
 }

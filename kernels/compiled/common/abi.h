@@ -19,10 +19,14 @@ struct TensorArgument {
   ptrdiff_t stride_w() const { return channels_last ? c : 1; }
 
   // last: of the types that are allowed.
-  void require(const char* name, Element last = FLOAT16) const {
+  void require_sizes(const char* name, Element last = FLOAT16) const {
     require_between("the type of elements", element, FLOAT32, last);
     for (const int64_t size : {c, h, w}) require_size(name, size);
     require_between(name, n, 1, INT64_MAX);
+  }
+
+  void require(const char* name, Element last = FLOAT16) const {
+    require_sizes(name, last);
     require_all_bytes(name, bytes, times(times(n, c), times(h, w)), elements().element_bytes());
   }
 
@@ -101,15 +105,22 @@ inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dila
   return (padded - extent) / stride + 1;
 }
 
-// x and y as in forward.
-inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
+// x and y as in forward, with data or without.
+inline void require_shapes(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
                            Element last = FLOAT16) {
   g.require();
-  x.require("x", last);
-  y.require("y", last);
+  x.require_sizes("x", last);
+  y.require_sizes("y", last);
   require_same_elements(x, y);
   require_groups(g.groups, x.c, y.c);
   require_equal("the number of samples of y", y.n, x.n);
   require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
   require_equal("the width of y", y.w, output_size(x.w, g.pad_w, g.s, g.dilation_w, g.stride_w));
+}
+
+inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
+                           Element last = FLOAT16) {
+  x.require("x", last);
+  y.require("y", last);
+  require_shapes(g, x, y, last);
 }

@@ -1,4 +1,4 @@
-// All that one algorithm computes in a call, in one entry: it prepares, takes its slices of the mini-batch one after the
+// All that one algorithm computes in a call, in one entry: it opens, takes its slices of the mini-batch one after the
 // other, and closes. From Python each of these would be a call of its own.
 #pragma once
 
@@ -6,22 +6,35 @@
 
 enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 
+enum Phase : int64_t { OPEN = 1, STEP = 2, CLOSE = 4 };  // their sum is what is computed
+
 // What does not change from call to call. x, w, y: of the whole mini-batch, without data.
-// is_open: whether an earlier call has prepared the filter.
 struct Stage {
   Geometry geometry;
   TensorArgument x, w, y;
-  int64_t operation, is_open, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
+  int64_t operation, phases, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
   const int64_t* slices;  // the first sample of each, and how many
 
+  bool backward_data() const { return operation == BACKWARD_DATA; }
+  const TensorArgument& in() const { return backward_data() ? y : x; }
+  const TensorArgument& out() const { return backward_data() ? x : y; }
   int thread_count() const {
     require_threads(threads);
     return int(threads);
   }
+  void require_prepared(int64_t needs) const { require_bytes("prepared", prepared_bytes, needs); }
+  void require_scratch(int64_t needs) const { require_bytes("scratch", scratch_bytes, needs); }
 };
 
-struct Addresses {
-  void *x, *w, *y;
+// One micro-batch of a call, and the buffers of all of it.
+struct Slice {
+  TensorArgument x, w, y;
+  void* bias;
+  float *prepared, *scratch;
+  EpilogueArgument epilogue;  // of y
+
+  const TensorArgument& in(const Stage& stage) const { return stage.backward_data() ? y : x; }
+  const TensorArgument& out(const Stage& stage) const { return stage.backward_data() ? x : y; }
 };
 
 inline void set_to_zero(void* data, int64_t bytes, int threads) {
@@ -43,58 +56,54 @@ inline TensorArgument samples(TensorArgument images, void* data, int64_t first, 
 inline EpilogueArgument of_slice(const EpilogueArgument* whole, const Stage& stage, const void* y,
                                  const TensorArgument& slice) {
   if (!whole || !whole->added) return {nullptr, 0, whole ? whole->activation : IDENTITY};
-  require_equal("the number of bytes that are added to y", whole->bytes, stage.y.bytes);
+  const int64_t element_bytes = stage.y.elements().element_bytes();
+  require_all_bytes("what is added to y", whole->bytes, stage.y.bytes / element_bytes, element_bytes);
   const ptrdiff_t offset = static_cast<const char*>(slice.data) - static_cast<const char*>(y);
   return {static_cast<char*>(whole->added) + offset, slice.bytes, whole->activation};
 }
 
-// open and close take w, step takes x and y of a slice. In backward filter nothing is prepared but zeros, to which all
-// steps add; elsewhere nothing is closed. Returns 0, or the first refusal.
-template <class Open, class Step, class Close>
-int64_t run_stage(const Stage& stage, const Addresses& at, float* prepared, Open open, Step step, Close close) {
-  const bool of_filter = stage.operation == BACKWARD_FILTER;
+// Runs the phases of a stage. In backward filter nothing is prepared but zeros, to which all steps add; elsewhere
+// nothing is closed. An Algorithm has static functions, which refuse (checks.h) before they touch memory:
+//   prepared_bytes(stage), scratch_bytes(stage): what a call needs
+//   open(stage, w, prepared), correlate(stage, slice): forward, and backward data
+//   accumulate(stage, slice), close(stage, dw, prepared): backward filter
+template <class Algorithm>
+int64_t run_stage(const Stage& stage, void* x, void* w, void* y, void* bias, float* prepared, float* scratch,
+                  const EpilogueArgument* epilogue) {
   require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
+  if (epilogue) require_equal("the operation that an epilogue follows", stage.operation, FORWARD);
   stage.x.require("x", FLOAT64);  // steps know better what they take
   stage.y.require("y", FLOAT64);
-  TensorArgument w = stage.w;
-  w.data = at.w;
-  if (of_filter) set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());
-  if (const int64_t result = of_filter || stage.is_open ? 0 : open(w); result < 0) return result;
-  for (int64_t i = 0; i < stage.slice_count; ++i) {
+  const bool of_filter = stage.operation == BACKWARD_FILTER;
+  TensorArgument of_w = stage.w;
+  of_w.data = w;
+  if (stage.phases & OPEN && of_filter) set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());
+  if (stage.phases & OPEN && !of_filter) Algorithm::open(stage, of_w, prepared);
+  for (int64_t i = 0; i < (stage.phases & STEP ? stage.slice_count : 0); ++i) {
     const int64_t first = stage.slices[2 * i], count = stage.slices[2 * i + 1];
     require_between("the first sample of a slice", first, 0, stage.x.n - 1);
     require_between("the number of samples of a slice", count, 1, stage.x.n - first);
     require_equal("the number of samples of y", stage.y.n, stage.x.n);
-    const int64_t result = step(samples(stage.x, at.x, first, count), samples(stage.y, at.y, first, count));
-    if (result < 0) return result;
+    Slice slice{samples(stage.x, x, first, count), of_w, samples(stage.y, y, first, count), bias, prepared, scratch, {}};
+    slice.epilogue = of_slice(epilogue, stage, y, slice.y);
+    of_filter ? Algorithm::accumulate(stage, slice) : Algorithm::correlate(stage, slice);
   }
-  return of_filter ? close(w) : 0;
+  if (stage.phases & CLOSE && of_filter) Algorithm::close(stage, of_w, prepared);
+  return 0;
 }
 
-// The same for algorithms whose entries have these parameters (packed_filter.py has the same in Python):
-//   pack_filter(geometry, backward data, w, packed, bytes, threads)
-//   forward(geometry, backward data, in, packed, bytes, bias, bytes, out, scratch, bytes, threads, epilogue or null)
-//   accumulate(geometry, x, dy, sums, bytes, scratch, bytes, threads)
-//   add_filter_gradient(geometry, sums, bytes, dw, threads)
-template <class Bias, class PackFilter, class Forward, class Accumulate, class AddFilterGradient>
-int64_t run_packed_filter_stage(const Stage& stage, const Addresses& at, Bias* bias, float* prepared, float* scratch,
-                                const EpilogueArgument* epilogue, PackFilter pack_filter, Forward forward,
-                                Accumulate accumulate, AddFilterGradient add_filter_gradient) {
-  const Geometry* g = &stage.geometry;
-  const bool backward = stage.operation == BACKWARD_DATA;
-  const int threads = stage.thread_count();
-  const auto open = [&](const TensorArgument& w) -> int64_t {
-    return pack_filter(g, backward, &w, prepared, stage.prepared_bytes, threads);
-  };
-  const auto step = [&](const TensorArgument& x, const TensorArgument& y) -> int64_t {
-    if (stage.operation == BACKWARD_FILTER)
-      return accumulate(g, &x, &y, prepared, stage.prepared_bytes, scratch, stage.scratch_bytes, threads);
-    const EpilogueArgument of_y = of_slice(epilogue, stage, at.y, y);
-    return forward(g, backward, backward ? &y : &x, prepared, stage.prepared_bytes, bias, stage.bias_bytes,
-                   backward ? &x : &y, scratch, stage.scratch_bytes, threads, backward ? nullptr : &of_y);
-  };
-  const auto close = [&](const TensorArgument& w) -> int64_t {
-    return add_filter_gradient(g, prepared, stage.prepared_bytes, &w, threads);
-  };
-  return run_stage(stage, at, prepared, open, step, close);
-}
+// The entries of an algorithm, which Python calls. All return 0, a size, or why they refused (checks.h).
+#define MUCUDNN_ENTRIES(name, Algorithm)                                                                              \
+  extern "C" {                                                                                                        \
+  __attribute__((visibility("default"))) int64_t mucudnn_##name##_prepared_bytes(const Stage* stage) {                \
+    return refusable([&] { return Algorithm::prepared_bytes(*stage); });                                              \
+  }                                                                                                                   \
+  __attribute__((visibility("default"))) int64_t mucudnn_##name##_scratch_bytes(const Stage* stage) {                 \
+    return refusable([&] { return Algorithm::scratch_bytes(*stage); });                                               \
+  }                                                                                                                   \
+  __attribute__((visibility("default"))) int64_t mucudnn_##name##_stage(                                              \
+      const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared, float* scratch,                     \
+      const EpilogueArgument* epilogue) {                                                                             \
+    return refusable([&] { return run_stage<Algorithm>(*stage, x, w, y, bias, prepared, scratch, epilogue); });       \
+  }                                                                                                                   \
+  }

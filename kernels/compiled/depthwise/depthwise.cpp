@@ -14,26 +14,12 @@ using namespace depthwise;
 
 namespace {
 
-int64_t prepared_bytes(const FilterShape& shape, bool of_gradient) {
+int64_t filter_bytes(const FilterShape& shape, bool of_gradient) {
   return bytes_of(times(shape.packed.floats(), of_gradient ? parts_of_batch(shape.packed) : 1));
 }
 
-void require_filter(const Geometry& g, bool backward_data, bool of_gradient, const TensorArgument& w, int64_t prepared,
-                    int threads) {
-  g.require();
-  w.require_filter(g.groups, g.r, g.s);
-  require_bytes("prepared", prepared, prepared_bytes(filter_shape(g, backward_data, w), of_gradient));
-  require_threads(threads);
-}
-
-void require_call(const Geometry& g, const TensorArgument& x, const TensorArgument& y, int threads) {
-  require_images(g, x, y);
-  require_equal("the memory format of y", y.channels_last, x.channels_last);
-  require_threads(threads);
-}
-
 template <class AnyPlan>
-int64_t scratch_bytes(const AnyPlan& plan, int threads) {
+int64_t bytes_of_plan(const AnyPlan& plan, int threads) {
   return bytes_of(times(plan.thread_floats(), threads));
 }
 
@@ -54,92 +40,70 @@ auto with_gradient_plan(const Geometry& g, const TensorArgument& x, const Tensor
   return body(gradient_plan(g, axes, x, y), accumulate_windows);
 }
 
+struct Depthwise {
+  static int64_t prepared_bytes(const Stage& stage) { return filter_bytes(shape_of(stage, stage.w), of_filter(stage)); }
+
+  static int64_t scratch_bytes(const Stage& stage) {
+    const Geometry& g = stage.geometry;
+    require_shapes(g, stage.x, stage.y);
+    const int threads = stage.thread_count();
+    const auto bytes = [&](const auto& plan, auto) { return bytes_of_plan(plan, threads); };
+    if (of_filter(stage)) return with_gradient_plan(g, stage.x, stage.y, bytes);
+    return with_output_plan(g, stage.backward_data(), stage.in(), stage.out(), bytes);
+  }
+
+  static void open(const Stage& stage, const TensorArgument& w, float* packed) {
+    pack_filter(require_filter(stage, w), w, packed, stage.thread_count());
+  }
+
+  static void correlate(const Stage& stage, const Slice& slice) {
+    const TensorArgument &in = slice.in(stage), &out = slice.out(stage);
+    const int threads = require_call(stage, slice);
+    const Epilogue epilogue = checked_epilogue(&slice.epilogue, out);
+    const AsFloats of_channels(checked_bias(slice.bias, stage.bias_bytes, out), out.c);
+    with_output_plan(stage.geometry, stage.backward_data(), in, out, [&](const auto& plan, auto run) {
+      stage.require_prepared(bytes_of(plan.filter.floats()));
+      stage.require_scratch(bytes_of_plan(plan, threads));
+      run(plan, in.images(1), slice.prepared, of_channels.data(), epilogue, out.images(1), slice.scratch, threads);
+    });
+  }
+
+  static void accumulate(const Stage& stage, const Slice& slice) {
+    const int threads = require_call(stage, slice);
+    with_gradient_plan(stage.geometry, slice.x, slice.y, [&](const auto& plan, auto accumulate) {
+      stage.require_prepared(plan.sums_bytes());
+      stage.require_scratch(bytes_of_plan(plan, threads));
+      accumulate(plan, slice.x.images(1), slice.y.images(1), slice.prepared, slice.scratch, threads);
+    });
+  }
+
+  static void close(const Stage& stage, const TensorArgument& dw, const float* sums) {
+    const FilterShape shape = require_filter(stage, dw);
+    add_filter_gradient(shape, parts_of_batch(shape.packed), sums, dw, stage.thread_count());
+  }
+
+ private:
+  static bool of_filter(const Stage& stage) { return stage.operation == BACKWARD_FILTER; }
+
+  static FilterShape shape_of(const Stage& stage, const TensorArgument& w) {
+    stage.geometry.require();
+    w.require_filter(stage.geometry.groups, stage.geometry.r, stage.geometry.s);
+    return filter_shape(stage.geometry, stage.backward_data(), w);
+  }
+
+  static FilterShape require_filter(const Stage& stage, const TensorArgument& w) {
+    const FilterShape shape = shape_of(stage, w);
+    stage.require_prepared(filter_bytes(shape, of_filter(stage)));
+    return shape;
+  }
+
+  static int require_call(const Stage& stage, const Slice& slice) {
+    require_images(stage.geometry, slice.x, slice.y);
+    require_equal("the memory format of y", slice.y.channels_last, slice.x.channels_last);
+    return stage.thread_count();
+  }
+};
+
 }  // namespace
 
-// The entries that library.py calls. All return 0, a size, or why they refused (checks.h).
-#pragma GCC visibility push(default)
-extern "C" {
-
-// Size of the packed filter, or of its gradient's sums; w: without data.
-int64_t mucudnn_depthwise_prepared_bytes(const Geometry* g, int64_t operation, const TensorArgument* w) {
-  return refusable([&] {
-    g->require();
-    w->require_filter(g->groups, g->r, g->s);
-    return prepared_bytes(filter_shape(*g, operation == BACKWARD_DATA, *w), operation == BACKWARD_FILTER);
-  });
-}
-
-// Scratch, whatever the number of samples; x, y: without data.
-int64_t mucudnn_depthwise_scratch_bytes(const Geometry* g, int64_t operation, const TensorArgument* x,
-                                        const TensorArgument* y, int threads) {
-  return refusable([&] {
-    require_call(*g, *x, *y, threads);
-    const auto bytes = [&](const auto& plan, auto) { return scratch_bytes(plan, threads); };
-    if (operation == BACKWARD_FILTER) return with_gradient_plan(*g, *x, *y, bytes);
-    const bool backward = operation == BACKWARD_DATA;
-    return with_output_plan(*g, backward, backward ? *y : *x, backward ? *x : *y, bytes);
-  });
-}
-
-int64_t mucudnn_depthwise_pack_filter(const Geometry* g, int backward_data, const TensorArgument* w, float* packed,
-                                      int64_t packed_bytes, int threads) {
-  return refusable([&]() -> int64_t {
-    require_filter(*g, backward_data, false, *w, packed_bytes, threads);
-    pack_filter(filter_shape(*g, backward_data, *w), *w, packed, threads);
-    return 0;
-  });
-}
-
-// Forward: x -> y, with an epilogue or null. Backward data: in = dy, out = dx.
-int64_t mucudnn_depthwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
-                                  int64_t packed_bytes, void* bias, int64_t bias_bytes,
-                                  const TensorArgument* out, float* scratch, int64_t given_bytes, int threads,
-                                  const EpilogueArgument* of_out) {
-  return refusable([&]() -> int64_t {
-    require_call(*g, backward_data ? *out : *in, backward_data ? *in : *out, threads);
-    if (of_out) require_equal("an epilogue of backward data", backward_data, 0);
-    const Epilogue epilogue = checked_epilogue(of_out, *out);
-    const AsFloats of_channels(checked_bias(bias, bias_bytes, *out), out->c);
-    return with_output_plan(*g, backward_data, *in, *out, [&](const auto& plan, auto run) -> int64_t {
-      require_bytes("prepared", packed_bytes, bytes_of(plan.filter.floats()));
-      require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
-      run(plan, in->images(1), packed, of_channels.data(), epilogue, out->images(1), scratch, threads);
-      return 0;
-    });
-  });
-}
-
-int64_t mucudnn_depthwise_accumulate(const Geometry* g, const TensorArgument* x, const TensorArgument* dy, float* sums,
-                                     int64_t sums_bytes, float* scratch, int64_t given_bytes, int threads) {
-  return refusable([&]() -> int64_t {
-    require_call(*g, *x, *dy, threads);
-    return with_gradient_plan(*g, *x, *dy, [&](const auto& plan, auto accumulate) -> int64_t {
-      require_bytes("prepared", sums_bytes, plan.sums_bytes());
-      require_bytes("scratch", given_bytes, scratch_bytes(plan, threads));
-      accumulate(plan, x->images(1), dy->images(1), sums, scratch, threads);
-      return 0;
-    });
-  });
-}
-
-int64_t mucudnn_depthwise_add_filter_gradient(const Geometry* g, const float* sums, int64_t sums_bytes,
-                                              const TensorArgument* dw, int threads) {
-  return refusable([&]() -> int64_t {
-    require_filter(*g, false, true, *dw, sums_bytes, threads);
-    const FilterShape shape = filter_shape(*g, false, *dw);
-    add_filter_gradient(shape, parts_of_batch(shape.packed), sums, *dw, threads);
-    return 0;
-  });
-}
-
-int64_t mucudnn_depthwise_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                                float* scratch, const EpilogueArgument* epilogue) {
-  return refusable([&] {
-    return run_packed_filter_stage(*stage, {x, w, y}, bias, prepared, scratch, epilogue, mucudnn_depthwise_pack_filter,
-                                   mucudnn_depthwise_forward, mucudnn_depthwise_accumulate,
-                                   mucudnn_depthwise_add_filter_gradient);
-  });
-}
-
-}  // extern "C"
-#pragma GCC visibility pop
+MUCUDNN_ENTRIES(depthwise, Depthwise)

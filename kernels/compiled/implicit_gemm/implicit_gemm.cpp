@@ -14,139 +14,104 @@ using namespace implicit_gemm;
 
 namespace {
 
-int64_t prepared_bytes(const Geometry& g, int rows, int lanes) {
+// Bytes of the packed filter, or of its gradient's accumulator. rows: channels of one group that are summed over.
+int64_t filter_bytes(const Geometry& g, int rows, int lanes) {
   return bytes_of(times(g.groups, filter_floats(g, rows, lanes)));
 }
 
-void require_filter(const Geometry& g, bool lanes_are_c, const TensorArgument& w, int64_t prepared, int threads) {
-  g.require();
-  w.require_filter(g.groups, g.r, g.s);
-  const FilterView view = w.filter(0, g.groups, lanes_are_c);
-  require_bytes("prepared", prepared, prepared_bytes(g, view.rows, view.lanes));
-  require_threads(threads);
-}
+struct ImplicitGemm {
+  static int64_t prepared_bytes(const Stage& stage) {
+    const Geometry& g = stage.geometry;
+    require_shapes(g, stage.x, stage.y);
+    return filter_bytes(g, int(stage.in().c / g.groups), int(stage.out().c / g.groups));
+  }
 
-void require_sizes(const Geometry& g, int64_t n, std::initializer_list<int64_t> channels_and_pixels, int threads) {
-  g.require();
-  require_between("the number of samples", n, 1, INT64_MAX);
-  for (const int64_t size : channels_and_pixels) require_size("a number of channels or pixels", size);
-  require_threads(threads);
-}
+  static int64_t scratch_bytes(const Stage& stage) {
+    const Geometry& g = stage.geometry;
+    require_shapes(g, stage.x, stage.y);
+    const Call call = make_call(g, stage.backward_data(), stage.in().images(g.groups), stage.out().images(g.groups));
+    if (stage.operation == BACKWARD_FILTER) return gradient_of(call).scratch_bytes(stage.thread_count());
+    return scratch_bytes_of(plans(stage, call), stage.thread_count());
+  }
 
-}  // namespace
-
-// The entries that library.py calls. All return 0, a size, or why they refused (checks.h). c, k: channels of one group.
-#pragma GCC visibility push(default)
-extern "C" {
-
-// Size of the packed filter, or of its gradient's accumulator. rows: channels that are summed over.
-int64_t mucudnn_implicit_gemm_prepared_bytes(const Geometry* g, int64_t rows, int64_t lanes) {
-  return refusable([&] {
-    require_sizes(*g, 1, {rows, lanes}, 1);
-    return prepared_bytes(*g, int(rows), int(lanes));
-  });
-}
-
-// Scratch for n samples; rows: channels of the tensor that is read, lanes, h, w: of the one that is written.
-int64_t mucudnn_implicit_gemm_scratch_bytes(const Geometry* g, int backward_data, int64_t n, int64_t rows,
-                                            int64_t lanes, int64_t h, int64_t w, int threads) {
-  return refusable([&] {
-    require_sizes(*g, n, {rows, lanes, h, w}, threads);
-    const Images y{{}, n, int(lanes), int(h), int(w), 0, 1, 0, 0};
-    const Call call = make_call(*g, backward_data, Images{}, y);
-    return scratch_bytes_of(plans_of(call.geometry, backward_data, int(rows), call.y, threads), threads);
-  });
-}
-
-int64_t mucudnn_implicit_gemm_gradient_scratch_bytes(const Geometry* g, int64_t n, int64_t c, int64_t k, int64_t p,
-                                                     int64_t q, int threads) {
-  return refusable([&] {
-    require_sizes(*g, n, {c, k, p, q}, threads);
-    const Geometry seen = make_call(*g, false, Images{}, Images{}).geometry;
-    return filter_gradient(seen, n, int(c), int(k), int(p), int(q)).scratch_bytes(threads);
-  });
-}
-
-int64_t mucudnn_implicit_gemm_pack_filter(const Geometry* g, int backward_data, const TensorArgument* w, float* packed,
-                                          int64_t packed_bytes, int threads) {
-  return refusable([&]() -> int64_t {
-    require_filter(*g, backward_data, *w, packed_bytes, threads);
-    for (int64_t i = 0; i < g->groups; ++i) {
-      const FilterView view = w->filter(i, g->groups, backward_data);
-      float* to = packed + i * filter_floats(*g, view.rows, view.lanes);
-      const Images whole{{}, 1, view.lanes, int(g->stride_h), int(g->stride_w), 0, 1, 0, 0};
-      const Call call = make_call(*g, backward_data, Images{}, whole);
+  static void open(const Stage& stage, const TensorArgument& w, float* packed) {
+    const Geometry& g = stage.geometry;
+    const bool backward_data = stage.backward_data();
+    const int threads = require_filter(stage, w);
+    for (int64_t i = 0; i < g.groups; ++i) {
+      const FilterView view = w.filter(i, g.groups, backward_data);
+      float* to = packed + i * filter_floats(g, view.rows, view.lanes);
+      const Images whole{{}, 1, view.lanes, int(g.stride_h), int(g.stride_w), 0, 1, 0, 0};
+      const Call call = make_call(g, backward_data, Images{}, whole);
       std::vector<PackedTaps> products;
       for_products(call.geometry, backward_data, view.rows, call.y, [&](Product product, const Images&) {
         products.push_back({std::move(product.taps), to + product.filter_offset});
       });
       pack_filter(view, products, threads);
     }
-    return 0;
-  });
-}
+  }
 
-// Forward: x -> y, with an epilogue or null. Backward data: x = dy, y = dx.
-int64_t mucudnn_implicit_gemm_forward(const Geometry* g, int backward_data, const TensorArgument* x,
-                                      const float* packed, int64_t packed_bytes, void* bias, int64_t bias_bytes,
-                                      const TensorArgument* y, float* scratch, int64_t scratch_bytes, int threads,
-                                      const EpilogueArgument* of_y) {
-  return refusable([&]() -> int64_t {
-    require_images(*g, backward_data ? *y : *x, backward_data ? *x : *y);
-    require_threads(threads);
-    const Call call = make_call(*g, backward_data, x->images(g->groups), y->images(g->groups));
+  static void correlate(const Stage& stage, const Slice& slice) {
+    const Geometry& g = stage.geometry;
+    const bool backward_data = stage.backward_data();
+    const int threads = stage.thread_count();
+    const TensorArgument& out = slice.out(stage);
+    require_images(g, slice.x, slice.y);
+    const Call call = make_call(g, backward_data, slice.in(stage).images(g.groups), out.images(g.groups));
     const int rows = call.x.c, lanes = call.y.c;
-    const std::vector<Plan> plans = plans_of(call.geometry, backward_data, rows, call.y, threads);
-    require_bytes("prepared", packed_bytes, prepared_bytes(*g, rows, lanes));
-    require_bytes("scratch", scratch_bytes, scratch_bytes_of(plans, threads));
-    const Elements of_bias = checked_bias(bias, bias_bytes, *y);
-    const Epilogue epilogue = checked_epilogue(of_y, *y);
-    if (backward_data && leaves_gaps(*g)) set_to_zero(y->data, y->bytes, threads);
-    for (int64_t i = 0; i < g->groups; ++i)
-      for (const Plan& plan : plans)
-        run(plan, call.x.group(i), packed + i * filter_floats(*g, rows, lanes), {of_bias + i * lanes, epilogue},
-            plan.y.group(i), scratch, threads);
-    return 0;
-  });
-}
+    const std::vector<Plan> planned = plans(stage, call);
+    stage.require_prepared(filter_bytes(g, rows, lanes));
+    stage.require_scratch(scratch_bytes_of(planned, threads));
+    const Elements bias = checked_bias(slice.bias, stage.bias_bytes, out);
+    const Epilogue epilogue = checked_epilogue(&slice.epilogue, out);
+    if (backward_data && leaves_gaps(g)) set_to_zero(out.data, out.bytes, threads);
+    for (int64_t i = 0; i < g.groups; ++i)
+      for (const Plan& plan : planned)
+        run(plan, call.x.group(i), slice.prepared + i * filter_floats(g, rows, lanes), {bias + i * lanes, epilogue},
+            plan.y.group(i), slice.scratch, threads);
+  }
 
-int64_t mucudnn_implicit_gemm_accumulate(const Geometry* g, const TensorArgument* x, const TensorArgument* dy,
-                                         float* du, int64_t du_bytes, float* scratch, int64_t scratch_bytes,
-                                         int threads) {
-  return refusable([&]() -> int64_t {
-    require_images(*g, *x, *dy);
-    require_threads(threads);
-    const Call call = make_call(*g, false, x->images(g->groups), dy->images(g->groups));
-    const Images& y = call.y;
-    const FilterGradient f = filter_gradient(call.geometry, y.n, call.x.c, y.c, y.h, y.w);
-    require_bytes("prepared", du_bytes, prepared_bytes(*g, call.x.c, y.c));
-    require_bytes("scratch", scratch_bytes, f.scratch_bytes(threads));
-    for (int64_t i = 0; i < g->groups; ++i)
-      accumulate(f, call.x.group(i), y.group(i), du + i * filter_floats(*g, call.x.c, y.c), scratch, threads);
-    return 0;
-  });
-}
+  static void accumulate(const Stage& stage, const Slice& slice) {
+    const Geometry& g = stage.geometry;
+    const int threads = stage.thread_count();
+    require_images(g, slice.x, slice.y);
+    const Call call = make_call(g, false, slice.x.images(g.groups), slice.y.images(g.groups));
+    const FilterGradient f = gradient_of(call);
+    stage.require_prepared(filter_bytes(g, call.x.c, call.y.c));
+    stage.require_scratch(f.scratch_bytes(threads));
+    for (int64_t i = 0; i < g.groups; ++i)
+      implicit_gemm::accumulate(f, call.x.group(i), call.y.group(i),
+                                slice.prepared + i * filter_floats(g, call.x.c, call.y.c), slice.scratch, threads);
+  }
 
-int64_t mucudnn_implicit_gemm_add_filter_gradient(const Geometry* g, const float* du, int64_t du_bytes,
-                                                  const TensorArgument* dw, int threads) {
-  return refusable([&]() -> int64_t {
-    require_filter(*g, false, *dw, du_bytes, threads);
-    for (int64_t i = 0; i < g->groups; ++i) {
-      const FilterView view = dw->filter(i, g->groups, false);
-      add_filter_gradient(du + i * filter_floats(*g, view.rows, view.lanes), view, threads);
+  static void close(const Stage& stage, const TensorArgument& dw, const float* du) {
+    const Geometry& g = stage.geometry;
+    const int threads = require_filter(stage, dw);
+    for (int64_t i = 0; i < g.groups; ++i) {
+      const FilterView view = dw.filter(i, g.groups, false);
+      add_filter_gradient(du + i * filter_floats(g, view.rows, view.lanes), view, threads);
     }
-    return 0;
-  });
-}
+  }
 
-int64_t mucudnn_implicit_gemm_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                                    float* scratch, const EpilogueArgument* epilogue) {
-  return refusable([&] {
-    return run_packed_filter_stage(*stage, {x, w, y}, bias, prepared, scratch, epilogue, mucudnn_implicit_gemm_pack_filter,
-                                   mucudnn_implicit_gemm_forward, mucudnn_implicit_gemm_accumulate,
-                                   mucudnn_implicit_gemm_add_filter_gradient);
-  });
-}
+ private:
+  static std::vector<Plan> plans(const Stage& stage, const Call& call) {
+    return plans_of(call.geometry, stage.backward_data(), call.x.c, call.y, stage.thread_count());
+  }
 
-}  // extern "C"
-#pragma GCC visibility pop
+  static FilterGradient gradient_of(const Call& call) {
+    return filter_gradient(call.geometry, call.y.n, call.x.c, call.y.c, call.y.h, call.y.w);
+  }
+
+  static int require_filter(const Stage& stage, const TensorArgument& w) {
+    const Geometry& g = stage.geometry;
+    g.require();
+    w.require_filter(g.groups, g.r, g.s);
+    const FilterView view = w.filter(0, g.groups, stage.backward_data());
+    stage.require_prepared(filter_bytes(g, view.rows, view.lanes));
+    return stage.thread_count();
+  }
+};
+
+}  // namespace
+
+MUCUDNN_ENTRIES(implicit_gemm, ImplicitGemm)

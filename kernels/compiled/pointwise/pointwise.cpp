@@ -13,13 +13,6 @@ void require_pointwise(const Geometry& g) {
   for (const int64_t pad : {g.pad_h, g.pad_w}) require_equal("the padding", pad, 0);
 }
 
-// x and y as in forward.
-void require_call(const Geometry& g, const TensorArgument& x, const TensorArgument& y) {
-  require_pointwise(g);
-  require_images(g, x, y);
-  require_equal("the memory format of y", y.channels_last, x.channels_last);
-}
-
 // Images of one pixel lie in both formats at once.
 TensorArgument as_rows_if_both(TensorArgument tensor) {
   if (tensor.h * tensor.w == 1) tensor.channels_last = 1;
@@ -43,17 +36,6 @@ Product product_of(const Geometry& g, bool backward_data, const Operands& of, in
 
 FilterGradient gradient_of(const Geometry& g, const Operands& of, int threads) {
   return {every(of.x.images(g.groups), g.stride_h, g.stride_w), of.y.images(g.groups), threads};
-}
-
-// Sizes alone: c, k of one group; h, w of x.
-Operands operands_of(const Geometry& g, int64_t element, bool channels_last, int64_t n, int64_t c, int64_t k, int64_t h,
-                     int64_t w) {
-  for (const int64_t size : {c, k, h, w}) require_size("a number of channels or pixels", size);
-  require_between("the number of samples", n, 1, INT64_MAX);
-  const int64_t p = (h - 1) / g.stride_h + 1, q = (w - 1) / g.stride_w + 1;
-  const TensorArgument x{nullptr, 0, n, times(c, g.groups), h, w, channels_last, element};
-  const TensorArgument y{nullptr, 0, n, times(k, g.groups), p, q, channels_last, element};
-  return {x, y};
 }
 
 int64_t packed_floats(int64_t rows, int64_t lanes) { return times(rows, ceil_div(lanes, int64_t(VL)) * VL); }
@@ -90,139 +72,111 @@ int64_t copies_bytes(const Geometry& g, int64_t element, int64_t c, int64_t k, i
   return bytes_of(times(g.groups, copies_floats(element, c, k, threads)));
 }
 
-void require_filter(const Geometry& g, const TensorArgument& w, int threads) {
-  require_pointwise(g);
-  w.require_filter(g.groups, g.r, g.s);
-  require_threads(threads);
-}
+struct Pointwise {
+  static int64_t prepared_bytes(const Stage& stage) {
+    const Geometry& g = stage.geometry;
+    require_pointwise(g);
+    require_shapes(g, stage.x, stage.y);
+    const int64_t in = stage.in().c / g.groups, out = stage.out().c / g.groups;
+    const int threads = stage.thread_count();
+    return stage.operation == BACKWARD_FILTER ? copies_bytes(g, stage.x.element, in, out, threads)
+                                              : packed_bytes_of(g, in, out);
+  }
 
-}  // namespace
+  static int64_t scratch_bytes(const Stage& stage) {
+    const Geometry& g = stage.geometry;
+    require_pointwise(g);
+    require_shapes(g, stage.x, stage.y);
+    const int threads = stage.thread_count();
+    const Operands of(stage.x, stage.y);
+    if (stage.operation == BACKWARD_FILTER) return bytes_of(gradient_of(g, of, threads).scratch_floats());
+    return bytes_of(product_of(g, stage.backward_data(), of, threads).scratch_floats());
+  }
 
-// The entries that library.py calls. All return 0, a size, or why they refused (checks.h). c, k: channels of one group.
-#pragma GCC visibility push(default)
-extern "C" {
-
-// Size of the packed filter, or of the copies of its gradient.
-int64_t mucudnn_pointwise_prepared_bytes(const Geometry* g, int operation, int64_t element, int64_t c, int64_t k,
-                                         int threads) {
-  return refusable([&] {
-    require_pointwise(*g);
-    for (const int64_t channels : {c, k}) require_size("a number of channels", channels);
-    require_threads(threads);
-    if (operation == BACKWARD_FILTER) return copies_bytes(*g, element, c, k, threads);
-    return operation == BACKWARD_DATA ? packed_bytes_of(*g, k, c) : packed_bytes_of(*g, c, k);
-  });
-}
-
-// Scratch for n samples; h, w: of x.
-int64_t mucudnn_pointwise_scratch_bytes(const Geometry* g, int operation, int64_t element, int channels_last,
-                                        int64_t n, int64_t c, int64_t k, int64_t h, int64_t w, int threads) {
-  return refusable([&] {
-    require_pointwise(*g);
-    require_threads(threads);
-    const Operands of = operands_of(*g, element, channels_last, n, c, k, h, w);
-    if (operation == BACKWARD_FILTER) return bytes_of(gradient_of(*g, of, threads).scratch_floats());
-    return bytes_of(product_of(*g, operation == BACKWARD_DATA, of, threads).scratch_floats());
-  });
-}
-
-int64_t mucudnn_pointwise_pack_filter(const Geometry* g, int backward_data, const TensorArgument* w, float* packed,
-                                      int64_t packed_bytes, int threads) {
-  return refusable([&]() -> int64_t {
-    require_filter(*g, *w, threads);
-    const FilterView first = w->filter(0, g->groups, backward_data);
-    require_bytes("prepared", packed_bytes, packed_bytes_of(*g, first.rows, first.lanes));
+  static void open(const Stage& stage, const TensorArgument& w, float* packed) {
+    const Geometry& g = stage.geometry;
+    const bool backward_data = stage.backward_data();
+    const int threads = require_filter(stage, w);
+    const FilterView first = w.filter(0, g.groups, backward_data);
+    stage.require_prepared(packed_bytes_of(g, first.rows, first.lanes));
     const int64_t of_group = packed_floats(first.rows, first.lanes), blocks = blocks_of(first.lanes);
     const int64_t parts = ceil_div(blocks, int64_t(PACKED_TOGETHER));
 #pragma omp parallel for num_threads(threads) collapse(2)
-    for (int64_t group = 0; group < g->groups; ++group)
+    for (int64_t group = 0; group < g.groups; ++group)
       for (int64_t part = 0; part < parts; ++part)
-        pack_lanes(w->filter(group, g->groups, backward_data), int(part * PACKED_TOGETHER), packed + group * of_group);
-    return 0;
-  });
-}
+        pack_lanes(w.filter(group, g.groups, backward_data), int(part * PACKED_TOGETHER), packed + group * of_group);
+  }
 
-// Forward: x -> y, with an epilogue or null. Backward data: in = dy, out = dx.
-int64_t mucudnn_pointwise_forward(const Geometry* g, int backward_data, const TensorArgument* in, const float* packed,
-                                  int64_t packed_bytes, void* bias, int64_t bias_bytes,
-                                  const TensorArgument* out, float* scratch, int64_t scratch_bytes, int threads,
-                                  const EpilogueArgument* of_out) {
-  return refusable([&]() -> int64_t {
-    const TensorArgument &x = backward_data ? *out : *in, &y = backward_data ? *in : *out;
-    require_call(*g, x, y);
-    require_threads(threads);
-    Product product = product_of(*g, backward_data, {x, y}, threads);
+  static void correlate(const Stage& stage, const Slice& slice) {
+    const Geometry& g = stage.geometry;
+    const TensorArgument& out = slice.out(stage);
+    const int threads = require_call(stage, slice);
+    const Product product = product_of(g, stage.backward_data(), {slice.x, slice.y}, threads);
     const int64_t of_group = packed_floats(product.in.c, product.channels());
-    require_bytes("prepared", packed_bytes, packed_bytes_of(*g, product.in.c, product.channels()));
-    require_bytes("scratch", scratch_bytes, bytes_of(product.scratch_floats()));
-    const AsFloats of_channels(checked_bias(bias, bias_bytes, *out), out->c);
+    stage.require_prepared(packed_bytes_of(g, product.in.c, product.channels()));
+    stage.require_scratch(bytes_of(product.scratch_floats()));
+    const AsFloats of_channels(checked_bias(slice.bias, stage.bias_bytes, out), out.c);
     const float* offsets = of_channels.data();
-    const Epilogue epilogue = checked_epilogue(of_out, *out);
-    for (int64_t i = 0; i < g->groups; ++i) {
+    const Epilogue epilogue = checked_epilogue(&slice.epilogue, out);
+    for (int64_t i = 0; i < g.groups; ++i) {
       Product of_i = product;
       of_i.in = product.in.group(i);
       of_i.out.whole = product.out.whole.group(i);
-      multiply(of_i, packed + i * of_group, offsets ? offsets + i * product.channels() : nullptr, epilogue, scratch);
+      multiply(of_i, slice.prepared + i * of_group, offsets ? offsets + i * product.channels() : nullptr, epilogue,
+               slice.scratch);
     }
-    return 0;
-  });
-}
+  }
 
-// Adds to dw, and to its copies, which begin as zeros.
-int64_t mucudnn_pointwise_accumulate(const Geometry* g, const TensorArgument* x, const TensorArgument* dy,
-                                     const TensorArgument* dw, float* copies, int64_t bytes_of_copies, float* scratch,
-                                     int64_t scratch_bytes, int threads) {
-  return refusable([&]() -> int64_t {
-    require_call(*g, *x, *dy);
-    require_threads(threads);
-    require_equal("the type of elements of dw", dw->element, x->element);
-    const FilterGradient gradient = gradient_of(*g, {*x, *dy}, threads);
+  // Adds to dw, and to its copies, which begin as zeros.
+  static void accumulate(const Stage& stage, const Slice& slice) {
+    const Geometry& g = stage.geometry;
+    const TensorArgument& dw = slice.w;
+    const int threads = require_call(stage, slice);
+    require_equal("the type of elements of dw", dw.element, slice.x.element);
+    const FilterGradient gradient = gradient_of(g, {slice.x, slice.y}, threads);
     const int64_t c = gradient.x.c, k = gradient.dy.c;
-    require_bytes("prepared", bytes_of_copies, copies_bytes(*g, dw->element, c, k, threads));
-    require_bytes("scratch", scratch_bytes, bytes_of(gradient.scratch_floats()));
-    require_filter(*g, *dw, threads);
-    require_equal("the number of filters", dw->n, dy->c);
-    require_equal("the number of channels of the filter", dw->c, c);
-    for (int64_t i = 0; i < g->groups; ++i)
-      add_gradient({gradient.x.group(i), gradient.dy.group(i), threads}, dw->elements() + i * c * k,
-                   copies + i * copies_floats(dw->element, c, k, threads), scratch);
-    return 0;
-  });
-}
+    stage.require_prepared(copies_bytes(g, dw.element, c, k, threads));
+    stage.require_scratch(bytes_of(gradient.scratch_floats()));
+    require_filter(stage, dw);
+    require_equal("the number of filters", dw.n, slice.y.c);
+    require_equal("the number of channels of the filter", dw.c, c);
+    for (int64_t i = 0; i < g.groups; ++i)
+      add_gradient({gradient.x.group(i), gradient.dy.group(i), threads}, dw.elements() + i * c * k,
+                   slice.prepared + i * copies_floats(dw.element, c, k, threads), slice.scratch);
+  }
 
-int64_t mucudnn_pointwise_add_filter_gradient(const Geometry* g, const float* copies, int64_t bytes_of_copies,
-                                              const TensorArgument* dw, int threads) {
-  return refusable([&]() -> int64_t {
-    require_filter(*g, *dw, threads);
-    const int64_t c = dw->c, k = dw->n / g->groups, of_group = c * k;
-    require_bytes("prepared", bytes_of_copies, copies_bytes(*g, dw->element, c, k, threads));
-    const int64_t count = FilterGradient::copies(of_group, Element(dw->element), threads);
-    if (count == 0) return 0;
-    dw->elements().visit([&](auto* first) {
+  static void close(const Stage& stage, const TensorArgument& dw, const float* copies) {
+    const Geometry& g = stage.geometry;
+    const int threads = require_filter(stage, dw);
+    const int64_t c = dw.c, k = dw.n / g.groups, of_group = c * k;
+    stage.require_prepared(copies_bytes(g, dw.element, c, k, threads));
+    const int64_t count = FilterGradient::copies(of_group, Element(dw.element), threads);
+    if (count == 0) return;
+    dw.elements().visit([&](auto* first) {
 #pragma omp parallel for num_threads(threads) collapse(2)
-      for (int64_t group = 0; group < g->groups; ++group)
+      for (int64_t group = 0; group < g.groups; ++group)
         for (int64_t i = 0; i < of_group; i += VL)
           add_copies(first + group * of_group + i, int(std::min<int64_t>(VL, of_group - i)),
                      copies + group * count * of_group + i, count, of_group);
     });
-    return 0;
-  });
-}
+  }
 
-int64_t mucudnn_pointwise_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                                float* scratch, const EpilogueArgument* epilogue) {
-  return refusable([&] {
-    TensorArgument dw = stage->w;
-    dw.data = w;
-    const auto accumulate = [&](const Geometry* g, const TensorArgument* of_x, const TensorArgument* dy, float* copies,
-                                int64_t bytes_of_copies, float* of_threads, int64_t scratch_bytes, int threads) {
-      return mucudnn_pointwise_accumulate(g, of_x, dy, &dw, copies, bytes_of_copies, of_threads, scratch_bytes,
-                                          threads);
-    };
-    return run_packed_filter_stage(*stage, {x, w, y}, bias, prepared, scratch, epilogue, mucudnn_pointwise_pack_filter,
-                                   mucudnn_pointwise_forward, accumulate, mucudnn_pointwise_add_filter_gradient);
-  });
-}
+ private:
+  static int require_call(const Stage& stage, const Slice& slice) {
+    require_pointwise(stage.geometry);
+    require_images(stage.geometry, slice.x, slice.y);
+    require_equal("the memory format of y", slice.y.channels_last, slice.x.channels_last);
+    return stage.thread_count();
+  }
 
-}  // extern "C"
-#pragma GCC visibility pop
+  static int require_filter(const Stage& stage, const TensorArgument& w) {
+    const Geometry& g = stage.geometry;
+    require_pointwise(g);
+    w.require_filter(g.groups, g.r, g.s);
+    return stage.thread_count();
+  }
+};
+
+}  // namespace
+
+MUCUDNN_ENTRIES(pointwise, Pointwise)

@@ -348,12 +348,14 @@ struct Winograd {
   }
 };
 
-// Calls body with the template for F(m, r) and the geometry's stride.
+// Calls body with the template for F(m, r) and the stage's stride.
 template <class Body>
-int64_t dispatch(const Geometry& g, int m, Body body) {
+auto dispatch(const Stage& stage, Body body) {
+  const Geometry& g = stage.geometry;
   g.require();
+  require_between("the number of outputs of a tile", stage.tile, 1, LARGEST_SIZE);
   const auto is = [&](int tile, int taps, int stride) {
-    return m == tile && g.r == taps && g.s == taps && g.stride_h == stride && g.stride_w == stride &&
+    return stage.tile == tile && g.r == taps && g.s == taps && g.stride_h == stride && g.stride_w == stride &&
            g.dilation_h == 1 && g.dilation_w == 1;
   };
   if (is(2, 3, 1)) return body(Winograd<2, 3, 1>{});
@@ -365,174 +367,137 @@ int64_t dispatch(const Geometry& g, int m, Body body) {
   if (is(4, 3, 2)) return body(Winograd<4, 3, 2>{});
   if (is(4, 5, 2)) return body(Winograd<4, 5, 2>{});
   const auto by = [](int64_t a, int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
-  refuse(NOT_BUILT, "F(" + by(m, m) + ", " + by(g.r, g.s) + ") with the stride " + by(g.stride_h, g.stride_w) +
-                        " and the dilation " + by(g.dilation_h, g.dilation_w) + " is not among the compiled ones");
+  refuse(NOT_BUILT, "F(" + by(stage.tile, stage.tile) + ", " + by(g.r, g.s) + ") with the stride " +
+                        by(g.stride_h, g.stride_w) + " and the dilation " + by(g.dilation_h, g.dilation_w) +
+                        " is not among the compiled ones");
 }
 
 Planes filter_planes(float* data, int rows, int lanes) { return {data, blocks_of(rows) * VL, blocks_of(lanes)}; }
 
+// Bytes of the transformed filter, or of its gradient's accumulator. c, k: channels of a group that are read, written.
 template <class Transforms>
-int64_t prepared_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
+int64_t filter_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
   return bytes_of(times(groups, Transforms::filter_floats(int(c), int(k))));
 }
 
-template <class Transforms>
-void require_filter(Transforms winograd, bool lanes_are_c, const Geometry& g, const TensorArgument& w,
-                    int64_t prepared, int64_t threads) {
-  w.require_filter(g.groups, g.r, g.s);
-  const FilterView view = w.filter(0, g.groups, lanes_are_c);
-  require_bytes("prepared", prepared, prepared_bytes(winograd, g.groups, view.rows, view.lanes));
-  require_threads(threads);
-}
-
-// Calls body with the planes and the filter of each group; backward_data: turned by 180 degrees, C and K exchanged.
+// Calls body with the planes and the filter of each group; in backward data turned by 180 degrees, C and K exchanged.
 template <class Transforms, class Body>
-void for_groups(Transforms, const Geometry& g, const TensorArgument& w, bool backward_data, float* planes, Body body) {
-  for (int64_t i = 0; i < g.groups; ++i) {
-    const FilterView view = w.filter(i, g.groups, backward_data, backward_data);
+void for_groups(Transforms winograd, const Stage& stage, const TensorArgument& w, float* planes, Body body) {
+  const int64_t groups = stage.geometry.groups;
+  const bool backward_data = stage.backward_data();
+  w.require_filter(groups, stage.geometry.r, stage.geometry.s);
+  const FilterView first = w.filter(0, groups, backward_data);
+  stage.require_prepared(filter_bytes(winograd, groups, first.rows, first.lanes));
+  for (int64_t i = 0; i < groups; ++i) {
+    const FilterView view = w.filter(i, groups, backward_data, backward_data);
     body(filter_planes(planes + i * Transforms::filter_floats(view.rows, view.lanes), view.rows, view.lanes), view);
   }
 }
 
-template <class Direction, class Transforms>
-void correlate(Transforms winograd, const Geometry& g, const Tiling& tiling, const Images& from, float* u,
-               int64_t u_bytes, const Elements& bias, const Epilogue& epilogue, const Images& to, float* scratch,
-               int64_t scratch_bytes, int threads) {
-  const Plan plan = winograd.template plan<Direction>(tiling, from.c, to.c, threads);
-  require_bytes("prepared", u_bytes, prepared_bytes(winograd, g.groups, from.c, to.c));
-  require_bytes("scratch", scratch_bytes, bytes_of(plan.scratch_floats));
-  for (int64_t i = 0; i < g.groups; ++i) {
-    const Planes planes = filter_planes(u + i * winograd.filter_floats(from.c, to.c), from.c, to.c);
-    winograd.template correlate<Direction>(from.group(i), planes, {bias + i * to.c, epilogue}, to.group(i), plan,
-                                           scratch, threads);
-  }
+// The plan of a call, of the tensors that are read and written; in backward filter of x and dy.
+template <class Transforms>
+Plan plan_of(Transforms winograd, const Stage& stage, const Images& from, const Images& to, int threads) {
+  const Tiling tiling = winograd.tiling(stage.geometry, stage.backward_data(), to.n, to.h, to.w);
+  if (stage.operation == BACKWARD_FILTER) return winograd.filter_gradient_plan(tiling, from.c, to.c);
+  if (stage.operation == BACKWARD_DATA)
+    return winograd.template plan<typename Transforms::BackwardData>(tiling, from.c, to.c, threads);
+  return winograd.template plan<typename Transforms::Forward>(tiling, from.c, to.c, threads);
 }
+
+struct CompiledWinograd {
+  static int64_t prepared_bytes(const Stage& stage) {
+    require_shapes(stage.geometry, stage.x, stage.y);
+    const int64_t groups = stage.geometry.groups;
+    return dispatch(stage, [&](auto winograd) {
+      return filter_bytes(winograd, groups, stage.in().c / groups, stage.out().c / groups);
+    });
+  }
+
+  static int64_t scratch_bytes(const Stage& stage) {
+    require_shapes(stage.geometry, stage.x, stage.y);
+    require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
+    const int64_t groups = stage.geometry.groups;
+    return dispatch(stage, [&](auto winograd) {
+      const Images from = stage.in().images(groups), to = stage.out().images(groups);
+      return bytes_of(plan_of(winograd, stage, from, to, stage.thread_count()).scratch_floats);
+    });
+  }
+
+  static void open(const Stage& stage, const TensorArgument& w, float* u) {
+    const int threads = stage.thread_count();
+    dispatch(stage, [&](auto winograd) {
+      for_groups(winograd, stage, w, u, [&](const Planes& planes, const FilterView& view) {
+        winograd.transform_filter(view, planes, threads);
+      });
+    });
+  }
+
+  static void correlate(const Stage& stage, const Slice& slice) {
+    dispatch(stage, [&](auto winograd) {
+      using Of = decltype(winograd);
+      if (stage.backward_data())
+        correlate<typename Of::BackwardData>(winograd, stage, slice);
+      else
+        correlate<typename Of::Forward>(winograd, stage, slice);
+    });
+  }
+
+  // du += the gradient of the filter, in the transform domain.
+  static void accumulate(const Stage& stage, const Slice& slice) {
+    const int threads = stage.thread_count();
+    dispatch(stage, [&](auto winograd) {
+      const auto add = [&](int64_t, const Images& x, const Images& dy, const Planes& du, const Plan& plan) {
+        winograd.accumulate(x, dy, du, plan, slice.scratch, threads);
+      };
+      for_planes(winograd, stage, slice, add);
+    });
+  }
+
+  // dw += du, transformed back.
+  static void close(const Stage& stage, const TensorArgument& dw, float* du) {
+    const int threads = stage.thread_count();
+    dispatch(stage, [&](auto winograd) {
+      for_groups(winograd, stage, dw, du, [&](const Planes& planes, const FilterView& view) {
+        winograd.add_filter_gradient(planes, view, threads);
+      });
+    });
+  }
+
+ private:
+  template <class Direction, class Transforms>
+  static void correlate(Transforms winograd, const Stage& stage, const Slice& slice) {
+    const TensorArgument& out = slice.out(stage);
+    const Elements bias = checked_bias(slice.bias, stage.bias_bytes, out);
+    const Epilogue epilogue = checked_epilogue(&slice.epilogue, out);
+    const int threads = stage.thread_count();
+    const auto run = [&](int64_t i, const Images& from, const Images& to, const Planes& u, const Plan& plan) {
+      winograd.template correlate<Direction>(from, u, {bias + i * to.c, epilogue}, to, plan, slice.scratch, threads);
+    };
+    for_planes(winograd, stage, slice, run);
+  }
+
+  // Calls body with each group, the images that it reads and writes, its planes of the filter, and the plan.
+  template <class Transforms, class Body>
+  static void for_planes(Transforms winograd, const Stage& stage, const Slice& slice, Body body) {
+    const int64_t groups = stage.geometry.groups;
+    require_images(stage.geometry, slice.x, slice.y);
+    const Images from = slice.in(stage).images(groups), to = slice.out(stage).images(groups);
+    const Plan plan = plan_of(winograd, stage, from, to, stage.thread_count());
+    stage.require_prepared(filter_bytes(winograd, groups, from.c, to.c));
+    stage.require_scratch(bytes_of(plan.scratch_floats));
+    for (int64_t i = 0; i < groups; ++i) {
+      float* const planes = slice.prepared + i * winograd.filter_floats(from.c, to.c);
+      body(i, from.group(i), to.group(i), filter_planes(planes, from.c, to.c), plan);
+    }
+  }
+};
 
 }  // namespace
 
-// The entries that library.py calls. All return 0, a size, or why they refused (checks.h). m: the outputs of a tile in
-// one direction; c, k: channels of one group.
-#pragma GCC visibility push(default)
+MUCUDNN_ENTRIES(winograd, CompiledWinograd)
+
 extern "C" {
+__attribute__((visibility("default"))) int64_t mucudnn_vector_length() { return VL; }
 
-int64_t mucudnn_vector_length() { return VL; }
-
-const char* mucudnn_refusal() { return refusal_text; }
-
-// Size of the transformed filter, or of its gradient's accumulator.
-int64_t mucudnn_winograd_prepared_bytes(const Geometry* g, int m, int64_t c, int64_t k) {
-  return refusable([&] {
-    for (const int64_t size : {c, k}) require_size("a number of channels", size);
-    return dispatch(*g, m, [&](auto winograd) { return prepared_bytes(winograd, g->groups, c, k); });
-  });
+__attribute__((visibility("default"))) const char* mucudnn_refusal() { return refusal_text; }
 }
-
-// Scratch for n samples, c channels of what is read, and k of what is written, of h x w; backward filter: of x and dy.
-int64_t mucudnn_winograd_scratch_bytes(const Geometry* g, int m, int operation, int64_t n, int64_t c, int64_t k,
-                                       int64_t h, int64_t w, int threads) {
-  return refusable([&] {
-    for (const int64_t size : {c, k, h, w}) require_size("a number of channels or pixels", size);
-    require_between("the number of samples", n, 1, INT64_MAX);
-    require_between("the operation", operation, FORWARD, BACKWARD_FILTER);
-    require_threads(threads);
-    return dispatch(*g, m, [&](auto winograd) {
-      using Of = decltype(winograd);
-      const Tiling tiling = winograd.tiling(*g, operation == BACKWARD_DATA, n, h, w);
-      const Plan plan = operation == BACKWARD_FILTER ? winograd.filter_gradient_plan(tiling, int(c), int(k))
-                        : operation == FORWARD
-                            ? winograd.template plan<typename Of::Forward>(tiling, int(c), int(k), threads)
-                            : winograd.template plan<typename Of::BackwardData>(tiling, int(c), int(k), threads);
-      return bytes_of(plan.scratch_floats);
-    });
-  });
-}
-
-// w -> u. backward_data: turned by 180 degrees, C and K exchanged.
-int64_t mucudnn_winograd_transform_filter(const Geometry* g, int m, int backward_data, const TensorArgument* w,
-                                          float* u, int64_t u_bytes, int threads) {
-  return refusable([&] {
-    return dispatch(*g, m, [&](auto winograd) -> int64_t {
-      require_filter(winograd, backward_data, *g, *w, u_bytes, threads);
-      for_groups(winograd, *g, *w, backward_data, u, [&](const Planes& planes, const FilterView& view) {
-        winograd.transform_filter(view, planes, threads);
-      });
-      return 0;
-    });
-  });
-}
-
-// out = in * w + bias, with an epilogue or null: y of x, or in backward data dx of dy.
-int64_t mucudnn_winograd_forward(const Geometry* g, int m, int backward_data, const TensorArgument* in, float* u,
-                                 int64_t u_bytes, void* bias, int64_t bias_bytes, const TensorArgument* out,
-                                 float* scratch, int64_t scratch_bytes, int threads, const EpilogueArgument* of_out) {
-  return refusable([&] {
-    return dispatch(*g, m, [&](auto winograd) -> int64_t {
-      using Of = decltype(winograd);
-      require_images(*g, backward_data ? *out : *in, backward_data ? *in : *out);
-      require_threads(threads);
-      const Images from = in->images(g->groups), to = out->images(g->groups);
-      const Elements of_bias = checked_bias(bias, bias_bytes, *out);
-      const Epilogue epilogue = checked_epilogue(of_out, *out);
-      const Tiling tiling = winograd.tiling(*g, backward_data, to.n, to.h, to.w);
-      if (backward_data)
-        correlate<typename Of::BackwardData>(winograd, *g, tiling, from, u, u_bytes, of_bias, epilogue, to, scratch,
-                                             scratch_bytes, threads);
-      else
-        correlate<typename Of::Forward>(winograd, *g, tiling, from, u, u_bytes, of_bias, epilogue, to, scratch,
-                                        scratch_bytes, threads);
-      return 0;
-    });
-  });
-}
-
-// du += the gradient of the filter, in the transform domain.
-int64_t mucudnn_winograd_accumulate(const Geometry* g, int m, const TensorArgument* x, const TensorArgument* dy,
-                                    float* du, int64_t du_bytes, float* scratch, int64_t scratch_bytes, int threads) {
-  return refusable([&] {
-    return dispatch(*g, m, [&](auto winograd) -> int64_t {
-      require_images(*g, *x, *dy);
-      require_threads(threads);
-      const Images left = x->images(g->groups), right = dy->images(g->groups);
-      const Plan plan =
-          winograd.filter_gradient_plan(winograd.tiling(*g, false, right.n, right.h, right.w), left.c, right.c);
-      require_bytes("prepared", du_bytes, prepared_bytes(winograd, g->groups, left.c, right.c));
-      require_bytes("scratch", scratch_bytes, bytes_of(plan.scratch_floats));
-      for (int64_t i = 0; i < g->groups; ++i) {
-        const Planes planes = filter_planes(du + i * winograd.filter_floats(left.c, right.c), left.c, right.c);
-        winograd.accumulate(left.group(i), right.group(i), planes, plan, scratch, threads);
-      }
-      return 0;
-    });
-  });
-}
-
-// dw += du, transformed back.
-int64_t mucudnn_winograd_add_filter_gradient(const Geometry* g, int m, float* du, int64_t du_bytes,
-                                             const TensorArgument* dw, int threads) {
-  return refusable([&] {
-    return dispatch(*g, m, [&](auto winograd) -> int64_t {
-      require_filter(winograd, false, *g, *dw, du_bytes, threads);
-      for_groups(winograd, *g, *dw, false, du, [&](const Planes& planes, const FilterView& view) {
-        winograd.add_filter_gradient(planes, view, threads);
-      });
-      return 0;
-    });
-  });
-}
-
-int64_t mucudnn_winograd_stage(const Stage* stage, void* x, void* w, void* y, void* bias, float* prepared,
-                               float* scratch, const EpilogueArgument* epilogue) {
-  return refusable([&] {
-    require_between("the number of outputs of a tile", stage->tile, 1, LARGEST_SIZE);
-    const int m = int(stage->tile);
-    return run_packed_filter_stage(
-        *stage, {x, w, y}, bias, prepared, scratch, epilogue,
-        [m](const Geometry* g, auto... rest) { return mucudnn_winograd_transform_filter(g, m, rest...); },
-        [m](const Geometry* g, auto... rest) { return mucudnn_winograd_forward(g, m, rest...); },
-        [m](const Geometry* g, auto... rest) { return mucudnn_winograd_accumulate(g, m, rest...); },
-        [m](const Geometry* g, auto... rest) { return mucudnn_winograd_add_filter_gradient(g, m, rest...); });
-  });
-}
-
-}  // extern "C"
-#pragma GCC visibility pop

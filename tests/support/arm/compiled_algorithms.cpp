@@ -125,6 +125,7 @@ double error_of(const Layer& layer, Operation operation, bool channels_last, Ele
   stage.geometry = g;
   stage.x = x.argument, stage.w = w.argument, stage.y = y.argument;
   stage.operation = operation;
+  stage.phases = OPEN + STEP + CLOSE;
   stage.tile = layer.tile;
   stage.bias_bytes = operation == FORWARD ? bias.argument.bytes : 0;
   stage.prepared_bytes = stage.scratch_bytes = sizeof prepared;

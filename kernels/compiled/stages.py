@@ -1,0 +1,206 @@
+"""Stages of the compiled algorithms: what one of them computes of a call, as its entries in C++ take it.
+
+The entries check that the operands belong together and that every buffer holds what the call needs (common/stage.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from mucudnn.kernels.compiled.library import (
+    ACTIVATIONS,
+    ELEMENTS,
+    OPERATIONS,
+    PHASES,
+    EpilogueArgument,
+    Geometry,
+    Operand,
+    Stage,
+    library,
+)
+from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
+
+_MOST = 2**63 - 1
+_CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # looked up in every call
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+_OPEN, _STEP, _CLOSE = PHASES
+_ALL = sum(PHASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of one algorithm, by the name that they begin with. They do what those of ``Algorithm`` do.
+
+    tile: the outputs of a tile in one direction, of Winograd.
+    """
+
+    name: str
+    tile: int = 0
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        stage = self.stage(problem, _shapes(problem, micro_batch_size))
+        return Workspace(self._entry("prepared_bytes")(stage), self._entry("scratch_bytes")(stage))
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            prepared.zero_()
+        else:
+            self._run_on_filter(_OPEN, problem, w, prepared)
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+        epilogue: Epilogue | None = None,
+    ) -> None:
+        for tensor in (x, w, y):
+            _require_dense(problem, tensor)
+        if bias is not None:
+            _require_dtype(problem, "the bias", bias)
+        sizes = 0 if bias is None else bias.nbytes, prepared.nbytes, scratch.nbytes
+        stage = _kept_stage(self, problem, (x.shape, w.shape, y.shape), _STEP, sizes, torch.get_num_threads())
+        addresses = x.data_ptr(), w.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr()
+        following = epilogue_argument(problem, epilogue)
+        self._entry("stage")(stage, *addresses, prepared.data_ptr(), scratch.data_ptr(), following)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            self._run_on_filter(_CLOSE, problem, w, prepared)
+
+    def bound(
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
+    ) -> CompiledStage:
+        """Bind all that does not change from call to call."""
+        sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
+        phases = _ALL - _OPEN if is_open else _ALL
+        stage = self.stage(problem, _shapes(problem, batch_size), phases, sizes, slices)
+        return CompiledStage(self._entry("stage"), stage, problem)
+
+    def stage(
+        self,
+        problem: ConvProblem,
+        shapes: Sequence[Sequence[int]],
+        phases: int = _ALL,
+        sizes: tuple[int, int, int] = (0, 0, 0),
+        slices: Sequence[slice] = (),
+    ) -> Stage:
+        """Describe what is computed. shapes: of x, w and y. sizes: bytes of bias, prepared and scratch."""
+        bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
+        return Stage(
+            Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups),
+            *(_described(problem, shape) for shape in shapes),
+            *(OPERATIONS.index(problem.operation), phases, self.tile, *sizes, torch.get_num_threads(), len(slices)),
+            (ctypes.c_int64 * len(bounds))(*bounds),
+        )
+
+    def _run_on_filter(self, phase: int, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        _require_dense(problem, w)
+        shapes, sizes = (None, w.shape, None), (0, prepared.nbytes, 0)
+        stage = _kept_stage(self, problem, shapes, phase, sizes, torch.get_num_threads())
+        self._entry("stage")(stage, None, w.data_ptr(), None, None, prepared.data_ptr(), None, None)
+
+    def _entry(self, what: str) -> Callable[..., int]:
+        entry: Callable[..., int] = getattr(library(), f"mucudnn_{self.name}_{what}")
+        return entry
+
+
+@lru_cache(maxsize=4096)
+def _kept_stage(
+    entries: Entries,
+    problem: ConvProblem,
+    shapes: tuple[torch.Size | None, ...],
+    phase: int,
+    sizes: tuple[int, int, int],
+    threads: int,
+) -> Stage:
+    """Describe one phase of a micro-batch; kept, since that costs as much as a tiny convolution. None: one sample's."""
+    given = [of_one if shape is None else shape for shape, of_one in zip(shapes, _shapes(problem, 1), strict=True)]
+    return entries.stage(problem, given, phase, sizes, [slice(0, given[0][0])])
+
+
+class CompiledStage:
+    """A bound stage: an entry, and what it is bound to."""
+
+    __slots__ = ("_function", "_problem", "_stage", "entry")
+
+    def __init__(self, entry: Callable[..., int], stage: Stage, problem: ConvProblem) -> None:
+        self._function, self._stage, self._problem = entry, stage, problem
+        address = ctypes.cast(entry, ctypes.c_void_p).value  # type: ignore[arg-type]
+        self.entry = (address or 0, ctypes.addressof(stage))
+
+    def __call__(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        bias: int | None,
+        prepared: int,
+        scratch: int,
+        epilogue: Epilogue | None = None,
+        /,
+    ) -> None:
+        following = epilogue_argument(self._problem, epilogue)
+        self._function(self._stage, x, w, y, bias, prepared, scratch, following)
+
+
+def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
+    """Describe an epilogue. Raises ``InvalidInputError`` where what is added is not dense, or of another dtype."""
+    if epilogue is None:
+        return None
+    activation, added = activation_number(epilogue.activation), epilogue.added
+    if added is None:
+        return EpilogueArgument(None, 0, activation)
+    _require_dense(problem, added)
+    return EpilogueArgument(added.data_ptr(), added.nbytes, activation)
+
+
+def activation_number(activation: str | None) -> int:
+    """Return the number by which the libraries know an activation, or none."""
+    return ACTIVATIONS.index(activation)
+
+
+def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:
+    return problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
+
+
+def _described(problem: ConvProblem, shape: Sequence[int]) -> Operand:
+    """Describe a dense tensor without its data. What 64 bits do not hold is cut off, and refused."""
+    numbers = (min(number, _MOST) for number in (prod(shape) * problem.item_bytes, *shape))
+    return Operand(None, *numbers, problem.memory_format is MemoryFormat.CHANNELS_LAST, ELEMENTS[problem.dtype])
+
+
+def _require_dense(problem: ConvProblem, tensor: Tensor) -> None:
+    """Raise ``InvalidInputError`` for what is not dense in the problem's memory format, or of another dtype."""
+    _require_dtype(problem, "a tensor", tensor)
+    channels_last = problem.memory_format is _CHANNELS_LAST
+    if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):
+        raise InvalidInputError(
+            f"a tensor of {tuple(tensor.shape)} has the strides {tensor.stride()}; it must be dense and "
+            f"{problem.memory_format} for the compiled algorithms"
+        )
+
+
+def _require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
+    if tensor.dtype is not _DTYPES[problem.dtype]:
+        raise InvalidInputError(f"{what} has dtype {tensor.dtype}; it must be that of the problem, {problem.dtype}")
