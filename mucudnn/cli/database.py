@@ -19,7 +19,7 @@ from mucudnn.words.units import format_bytes
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.database.rows import DatabaseInfo
+    from mucudnn.database.rows import EnvironmentRows
     from mucudnn.running.environment import Environment
     from mucudnn.tuning.refresh import Refreshed
     from mucudnn.words.problem import Operation
@@ -47,13 +47,15 @@ def info(database: Path | None) -> None:
 
     Doubtful are measurements and verifications that mucudnn database refresh would measure again.
     """
+    from mucudnn.database import schema
     from mucudnn.database.database import Database
     from mucudnn.terminal.console import output
 
     with Database(database, read_only=True) as opened:
-        found = opened.info()
+        found, path = opened.info(), opened.path
+    size_bytes = path.stat().st_size if path.exists() else 0
     console = output()
-    console.print(f"{found.path}: {format_bytes(found.size_bytes)}, schema version {found.schema_version}")
+    console.print(f"{path}: {format_bytes(size_bytes)}, schema version {schema.VERSION}")
     console.print(info_table(found))
 
 
@@ -239,14 +241,14 @@ def environments_here() -> Iterator[Environment]:
         yield current_environment("cuda")
 
 
-def info_table(found: DatabaseInfo) -> Table:
+def info_table(environments: Sequence[EnvironmentRows]) -> Table:
     """Return a table of the rows of each environment."""
     from rich.table import Table
 
     table = Table("environment")
     for heading in ("measurements", "failures", "verifications", "confirmations", "doubtful"):
         table.add_column(heading, justify="right")
-    for rows in found.environments:
+    for rows in environments:
         counts = (rows.measurements, rows.failures, rows.verifications, rows.confirmations, rows.doubtful)
         table.add_row(str(rows.environment), *map(str, counts))
     return table

@@ -49,15 +49,6 @@ class EnvironmentRows(NamedTuple):
     doubtful: int
 
 
-class DatabaseInfo(NamedTuple):
-    """A database in numbers."""
-
-    path: Path
-    size_bytes: int
-    schema_version: int
-    environments: tuple[EnvironmentRows, ...]
-
-
 class MergeCounts(NamedTuple):
     """Numbers of rows that were taken over, and that were there before."""
 
@@ -212,10 +203,9 @@ class StoredRows:
         return tuple(sorted(Environment(*row) for row in rows))
 
     @told_of_damage
-    def info(self) -> DatabaseInfo:
-        """Return what is in the file, and how much. size_bytes: of the file alone, 0 in memory."""
-        size_bytes = self.path.stat().st_size if self.path.exists() else 0
-        return DatabaseInfo(self.path, size_bytes, schema.VERSION, tuple(map(self._info, self.environments())))
+    def info(self) -> tuple[EnvironmentRows, ...]:
+        """Return how many rows each environment has."""
+        return tuple(map(self._info, self.environments()))
 
     def _info(self, environment: Environment) -> EnvironmentRows:
         found = {str(kind): int(count) for kind, count in self._file.read(schema.count_rows(self._of(environment)))}

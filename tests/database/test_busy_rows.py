@@ -70,7 +70,7 @@ def test_what_was_disturbed_counts_only_where_there_is_nothing_else(
     with Database(tmp_path / "some.sqlite") as database:
         assert stored(database, added) == expected
         assert [row["load"] for row in database.rows_that_count(HERE)] == [getattr(expected, "load", None)]
-        assert database.info().environments[0].measurements + database.info().environments[0].failures == len(added)
+        assert database.info()[0].measurements + database.info()[0].failures == len(added)
         assert database.prune(dry_run=True) == len(added) - 1
         assert that_counts(database) == expected
         assert database.prune() == len(added) - 1
@@ -88,7 +88,7 @@ def test_merging_is_the_union_in_any_order() -> None:
             for part in order:
                 union.merge(part)
             assert that_counts(union) == UNKNOWN, "the newest of those that were not disturbed"
-            assert union.info().environments[0].measurements == 3
+            assert union.info()[0].measurements == 3
 
 
 def test_a_whole_run_under_load_replaces_no_other() -> None:

@@ -56,7 +56,7 @@ def test_it_is_of_one_model_in_one_environment(path: Path) -> None:
     assert found(path, OTHER_MODEL) is None
     with Database(path) as database:
         assert database.confirmation(THERE, MODEL) is None
-        assert database.info().environments == (EnvironmentRows(HERE, 1, 1, 1, 1, 0),)
+        assert database.info() == (EnvironmentRows(HERE, 1, 1, 1, 1, 0),)
 
 
 def test_the_newest_counts_and_the_others_stay_until_prune(path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_newest_counts_and_the_others_stay_until_prune(path: Path) -> None:
     assert found(path) == NEWER
     with Database(path) as database:
         add(database, FOUND, load=0.9)
-        assert database.info().environments[0].confirmations == 4
+        assert database.info()[0].confirmations == 4
         assert database.prune() == 2
     assert found(path) == NEWER, "what was disturbed replaces nothing"
     assert found(path, OTHER_MODEL) == FOUND

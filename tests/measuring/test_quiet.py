@@ -83,7 +83,7 @@ def test_what_was_disturbed_is_measured_again_in_the_same_run() -> None:
     assert chosen(bench.tune()) == "quick"
     results = bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
     assert not any(m.is_disturbed for m in results)
-    rows = bench.database.info().environments[0].measurements
+    rows = bench.database.info()[0].measurements
     assert rows > len(results), "those that were disturbed are kept, too"
 
 
@@ -92,9 +92,9 @@ def test_a_verdict_under_load_is_not_believed_when_it_is_quiet() -> None:
     assert chosen(tuned_busy(bench)) == "native"
     bench.processors.others = 0.0
     bench.processors.rest(2.0)
-    before = bench.database.info().environments[0]
+    before = bench.database.info()[0]
     assert chosen(bench.tune()) == "quick"
-    after = bench.database.info().environments[0]
+    after = bench.database.info()[0]
     assert after.measurements > before.measurements
     steps = bench.steps
     assert chosen(bench.tune()) == "quick"
@@ -104,13 +104,13 @@ def test_a_verdict_under_load_is_not_believed_when_it_is_quiet() -> None:
 def test_under_load_stored_results_are_believed() -> None:
     bench = busy_bench()
     tuned_busy(bench)
-    steps, rows = bench.steps, bench.database.info().environments[0]
+    steps, rows = bench.steps, bench.database.info()[0]
     bench.processors.work(1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert chosen(bench.tune()) == "native"
     assert bench.steps == steps
-    assert bench.database.info().environments[0] == rows
+    assert bench.database.info()[0] == rows
 
 
 def test_where_nobody_can_tell_stored_results_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:

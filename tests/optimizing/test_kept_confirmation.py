@@ -77,7 +77,7 @@ def test_asked_for_steps_run_again_and_count_from_then_on(machine: Machine, data
     assert not is_new(confirmed(net, OPEN))
     assert torchs(net)
     with Database(database) as opened:
-        assert opened.info().environments[0].confirmations == 2, "nothing is lost"
+        assert opened.info()[0].confirmations == 2, "nothing is lost"
 
 
 def test_what_was_asked_for_once_holds_where_no_step_is_run_unasked(machine: Machine) -> None:

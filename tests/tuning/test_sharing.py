@@ -205,7 +205,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others(lost: Path, case: str, sur
     assert only(found, "error").startswith(f"rank {victim} ended")
     assert not (lost / case / f"{victim}.json").exists()
     with Database(lost / case / "all.sqlite") as database:
-        (rows,) = database.info().environments
+        (rows,) = database.info()
     of_survivors = len(PROBLEMS) * (size - 1) // size
     assert rows.environment == ENVIRONMENT
     assert rows.measurements > of_survivors * 2, "what the killed rank measured is lost"
@@ -224,6 +224,6 @@ def test_a_restart_goes_on_with_what_was_measured(tmp_path: Path) -> None:
     assert len(only(found, "choices")) == len(PROBLEMS)
     assert only(found, "before") > 0
     with Database(tmp_path / "all.sqlite") as database:
-        (rows,) = database.info().environments
+        (rows,) = database.info()
         counting = [row for row in database.rows_that_count(ENVIRONMENT) if row["kind"] == "measurement"]
     assert rows.measurements == len(counting), "something was measured twice"

@@ -158,7 +158,7 @@ def kept(rank: int, size: int, folder: Path) -> Found:
         first, again = outcome(tuned_net(), Config(), team=team()), outcome(tuned_net(), Config(), team=team())
         dist.barrier()
         with Database(folder / "measurements.sqlite") as database:
-            rows = database.info().environments[0].confirmations
+            rows = database.info()[0].confirmations
         elsewhere = folder / f"{rank}.sqlite" if rank == size - 1 else folder / "measurements.sqlite"
         config = Config(database=elsewhere)
         third = outcome(tuned_net(), config, team=team())
