@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import click
@@ -276,7 +276,7 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
 
 def config(*options: Decorator, **fixed: Any) -> Decorator:
     """Add options that have the names of a ``Config``'s fields; the command gets ``config``. fixed: other fields."""
-    return bundled("config", partial(_config, **fixed), *options)
+    return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
 
 
 def _config(**values: Any) -> Config:

@@ -65,7 +65,9 @@ class Count(click.IntRange):
 def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(SIZE, part) for part in parts):
-        raise InvalidInputError(f"{text!r} is no list of whole numbers from 1; write for example 1,8,32")
+        raise InvalidInputError(
+            f"{text!r} is no list of whole numbers, each from 1 to at most 999999999; write for example 1,8,32"
+        )
     return tuple(map(int, parts))
 
 
