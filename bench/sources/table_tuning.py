@@ -20,7 +20,7 @@ from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress
 from mucudnn.words.task import Task
 
@@ -107,11 +107,6 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
     Raises ``InvalidInputError`` if there is nothing to tune, or the config asks for the headroom without limits.
     """
-    wanted = table.problems(config.operations)
-    if not wanted:  # the first layer of a network has no backward_data: nobody asks for the gradient of its input
-        raise InvalidInputError(
-            f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
-        )
     return [
         Task(
             problem,
@@ -122,8 +117,18 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
             in_headroom=limits is not None,
             baseline_exempt=config.baseline_exempt,
         )
-        for layer, problem in wanted
+        for layer, problem in problems_to_tune(table, config)
     ]
+
+
+def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, ConvProblem]]:
+    """Return the problems of a table that a config asks for. Raises ``InvalidInputError`` where there are none."""
+    wanted = table.problems(config.operations)
+    if not wanted:  # the first layer of a network has no backward_data: nobody asks for the gradient of its input
+        raise InvalidInputError(
+            f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
+        )
+    return wanted
 
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:

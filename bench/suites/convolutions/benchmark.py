@@ -21,6 +21,7 @@ from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.sources.table_tuning import problems_to_tune
 from mucudnn.bench.suites.convolutions.choices import Choices
 from mucudnn.bench.suites.convolutions.contest import Contests, subject_of
 from mucudnn.bench.suites.convolutions.division import NetworkTuner, TunedNetwork
@@ -54,13 +55,14 @@ def benchmark_convolutions(
     Raises what ``open_folder`` and ``tune`` raise, and ``KeyboardInterrupt``, by then with all that was measured in the
     folder.
     """
+    wanted = problems_to_tune(table, config)
     with (
         machine_and_database(config, device, machine, database) as (on, opened),
         torch_variants(on.device) as variants,
         open_folder(out, _header(benchmark, table, config, choices, on)) as folder,
     ):
         contests = Contests(config, on, opened, variants, choices)
-        run = _Run(table, folder, contests, table.problems(config.operations))
+        run = _Run(table, folder, contests, wanted)
         with run.summarized():
             if run.left and (choices.budgets or not choices.policies):
                 part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
