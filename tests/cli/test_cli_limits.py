@@ -110,7 +110,6 @@ def test_what_is_ready_is_there_after_an_interruption(
     [
         ("--filters", "3x3,5", "'5' is not height x width of a filter; write for example 3x3,5x5, or all"),
         ("--filters", "7x7", "has no layer with a filter of 7x7; it has 1x1, 3x3, 5x5"),
-        ("--limits", "8MiB,none", "no limit at all is compared in any case"),
         ("--limits", "8", "size '8' has no unit"),
         ("--device", "tpu", "mucudnn measures on 'cpu' and 'cuda'"),
         ("--algorithms", "magic", "algorithms has magic; this machine has"),
