@@ -81,7 +81,7 @@ def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, res
 
     rest: stride, padding, dilation, groups, and ``Choices``, ``Measured`` or None.
     """
-    *geometry, choices = rest
+    geometry, choices = rest[:4], rest[4]
     if isinstance(choices, Measured):
         return as_measured(operation, x, w, third, geometry, choices)
     if choices is not None:

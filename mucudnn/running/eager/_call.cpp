@@ -450,7 +450,8 @@ PyObject* values_of(PyObject* operation, PyObject* x, PyObject* w, PyObject* thi
   Ref result(run_call(executables.get(), call));
   if (result && result.get() != Py_None && result.get() != Py_NotImplemented) return result.release();
   PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
-  return PyObject_Vectorcall(values_in_python, call, CALL_SIZE + 1, nullptr);
+  PyObject* const again[] = {operation, x, w, third, rest};
+  return PyObject_Vectorcall(values_in_python, again, 5, nullptr);
 }
 
 PyObject* values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {

@@ -41,12 +41,8 @@ def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | N
     return _values(operation, x, w, third, rest)
 
 
-def _values_in_python(*call: Any) -> Tensor:
-    return operators.values(*call)
-
-
-_compiled = compiled_functions(_values_in_python)
-_values: Callable[..., Tensor] = _values_in_python if _compiled is None else _compiled.values  # without autograd
+_compiled = compiled_functions(operators.values)
+_values: Callable[..., Tensor] = operators.values if _compiled is None else _compiled.values  # without autograd
 
 
 def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:

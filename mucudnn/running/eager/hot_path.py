@@ -122,7 +122,7 @@ def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
     """
     if not is_built:
         return None
-    _call.set_values_in_python(lambda operation, x, w, third, *rest: values_in_python(operation, x, w, third, rest))
+    _call.set_values_in_python(values_in_python)
     return _call
 
 

@@ -24,7 +24,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setattr(hot_path, "is_built", False)
         monkeypatch.setattr(operators, "run_known", lambda *_: NotImplemented)
         monkeypatch.setattr(calls, "_compiled", None)
-        monkeypatch.setattr(calls, "_values", calls._values_in_python)
+        monkeypatch.setattr(calls, "_values", operators.values)
         for user in (calls, module):
             monkeypatch.setattr(user, "is_eager", is_eager_in_python)
     yield request.param
