@@ -6,16 +6,13 @@ float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import loaded_build, why_not, why_too_large
 from mucudnn.kernels.compiled.stages import Entries
-from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
-from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import ConvProblem, Operation
 
 _LEAST_CHANNELS = 4  # of a group in pointwise: fewer leave most of a register tile empty
@@ -24,16 +21,11 @@ _LARGEST_EXTENT = 128  # of a filter in depthwise: windows of that many rows and
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledAlgorithm(BaseAlgorithm):
-    """An algorithm whose entries in the compiled library have its name."""
+class CompiledAlgorithm(Entries, BaseAlgorithm):
+    """An algorithm that its entries compute."""
 
-    name: str
-    version: int
+    version: int = 1
     deterministic: bool = True
-
-    @property
-    def entries(self) -> Entries:
-        return Entries(self.name.replace("-", "_"))
 
     def supports(self, problem: ConvProblem) -> str | None:
         return why_not(problem) or why_too_large(problem)
@@ -47,41 +39,8 @@ class CompiledAlgorithm(BaseAlgorithm):
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)
 
-    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        return self.entries.workspace(problem, micro_batch_size)
-
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
-
-    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        self.entries.open(problem, w, prepared)
-
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-        epilogue: Epilogue | None = None,
-    ) -> None:
-        self.entries.step(problem, x, w, y, bias, prepared, scratch, epilogue)
-
-    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        self.entries.close(problem, w, prepared)
-
-    def bound(
-        self,
-        problem: ConvProblem,
-        batch_size: int,
-        slices: Sequence[slice],
-        workspace: Workspace,
-        *,
-        is_open: bool = False,
-    ) -> BoundStage:
-        return self.entries.bound(problem, batch_size, slices, workspace, is_open=is_open)
 
 
 class Pointwise(CompiledAlgorithm):
@@ -165,7 +124,7 @@ class LoopNest(CompiledAlgorithm):
 
 # One matrix product over all taps and channels with no im2col matrix (implicit_gemm.cpp): register tiles read it from
 # small packed windows of the image. Any stride, padding, dilation and groups.
-IMPLICIT_GEMM = CompiledAlgorithm("implicit-gemm", 2)
-POINTWISE, DEPTHWISE = Pointwise("pointwise", 2), Depthwise("depthwise", 3)
-LOOP_NEST = LoopNest("loop-nest", 1)
+IMPLICIT_GEMM = CompiledAlgorithm("implicit-gemm", version=2)
+POINTWISE, DEPTHWISE = Pointwise("pointwise", version=2), Depthwise("depthwise", version=3)
+LOOP_NEST = LoopNest("loop-nest")
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

@@ -39,9 +39,9 @@ _ALL = sum(PHASES)
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of one algorithm, by the name that they begin with. They do what those of ``Algorithm`` do.
+    """The entries of one algorithm, whose name theirs begin with. Methods do what those of ``Algorithm`` do.
 
-    tile: the outputs of a tile in one direction, of Winograd.
+    tile: Winograd's outputs of a tile in one direction.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Entries:
         self._entry("stage")(stage, None, w.data_ptr(), None, None, prepared.data_ptr(), None, None)
 
     def _entry(self, what: str) -> Callable[..., int]:
-        entry: Callable[..., int] = getattr(library(), f"mucudnn_{self.name}_{what}")
+        entry: Callable[..., int] = getattr(library(), f"mucudnn_{self.name.replace('-', '_')}_{what}")
         return entry
 
 
