@@ -131,16 +131,15 @@ def marginal(
     budget_bytes: int | None,
     *,
     constant_s: float = 0.0,
-    time_limit_s: float | None = TIME_LIMIT_S,
 ) -> Marginal:
     """Tell what about a quarter more or less of ``budget_bytes`` changes (None: the smallest budget of the least time).
 
     The step is a power of two in bytes. Upwards it is doubled until the time changes; downwards it is cut off at the
-    smallest feasible budget. ``constant_s`` and ``time_limit_s`` as in ``time_curve``.
+    smallest feasible budget. ``constant_s`` as in ``time_curve``.
 
     Raises as ``solve_wd`` does.
     """
-    network = _Network(options, counts, constant_s, time_limit_s)
+    network = _Network(options, counts, constant_s, TIME_LIMIT_S)
     smallest, enough = network.choices.smallest_bytes, network.choices.enough_bytes
     here = network.at(enough if budget_bytes is None else budget_bytes)
     step = 2 ** round(math.log2(max(here.budget_bytes / 4, 1)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.candidates import CANDIDATES_FILE, line_of
@@ -89,8 +89,8 @@ class FolderWriter:
             self.header = replace(self.header, limits={**mine, **better})
             write_header(self.path, self.header)
 
-    def write_summary(self, left_out: Sequence[LeftOut] = (), more: Mapping[str, Any] | None = None) -> None:
-        """Write ``summary.json``: how much is measured, what was left out, and why. more: what else is to be told."""
+    def write_summary(self, left_out: Sequence[LeftOut] = ()) -> None:
+        """Write ``summary.json``: how much is measured, what was left out, and why."""
         write_json(
             self.path / SUMMARY_FILE,
             {
@@ -99,7 +99,6 @@ class FolderWriter:
                 "wanted": self.header.wanted,
                 "measured": len(self._measured),
                 "left_out": [asdict(one) for one in left_out],
-                **(more or {}),
             },
         )
 

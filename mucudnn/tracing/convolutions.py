@@ -60,11 +60,6 @@ def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
     return _TRANSPOSED[operation] if transposed else operation
 
 
-def convolutions_of(model: nn.Module, sample_input: Any) -> list[tuple[str, ConvProblem, int]]:
-    """List module name, problem and batch size of every call; see ``trace``."""
-    return [(call.name, call.problem, call.batch_size) for call in trace(model, sample_input)]
-
-
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     """List every call of a module that is traced in ``model(sample_input)``, in order, as torch computes it.
 

@@ -44,8 +44,6 @@ def compare_runtimes(
     *,
     runtimes: Sequence[Runtime] = tuple(Runtime),
     job: Callable[..., Callable[[], Ready[_Arrays]]] = RuntimeJob,
-    ready_s: float = READY_S,
-    sample_s: float = SAMPLE_S,
     pause_s: float = PAUSE_S,
     progress: Progress = silent,
 ) -> None:
@@ -53,8 +51,8 @@ def compare_runtimes(
 
     arguments: all of the model, x (N, C, H, W) the first, in the memory format in which torch and ours read it. config:
     how ours is tuned; its operations do not count. runtimes: torch's own is always one of them, with which outputs are
-    compared. job: makes the job of a runtime. ready_s, sample_s: most seconds to get ready, and of a sample: a runtime
-    that takes longer is ended. pause_s: between samples. What the folder has is not measured again.
+    compared. job: makes the job of a runtime. pause_s: seconds between samples. What the folder has is not
+    measured again.
 
     A runtime that is not installed, raises, is killed or takes too long has a row with the reason, and the others go
     on. Raises ``UnavailableError`` where the model cannot be pickled, or torch itself fails.
@@ -73,7 +71,7 @@ def compare_runtimes(
             progress(f"{runtime} gets ready", index / len(asked) / 2)
             try:
                 its_job = job(runtime, file, threads, config)
-                process = OwnProcess(its_job, ready_s=ready_s, sample_s=sample_s, pause_s=pause_s)
+                process = OwnProcess(its_job, ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s)
                 processes[runtime] = stack.enter_context(process)
             except OwnProcessError as error:
                 failures[runtime] = str(error)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mucudnn.bench.sources.layers import TABLES, Layer, load_source
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.running import problems
-from mucudnn.tracing.convolutions import convolutions_of, trace
+from mucudnn.tracing.convolutions import trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -24,6 +24,11 @@ def forward(*sizes: Any, **choices: Any) -> ConvProblem:
 
 
 # Tracing
+
+
+def convolutions_of(model: nn.Module, sample_input: Any) -> list[tuple[str, ConvProblem, int]]:
+    """Module name, problem and batch size of every call."""
+    return [(call.name, call.problem, call.batch_size) for call in trace(model, sample_input)]
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
