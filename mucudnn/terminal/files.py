@@ -94,7 +94,8 @@ class ResultFolder(click.Path):
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.is_dir() and not (self.or_file and path.is_file()):
             other = ", or its file of --json" if self.or_file else ""
-            self.fail(f"{path} is no folder; name one that a benchmark wrote with --out{other}", param, ctx)
+            what = "is not a folder" if path.exists() else "does not exist"
+            self.fail(f"{path} {what}; name a folder that a benchmark wrote with --out{other}", param, ctx)
         return path
 
 
