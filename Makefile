@@ -13,11 +13,12 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test test-machines fuzz sanitize lint docs gallery wheel gpu bench-track help
+.PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel gpu bench-track help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
-	@echo "make test   run the whole test suite"
+	@echo "make test   the tests that a change needs (five minutes on two cores)"
+	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), then make test-machines"
 	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file; 5,000 random"
 	@echo "            geometries tuned and run in child processes (hours)"
@@ -38,13 +39,17 @@ demo: $(VENV)/.installed
 # A test that hangs ends its process (pyproject.toml), and with it the run: pytest-xdist 3.8 hangs when it starts another.
 PARALLEL := -n auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PARALLEL)
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-machines: $(VENV)/.installed
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL)
 	$(BIN)/python tests/support/machines.py $(PARALLEL)
 
-fuzz: $(VENV)/.installed
+test-machines: $(VENV)/.test
+	$(BIN)/python tests/support/machines.py $(PARALLEL)
+
+fuzz: $(VENV)/.test
 	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz $(PARALLEL)
 
 # A build of its own, beside the installed one; bin/pytest, unlike python -m pytest, does not put this folder first.
@@ -53,7 +58,7 @@ SANITIZED := $(CURDIR)/build/sanitized
 SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
 RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, build_name; \
 	print(*BUILDS[BUILDS.index(build_name()):])
-sanitize: $(VENV)/.installed
+sanitize: $(VENV)/.test
 	MUCUDNN_SANITIZE=1 $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
 		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -65,7 +70,7 @@ sanitize: $(VENV)/.installed
 		|| exit 1; \
 	done
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -75,14 +80,14 @@ lint: $(VENV)/.installed
 bench-track: $(VENV)/.installed
 	$(BIN)/python -m mucudnn bench track build/track $(TRACK_OPTIONS)
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
 
 # Results are in build/gallery; a run that was stopped goes on there.
 GALLERY := $(CURDIR)/build/gallery
 DRAWN := docs/images/gallery
 BENCH = $(BIN)/python -m mucudnn bench
-gallery: $(VENV)/.installed
+gallery: $(VENV)/.test
 	mkdir -p $(GALLERY) $(DRAWN)
 	$(BENCH) deepbench --batch 4 --filter 5x5 --workspace-limit 1MiB,8MiB --policy power-of-two,all --rounds 5 \
 		--time-limit 2m --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
@@ -96,7 +101,7 @@ gallery: $(VENV)/.installed
 # The wheel is made from the sdist, and tried in an environment of its own, in a folder from which no checkout is seen.
 WHEEL := $(CURDIR)/build/wheel
 TRIED := cd $(WHEEL) && PYTHONPATH= MUCUDNN_DATABASE=$(WHEEL)/measurements.sqlite $(WHEEL)/venv/bin
-wheel: $(VENV)/.installed
+wheel: $(VENV)/.dev
 	rm -rf $(WHEEL)
 	$(BIN)/python -m build --outdir $(WHEEL) .
 	$(PYTHON) -m venv $(WHEEL)/venv
@@ -119,5 +124,13 @@ gpu:
 $(VENV)/.installed: $(SOURCES)
 	$(require_version)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+# What an extra of pyproject.toml adds to that; mucudnn itself is not compiled again.
+EXTRA = import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")
+$(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/.installed
+	$(BIN)/python -c '$(EXTRA)' \
+		| $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -r /dev/stdin
 	@touch $@

@@ -25,6 +25,7 @@ X86_BUILDS = {
 BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
 
 setup(
+    options={"build_ext": {"parallel": os.cpu_count()}},
     ext_modules=[
         Extension(
             f"mucudnn.kernels.compiled._{name}",
@@ -51,5 +52,5 @@ setup(
             extra_compile_args=["-std=gnu11", "-O2", "-g0", "-fvisibility=hidden"],
             optional=True,
         ),
-    ]
+    ],
 )

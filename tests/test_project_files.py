@@ -30,7 +30,7 @@ def canonical(name: str) -> str:
 def test_every_tool_of_development_is_pinned() -> None:
     pinned = {canonical(name) for name in PINNED}
     extras = PROJECT["optional-dependencies"]
-    for requirement in (*PROJECT["dependencies"], *extras["dev"], *extras["docs"]):
+    for requirement in (*PROJECT["dependencies"], *extras["test"], *extras["dev"], *extras["docs"]):
         name = re.match(r"[\w.-]+", requirement)
         assert name is not None
         assert canonical(name[0]) in pinned
@@ -64,8 +64,8 @@ def test_the_workflow_runs_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     jobs = read(".github/workflows/checks.yml")["jobs"].values()
     run = {step["run"] for job in jobs for step in job["steps"] if step.get("run", "").startswith("make ")}
-    assert run == {"make lint", "make .venv/.installed", "make wheel", "make docs"}
-    assert {command.removeprefix("make ") for command in run} <= targets | {".venv/.installed"}
+    assert run == {"make lint", "make .venv/.test", "make wheel", "make docs"}
+    assert {command.removeprefix("make ") for command in run} <= targets | {".venv/.test"}
 
 
 def test_what_is_cited_is_this_version() -> None:
