@@ -18,7 +18,7 @@ endef
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
 	@echo "make test   the tests that a change needs (five minutes on two cores)"
-	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), then make test-machines"
+	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), on four simulated processors too"
 	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file; 5,000 random"
 	@echo "            geometries tuned and run in child processes (hours)"
@@ -44,7 +44,7 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL)
-	$(BIN)/python tests/support/machines.py $(PARALLEL)
+	$(BIN)/python tests/support/machines.py --models-only $(PARALLEL)
 
 test-machines: $(VENV)/.test
 	$(BIN)/python tests/support/machines.py $(PARALLEL)

@@ -1,7 +1,8 @@
-"""Runs the tests of what depends on the processor on simulated ones, each in turns: the program of make test-machines.
+"""Run the tests that depend on the processor on simulated processors, one after the other: make test-machines.
 
-torch and oneDNN can be told to use no more than some instruction sets, and we can be told which of our builds to load.
-A processor that lacks an instruction set is skipped where it would have it.
+torch and oneDNN can be told to use only some instruction sets, and mucudnn which of its builds to load. A simulated
+processor is skipped where this one lacks an instruction set that it would have.
+With --models-only, as in make test-all, only those run on which whole models are tested: one for each of oneDNN's sets.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ NEEDED = {
     "AVX512_CORE_BF16": "avx512_bf16",
     "AVX512_CORE_AMX": "amx_bf16",
 }
+
+MODELS_ONLY = "--models-only"
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ MACHINES = (
 def main(options: list[str]) -> int:
     """Run pytest with the options on each machine; return 1 if it failed on any, after all have run."""
     failed = []
-    for machine in MACHINES:
+    every = [machine for machine in MACHINES if MODELS_ONLY not in options or machine.tests != KERNELS]
+    options = [option for option in options if option != MODELS_ONLY]
+    for machine in every:
         if lacking := machine.lacking():
             click.echo(f"skipped: {machine}: this processor has no {', '.join(lacking)}")
             continue
