@@ -10,6 +10,8 @@ import pytest
 import mucudnn
 import mucudnn.distributed
 import mucudnn.testing
+from mucudnn.bench.sources.networks import NETWORKS
+from mucudnn.bench.sources.published import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,3 +36,8 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     packages = (mucudnn.distributed, mucudnn.testing)
     others = [f"{package.__name__.removeprefix('mucudnn.')}.{name}" for package in packages for name in package.__all__]
     assert sorted(shown) == sorted([*mucudnn.__all__, *others])
+
+
+def test_the_page_of_commands_names_every_network_and_table() -> None:
+    named = set(re.findall(r"`([\w-]+)`", (ROOT / "docs" / "commands.md").read_text()))
+    assert named >= {*NETWORKS, *TABLES}

@@ -14,18 +14,12 @@ from torch import nn
 
 from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, importable, model_of
 from mucudnn.bench.sources.networks import NETWORKS, arguments_for, did_you_mean
+from mucudnn.bench.sources.published import TABLES
 from mucudnn.tracing.convolutions import problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
 
-TABLES = MappingProxyType(
-    {
-        "deepbench-train": "training_set",
-        "deepbench-inference-server": "inference_server_set",
-        "deepbench-inference-device": "inference_device_set",
-    }
-)
 TRACKED = "tracked layers"  # the source in result folders of ``tracked_layers``
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")

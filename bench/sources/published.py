@@ -1,15 +1,28 @@
-"""Times of DeepBench's convolutions that others published for their machines, as they stand in its repository."""
+"""Times of DeepBench's convolutions that others published for their machines, as they stand in its repository.
+
+Loads pandas only when a table is read: help texts name the tables.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import pandas
+if TYPE_CHECKING:
+    import pandas
 
 SOURCE = "DeepBench's repository, https://github.com/baidu-research/DeepBench"
 GEOMETRY = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _FILE = Path(__file__).parent / "data" / "deepbench_reference.csv"
-TABLES = ("deepbench-train", "deepbench-inference-server", "deepbench-inference-device")  # sources with these layers
+TABLES = MappingProxyType(
+    {
+        "deepbench-train": "training_set",
+        "deepbench-inference-server": "inference_server_set",
+        "deepbench-inference-device": "inference_device_set",
+    }
+)
+"""Sources with DeepBench's layers, and the values of the column ``set`` that each has."""
 _OPERATIONS = ("forward", "backward_data", "backward_filter")
 
 
@@ -19,6 +32,8 @@ def published_times() -> pandas.DataFrame:
     Columns: those of ``GEOMETRY``, n being the mini-batch; ``operation``; ``machine``, such as ``V100 float16``;
     ``time_s``, in seconds; where a machine has two times for the same, the shorter one.
     """
+    import pandas
+
     table = pandas.read_csv(_FILE)
     table["machine"] = table["device"] + " " + table["dtype"]
     times = table.rename(columns={f"{name}_ms": name for name in _OPERATIONS}).melt(
@@ -42,6 +57,8 @@ def published_gains() -> pandas.DataFrame:
     https://github.com/spcl/ucudnn, to 0.01, which do not say which operations were summed. Of rows of the same geometry
     it is the mean. The geometries that are not here had 1.00 to 1.02.
     """
+    import pandas
+
     table = pandas.read_csv(_DIVIDED_FILE).drop(columns="group")
     means = table.groupby(list(DIVIDED_GEOMETRY), as_index=False, sort=False).mean()
     return means.rename(columns=lambda name: name.removeprefix("speedup_"))

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from mucudnn.bench.sources.networks import NETWORKS
+from mucudnn.bench.sources.published import TABLES
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.layer_tables import require_complete
 from mucudnn.cli.shared.outputs import Outputs, outputs
@@ -13,8 +15,18 @@ from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.config import Config
 
+_HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
-@click.command(cls=FileCommand)
+SOURCE is a network ({", ".join(NETWORKS)}), a built-in table ({", ".join(TABLES)}), a CSV file of layers, or
+package.module:factory or file.py:factory, a function that returns your own torch model (with --input 3x224x224). What
+was measured before is not measured again.
+
+With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out over
+several devices.
+"""
+
+
+@click.command(cls=FileCommand, help=_HELP)
 @options.source
 @options.dtype
 @options.memory_format
@@ -32,17 +44,6 @@ def tune(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
-
-    SOURCE is a network (alexnet, vgg16, vgg19, resnet18, resnet50, googlenet, squeezenet, mobilenetv2, efficientnet-b0,
-    convnext-t, regnety-400mf, densenet40, segformer-b0, unet, vae), a built-in table (deepbench-train,
-    deepbench-inference-server, deepbench-inference-device), a CSV file of layers, or package.module:factory or
-    file.py:factory, a function that returns your own torch model (with --input 3x224x224). What was measured before is
-    not measured again.
-
-    With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out
-    over several devices.
-    """
     from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
 
     tuning = tune_on_ranks(TuneTable(source, sizes, config, threads), device, devices)

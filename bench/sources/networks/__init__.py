@@ -1,6 +1,6 @@
-"""Published networks in plain torch: one file for each kind, and here they are known by name.
+"""Published networks in plain torch: a file for each kind, and here the table of their names. Loads no torch.
 
-What lives here: how each is built, what it reads, and what it is trained for. Geometry and numbers of parameters are
+The table has how each is built, what it reads, and what it is trained for. Geometry and numbers of parameters are
 those of torchvision, or of the paper where torchvision has none or another. Nothing is tuned, timed or printed here.
 """
 
@@ -9,25 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
-from mucudnn.bench.sources.networks.convnext import convnext_t
-from mucudnn.bench.sources.networks.diffusion import VAE, UNet
-from mucudnn.bench.sources.networks.mobilenet import efficientnet_b0, mobilenetv2
-from mucudnn.bench.sources.networks.objectives import (
-    CLASSIFICATION,
-    DENOISING,
-    RECONSTRUCTION,
-    SEGMENTATION,
-    SMALL_OUTPUTS,
-    Objective,
-)
-from mucudnn.bench.sources.networks.plain import alexnet, densenet40, googlenet, squeezenet, vgg16, vgg19
-from mucudnn.bench.sources.networks.resnet import regnety_400mf, resnet18, resnet50
-from mucudnn.bench.sources.networks.segformer import SegFormer
 from mucudnn.words.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mucudnn.bench.sources.networks.objectives import Objective
 
 INPUT_SHAPE = (3, 224, 224)  # of most networks
 
@@ -37,32 +28,42 @@ class Network:
     """A network that is known by name.
 
     factory: of the number of classes. num_classes: as published; networks without scores ignore it. input_shape: (C, H,
-    W) of one image. objective: what it is trained for.
+    W) of one image. objective: the name in ``objectives`` of what it is trained for.
     """
 
     factory: Callable[[int], nn.Module]
     num_classes: int = 1000
     input_shape: tuple[int, int, int] = INPUT_SHAPE
-    objective: Objective = CLASSIFICATION
+    objective: str = "CLASSIFICATION"
+
+
+def _loaded(module: str, name: str) -> Callable[[int], nn.Module]:
+    """Return a factory that imports its module when it is called: commands name networks without loading torch."""
+
+    def factory(num_classes: int) -> nn.Module:
+        model: nn.Module = getattr(import_module(f"{__name__}.{module}"), name)(num_classes)
+        return model
+
+    return factory
 
 
 NETWORKS = MappingProxyType(
     {
-        "alexnet": Network(alexnet),
-        "vgg16": Network(vgg16),
-        "vgg19": Network(vgg19),
-        "resnet18": Network(resnet18),
-        "resnet50": Network(resnet50),
-        "googlenet": Network(googlenet),
-        "squeezenet": Network(squeezenet),
-        "mobilenetv2": Network(mobilenetv2),
-        "efficientnet-b0": Network(efficientnet_b0),
-        "convnext-t": Network(convnext_t),
-        "regnety-400mf": Network(regnety_400mf),
-        "densenet40": Network(densenet40, 10, (3, 32, 32)),
-        "segformer-b0": Network(SegFormer, 150, (3, 512, 512), SEGMENTATION),
-        "unet": Network(lambda num_classes: UNet(), input_shape=(3, 32, 32), objective=DENOISING),
-        "vae": Network(lambda num_classes: VAE(), input_shape=(3, 64, 64), objective=RECONSTRUCTION),
+        "alexnet": Network(_loaded("plain", "alexnet")),
+        "vgg16": Network(_loaded("plain", "vgg16")),
+        "vgg19": Network(_loaded("plain", "vgg19")),
+        "resnet18": Network(_loaded("resnet", "resnet18")),
+        "resnet50": Network(_loaded("resnet", "resnet50")),
+        "googlenet": Network(_loaded("plain", "googlenet")),
+        "squeezenet": Network(_loaded("plain", "squeezenet")),
+        "mobilenetv2": Network(_loaded("mobilenet", "mobilenetv2")),
+        "efficientnet-b0": Network(_loaded("mobilenet", "efficientnet_b0")),
+        "convnext-t": Network(_loaded("convnext", "convnext_t")),
+        "regnety-400mf": Network(_loaded("resnet", "regnety_400mf")),
+        "densenet40": Network(_loaded("plain", "densenet40"), 10, (3, 32, 32)),
+        "segformer-b0": Network(_loaded("segformer", "SegFormer"), 150, (3, 512, 512), "SEGMENTATION"),
+        "unet": Network(_loaded("diffusion", "unet"), input_shape=(3, 32, 32), objective="DENOISING"),
+        "vae": Network(_loaded("diffusion", "vae"), input_shape=(3, 64, 64), objective="RECONSTRUCTION"),
     }
 )
 
@@ -99,12 +100,14 @@ def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
     >>> [tuple(argument.shape) for argument in arguments_for("unet", torch.zeros(2, 3, 32, 32))]
     [(2, 3, 32, 32), (2,)]
     """
-    return NETWORKS[source].objective.arguments(x) if source in NETWORKS else (x,)
+    return objective_for(source).arguments(x)
 
 
 def objective_for(source: str) -> Objective:
     """Objective of the model of a source; models of the user learn to give zeros."""
-    return NETWORKS[source].objective if source in NETWORKS else SMALL_OUTPUTS
+    objectives = import_module(f"{__name__}.objectives")
+    found: Objective = getattr(objectives, NETWORKS[source].objective if source in NETWORKS else "SMALL_OUTPUTS")
+    return found
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

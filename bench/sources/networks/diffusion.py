@@ -89,6 +89,16 @@ class VAE(nn.Module):
         return self.decoder(self.from_latent(latent)), mean, log_variance
 
 
+def unet(num_classes: int) -> nn.Module:
+    """Return the UNet of three quarters of the published width, which has no classes."""
+    return UNet()
+
+
+def vae(num_classes: int) -> nn.Module:
+    """Return the autoencoder of half the published width, which has no classes."""
+    return VAE()
+
+
 def _encoder(widths: list[int]) -> nn.Module:
     layers = nn.Sequential(nn.Conv2d(3, widths[0], 3, padding=1))
     channels = widths[0]
