@@ -27,7 +27,7 @@ help:
 	@echo "            (a few minutes; let nothing else run)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
-	@echo "make gallery  small real runs on this machine, and the pictures of docs/gallery.md drawn of them (minutes)"
+	@echo "make gallery  small real runs on this machine, and every kind of picture drawn of them (minutes)"
 	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
@@ -83,9 +83,9 @@ bench-track: $(VENV)/.installed
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
 
-# Results are in build/gallery; a run that was stopped goes on there.
+# Results and pictures are in build/gallery; a run that was stopped goes on there.
 GALLERY := $(CURDIR)/build/gallery
-DRAWN := docs/images/gallery
+DRAWN := $(GALLERY)/pictures
 BENCH = $(BIN)/python -m mucudnn bench
 gallery: $(VENV)/.test
 	mkdir -p $(GALLERY) $(DRAWN)

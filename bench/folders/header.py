@@ -1,6 +1,6 @@
 """``environment.json``: what all rows of a result folder have in common. It is written once, before anything is timed.
 
-The format is described in docs/result-folders.md.
+The format is described in docs/benchmarks.md.
 """
 
 from __future__ import annotations

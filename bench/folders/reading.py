@@ -41,7 +41,7 @@ class ResultFolder:
     """A result folder as it was read.
 
     lines: the objects of ``rows.jsonl`` that count, as they are. rows: the same, a row for each, in the order of the
-    file, with all its columns (docs/result-folders.md), ``samples_s`` being a list, and ``time_s``, the median of the
+    file, with all its columns (docs/benchmarks.md), ``samples_s`` being a list, and ``time_s``, the median of the
     samples in seconds, NaN where there are none. candidates: what was measured to choose from. summary: the object of
     ``summary.json``; empty before the run ends. problems: what could not be read, with file and line.
     """

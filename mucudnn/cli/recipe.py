@@ -15,7 +15,7 @@ _FAILED = 1
 
 @click.group()
 def recipe() -> None:
-    """Experiments as TOML files: what is fixed, what is tried, and what must come out (docs/recipes.md)."""
+    """Experiments as TOML files: what is fixed, what is tried, and what must come out (docs/benchmarks.md)."""
 
 
 @recipe.command("list", cls=FileCommand)
