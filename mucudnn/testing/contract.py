@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from random import Random
@@ -49,6 +49,7 @@ def check_algorithm(
     max_relative_error: Mapping[str, float] | None = None,
     random_problems: int = 100,
     seed: int = 0,
+    report: Callable[[str], object] | None = None,
 ) -> int:
     """Check that an algorithm keeps the contract of ``mucudnn.Algorithm``; return how many checks it passed.
 
@@ -60,6 +61,9 @@ def check_algorithm(
     problems: more of them, each checked on 3 samples; for an algorithm that is made for a certain size.
     max_relative_error: largest relative L2 error by dtype, such as ``{"float32": 1e-4}``; others as ``Config`` has
     them. random_problems: how many calls are drawn. seed: of the operands, and of the first call that is drawn.
+    report: called at the end with one line that counts the problems, memory formats, dtypes and cuts that were
+    checked, such as ``print``; ``None``: nothing is printed. A reason of ``supports`` must be a sentence of more than
+    three words.
 
     Raises ``AssertionError`` for the first promise that is broken. It names the problem, the micro-batches and the
     seed, what came, and what is allowed. It is raised too where the algorithm supports no problem of the suite.
@@ -69,7 +73,9 @@ def check_algorithm(
     except InvalidInputError as error:
         raise AssertionError(str(error)) from None
     bounds = DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {})
-    return check_contract(algorithm, bounds, problems=problems, random_problems=random_problems, seed=seed)
+    return check_contract(
+        algorithm, bounds, problems=problems, random_problems=random_problems, seed=seed, report=report
+    )
 
 
 def check_contract(
@@ -79,6 +85,7 @@ def check_contract(
     problems: Iterable[ConvProblem] = (),
     random_problems: int = 100,
     seed: int = 0,
+    report: Callable[[str], object] | None = None,
 ) -> int:
     """Do what ``check_algorithm`` does, for algorithms of this package too. bounds: of the relative error, by dtype."""
     suite = _Suite(algorithm, bounds, seed)
@@ -91,17 +98,30 @@ def check_contract(
             raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
         for number in range(seed, seed + random_problems):
             suite.check_at_random(number)
+    if report is not None:
+        report(suite.summary())
     return suite.passed
 
 
 @dataclass(slots=True)
 class _Suite:
-    """One algorithm's checks. bounds: largest relative error by dtype."""
+    """One algorithm's checks. bounds: largest relative error by dtype. cuts: the problems with their micro-batches."""
 
     algorithm: Algorithm
     bounds: Mapping[str, float]
     seed: int
     passed: int = 0
+    cuts: set[tuple[ConvProblem, tuple[int, ...]]] = field(default_factory=set)
+
+    def summary(self) -> str:
+        """Return one line that counts what was checked."""
+        problems = {problem for problem, _ in self.cuts}
+        formats, dtypes = ({getattr(p, name) for p in problems} for name in ("memory_format", "dtype"))
+        return (
+            f"{self.algorithm.name}: {self.passed} checks passed: {len(problems)} problems ({len(formats)} memory "
+            f"format(s), {len(dtypes)} dtype(s)), each against float64 between guard zones, in {len(self.cuts)} cuts "
+            "into micro-batches"
+        )
 
     def check(self, case: _Case) -> None:
         """Check the result, and where NaN and infinities spread."""
@@ -171,6 +191,7 @@ class _Suite:
             torch.manual_seed(seed)
             check()
         self.passed += 1
+        self.cuts.add((problem, tuple(micro_batches)))
 
 
 def _cases() -> Iterator[_Case]:

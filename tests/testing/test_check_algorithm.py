@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -191,7 +192,14 @@ def test_what_keeps_its_promises_passes(algorithm: BaseAlgorithm) -> None:
     expected = torch.randn(3)
     torch.manual_seed(3)
     torch.set_num_threads(2)
-    assert check_algorithm(algorithm, random_problems=20) > 10  # type: ignore[arg-type]
+    told: list[str] = []
+    passed = check_algorithm(algorithm, random_problems=20, report=told.append)  # type: ignore[arg-type]
+    assert passed > 10
+    (summary,) = told
+    assert summary.startswith(f"{algorithm.name}: {passed} checks passed: ")
+    problems, formats, dtypes, cuts = (int(n) for n in re.findall(r"(?<=[ (])\d+(?= (?:prob|mem|dty|cuts))", summary))
+    assert (formats, dtypes) == ((2, 4) if isinstance(algorithm, Exact) else (1, 1))
+    assert 3 * formats * dtypes <= problems <= cuts  # at least one for each format, dtype and operation
     assert torch.get_num_threads() == 2
     assert torch.equal(torch.randn(3), expected)  # the caller's random numbers go on where they were
 
