@@ -1,4 +1,4 @@
-"""Reads a recipe: what is fixed, what is tried, and what must come out. The format is described in docs/benchmarks.md."""
+"""Reads a recipe: what is fixed, what is tried, and what must come out (docs/benchmarks.md)."""
 
 from __future__ import annotations
 
