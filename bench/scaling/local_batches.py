@@ -64,15 +64,15 @@ def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches
 def along(known: Mapping[int, float], largest: int) -> FloatArray:
     """Return a value for each n from 0 to ``largest``: straight lines through the known ones.
 
-    Beyond both ends it goes on as it grows from the first to the last, which noise moves least; from 0 where one is
-    known. It is never below 0, and infinite where none is known.
+    Beyond both ends it grows as from the first to the last, which noise moves least, but never falls; from 0 where one
+    is known. It is never below 0, and infinite where none is known.
     """
     n = np.arange(largest + 1)
     if not known:
         return np.full(n.size, np.inf)
     sizes = sorted(known)
     first, last = (0, 0.0) if len(sizes) == 1 else (sizes[0], known[sizes[0]]), (sizes[-1], known[sizes[-1]])
-    growth = (last[1] - first[1]) / (last[0] - first[0])
+    growth = max((last[1] - first[1]) / (last[0] - first[0]), 0.0)
     inside = np.interp(n, sizes, [known[size] for size in sizes])
     outside = np.minimum(n - sizes[0], 0) + np.maximum(n - sizes[-1], 0)
     line: FloatArray = np.maximum(inside + growth * outside, 0.0)

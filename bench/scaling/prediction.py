@@ -99,8 +99,14 @@ class Device:
         return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
 
     def compute_s(self, which: Convolutions) -> FloatArray:
-        """Return the seconds of a step of one rank alone; where steps were measured it is what they took."""
-        return self.convolutions.times_s[which] * self._in_step[which] + self.rest_s
+        """Return the seconds of a step of one rank alone: what it took where it was measured.
+
+        A batch that is larger than all that were measured takes no less time than the largest of them.
+        """
+        step_s = self.convolutions.times_s[which] * self._in_step[which] + self.rest_s
+        last = self.steps.steps[-1].local_batch
+        step_s[last:] = np.maximum(step_s[last:], step_s[last])
+        return step_s
 
     @cached_property
     def slowdown(self) -> FloatArray:

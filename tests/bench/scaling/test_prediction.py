@@ -52,7 +52,7 @@ def test_an_interrupted_tuning_has_no_local_batches() -> None:
 def test_what_is_along_lines() -> None:
     assert along({2: 2.0, 4: 6.0}, 6) == pytest.approx([0, 0, 2, 4, 6, 8, 10])
     assert along({2: 4.0}, 4) == pytest.approx([0, 2, 4, 6, 8])
-    assert along({1: 5.0, 2: 1.0}, 3) == pytest.approx([9, 5, 1, 0])
+    assert along({1: 5.0, 2: 1.0}, 3) == pytest.approx([5, 5, 1, 1])
     assert np.isinf(along({}, 2)).all()
 
 
@@ -93,6 +93,19 @@ def test_steps_are_met_where_they_were_measured_even_if_convolutions_by_themselv
     for step in quicker:
         assert device.compute_s(TORCH)[step.local_batch] == pytest.approx(step.step_s)
     assert device.compute_s(OURS) == pytest.approx(0.75 * known.convolutions.times_s[OURS])
+
+
+def test_a_batch_beyond_all_that_were_measured_takes_no_less_time() -> None:
+    """The rest of a step that was disturbed at the smallest batch seems to fall: it is not extrapolated below 0."""
+    known = made_up_device()
+    slow = replace(known.steps.steps[0], step_s=0.035)
+    for steps in (known.steps, replace(known.steps, steps=(slow, *known.steps.steps[1:]))):
+        for ours in (None, steps):
+            device = Device(known.convolutions, steps, ours=ours)
+            for which in Convolutions:
+                even_s = device.compute_s(which)[UP_TO::2]
+                assert (np.diff(even_s) >= 0).all()
+                assert even_s[-1] > even_s[0]
 
 
 def test_ranks_that_share_a_machine_slow_each_other_and_one_alone_is_not_slowed() -> None:
