@@ -94,7 +94,7 @@ PyObject* values_in_python = nullptr;  // does what `values` does, for all cases
 PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient of the bias is a sum
 
 struct Names {
-  PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum;
+  PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum, *contiguous;
   PyObject *kept, *parameters, *weight, *bias, *training, *padding_mode, *zeros, *filter_cache, *choices;
   PyObject* geometry[4];  // stride, padding, dilation, groups
   PyObject* hooks[4];
@@ -258,7 +258,13 @@ PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, co
   return is_refused ? nullptr : result.release();  // Python raises what was refused
 }
 
-PyObject* run(const Bound& bound, const Operands& operands) {
+PyObject* run(const Bound& bound, Operands& operands) {
+  Ref dense;  // dy may be expanded, as that of a sum is
+  if (bound.operation != FORWARD && !bound.is_channels_last && !is_dense(operands.of_third, false)) {
+    dense = Ref(PyObject_CallMethodNoArgs(operands.third, names.contiguous));
+    if (!dense || !describe(dense.get(), operands.of_third)) return in_python(bound, operands);
+    operands.third = dense.get();
+  }
   PyObject* result = run_dense(bound, operands, nullptr, nullptr);
   return result ? result : in_python(bound, operands);
 }
@@ -662,6 +668,7 @@ bool intern_names() {
       {&names.saved_tensors, "saved_tensors"},
       {&names.needs_input_grad, "needs_input_grad"},
       {&names.sum, "sum"},
+      {&names.contiguous, "contiguous"},
       {&names.kept, "kept"},
       {&names.parameters, "_parameters"},
       {&names.weight, "weight"},
