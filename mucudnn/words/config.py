@@ -58,7 +58,7 @@ class Config:
     first_call_time: with ``enable`` and ``tuned``, most seconds of measuring for a problem that is met; None: as
     ``time_limit`` says.
     background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
-    at most a twentieth of the time (docs/enable.md).
+    at most a twentieth of the time (docs/training.md).
     confirm: whether ``optimize`` ends with steps of the whole model, torch's own convolutions and ours in turns, and
     puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
     and where processes that take part tune together; or where a step is given; what the database has of it is not run
@@ -67,7 +67,7 @@ class Config:
     default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
     problems say that it is hopeless.
     share_tuning: under an initialised ``torch.distributed`` process group of more than one rank, ``optimize`` and
-    ``tune`` deal the measuring out over the ranks, and all ranks choose alike (docs/training.md). ``False``: each rank
+    ``tune`` deal the measuring out over the ranks, and all ranks choose alike (docs/ranks.md). ``False``: each rank
     tunes for itself.
     fuse: for inference, ``optimize`` returns a graph of the model, in which batch norm is folded into convolutions, and
     additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, whatever
