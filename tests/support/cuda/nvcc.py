@@ -1,7 +1,6 @@
 """Compiles Winograd's CUDA C++ with nvcc, which needs no GPU, and reads what ptxas says of registers and spills.
 
-``PYTHONPATH=.:tests python -m support.cuda.nvcc`` compiles every source for every architecture, and prints the table of
-docs/gpu.md.
+``PYTHONPATH=.:tests python -m support.cuda.nvcc`` compiles every source for every architecture, and prints a table.
 """
 
 from __future__ import annotations
