@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm, algorithms
-from mucudnn.testing.checks import check_workspace
 from mucudnn.testing.contract import check_contract
-from mucudnn.testing.geometries import geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.errors import InvalidInputError, UnavailableError
@@ -27,22 +23,6 @@ def test_every_promise_is_kept(name: str) -> None:
     bounds = {dtype: LOOSER.get(name, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
     assert check_contract(algorithm(name), bounds, problems=strided) > 50
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_workspace_is_known_without_running(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("run to find out a workspace")
-
-    a = algorithm(name)
-    for part in ("open", "step", "close"):
-        monkeypatch.setattr(type(a), part, refuse)
-    for operation, key, memory_format, dtype in product(
-        Operation, ("same-3x3", "groups"), MemoryFormat, ("float32", "bfloat16")
-    ):
-        problem, batch_size, _ = geometry(key, operation, memory_format=memory_format, dtype=dtype)
-        if a.supports(problem) is None:
-            check_workspace(a, problem, batch_size)
 
 
 @pytest.mark.parametrize("name", NAMES)

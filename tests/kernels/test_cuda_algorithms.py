@@ -20,6 +20,7 @@ from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.kernels.winograd import torch_backend as winograd_torch
 from mucudnn.kernels.winograd.torch_backend import TorchWinograd
+from mucudnn.testing.checks import split
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
@@ -148,11 +149,6 @@ def cases(names: list[str], keys: tuple[str, ...], dtypes: tuple[str, ...] = ("f
     return parameters
 
 
-def split(a: Algorithm, problem: ConvProblem, batch_size: int, n: int) -> list[int]:
-    sizes = [n] * (batch_size // n) + [batch_size % n] * bool(batch_size % n)
-    return sizes if all(a.supports_micro_batch(problem, size) is None for size in sizes) else [batch_size]
-
-
 @pytest.mark.usefixtures("counted_on_the_cpu")
 @pytest.mark.parametrize(
     ("name", "problem", "batch_size", "n"),
@@ -168,21 +164,6 @@ def test_result_is_the_convolution_in_the_declared_bytes(
     tolerance = LOOSER.get(name, 1.0) * DEFAULT_MAX_RELATIVE_ERROR[problem.dtype]
     assert relative_l2_error(call.run(a, split(a, problem, batch_size, n)), expected) <= tolerance
     assert call.undeclared_bytes <= 0
-
-
-@pytest.mark.usefixtures("counted_on_the_cpu")
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("name", [name for name in NAMES if "benchmark" not in name and "fft" not in name])
-def test_micro_batches_are_summed_in_float32(name: str, dtype: str) -> None:
-    problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 6, 6, 4, 3, 3, padding=(1, 1), dtype=dtype)
-    a, call, one = algorithm(name, "cuda"), Call(problem, 128), Call(problem, 1)
-    if a.supports(problem) is not None:
-        pytest.skip(f"{name} is not for 3x3")
-    one.y.div_(16)
-    for whole, sample in ((call.x, one.x), (call.y, one.y)):
-        whole.copy_(sample.expand_as(whole))
-    expected = 128 * one.run(a, [1]).double()
-    assert relative_l2_error(call.run(a, [1] * 128), expected) <= 2 * torch.finfo(getattr(torch, dtype)).eps
 
 
 @pytest.mark.usefixtures("counted_on_the_cpu")

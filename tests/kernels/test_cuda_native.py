@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.clock.machine import FORWARD
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Algorithm
@@ -20,8 +20,6 @@ from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, cu
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
-from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation
 
 cudnn = torch.backends.cudnn
@@ -228,12 +226,3 @@ def test_torchs_own_is_deterministic_where_torch_is_told_to_be(monkeypatch: pyte
     monkeypatch.setattr(cudnn, "deterministic", True)
     assert all(a.deterministic for a in torchs)
     assert all(a.deterministic for a in algorithms("cuda") if a not in torchs)
-
-
-def test_the_baseline_is_a_candidate_also_where_it_is_not_deterministic() -> None:
-    clock = FakeClock()
-    native = FakeAlgorithm("native", clock, linear(0.02), deterministic=False)
-    other = FakeAlgorithm("native-benchmark-0", clock, linear(0.01), deterministic=False)
-    tuned = tune([FORWARD], 2, Config(deterministic=True), machine=fake_machine(clock, [native, other])).problems[0]
-    assert tuned.configuration.algorithms == ("native",)
-    assert other.sizes_run == []

@@ -101,19 +101,6 @@ def test_half_precision_is_float32_rounded_once(
 
 @by_operation
 @by_format
-@pytest.mark.parametrize(("c", "k", "groups"), [(12, 36, 12), (24, 40, 8)])
-@pytest.mark.parametrize("size", [9, 40])
-def test_half_precision_of_small_groups_is_float32_rounded_once(
-    c: int, k: int, groups: int, size: int, memory_format: MemoryFormat, operation: Operation
-) -> None:
-    problem = ConvProblem(
-        operation, c, size, size, k, 3, 3, padding=(1, 1), groups=groups, memory_format=memory_format, dtype="bfloat16"
-    )
-    assert_half_is_float32_rounded_once(DEPTHWISE, problem, [2])
-
-
-@by_operation
-@by_format
 @pytest.mark.parametrize("size", [7, 40])
 def test_the_number_of_threads_does_not_change_a_bit(
     size: int, memory_format: MemoryFormat, operation: Operation
@@ -125,18 +112,6 @@ def test_the_number_of_threads_does_not_change_a_bit(
         with threads(count):
             results.append(Call(problem, 5).run(DEPTHWISE, [5]).clone())
     assert all(torch.equal(results[0], other) for other in results[1:])
-
-
-@by_format
-@pytest.mark.parametrize("size", [6, 11])
-def test_a_pixel_that_is_no_number_spoils_the_taps_that_meet_it(size: int, memory_format: MemoryFormat) -> None:
-    """The last column of x meets no filter element left of the middle but by lanes that stand for no output."""
-    problem = depthwise(Operation.BACKWARD_FILTER, 9, size, 3, padding=(0, 0), memory_format=memory_format)
-    call = Call(problem, 2)
-    call.x[1, 4, 2, size - 1] = torch.nan
-    spoilt = call.run(DEPTHWISE, [2]).isnan()
-    assert spoilt[4, 0].tolist() == [[False, False, True]] * 3
-    assert spoilt.sum() == 3
 
 
 @by_operation

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -26,13 +24,6 @@ FIRST_LAYERS = [
     (4, 16, 20, 24, 4, 4, 4, 0),
     (2, 11, 70, 7, 3, 5, 3, 2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def threads_of_torch() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def error_of(problem: ConvProblem, micro_batches: tuple[int, ...] = (2, 1)) -> float:
@@ -75,14 +66,3 @@ def test_narrow_images_with_many_channels(operation: Operation, memory_format: M
             operation, 40, size, size, 24, 3, 3, (stride, stride), (1, 1), memory_format=memory_format
         )
         assert error_of(problem) < 1e-6, (size, stride)
-
-
-@by_format
-def test_the_gradient_of_a_first_layer_has_the_same_bits_in_every_run(memory_format: MemoryFormat) -> None:
-    torch.set_num_threads(3)
-    problem = ConvProblem(Operation.BACKWARD_FILTER, 3, 40, 40, 16, 7, 7, (2, 2), (3, 3), memory_format=memory_format)
-    call = Call(problem, 4)
-    first = call.run(IMPLICIT_GEMM, [4]).clone()
-    for _ in range(5):
-        call.w.zero_()
-        assert torch.equal(call.run(IMPLICIT_GEMM, [4]), first)

@@ -50,12 +50,6 @@ def test_one_that_is_unsound_is_named_with_its_version_and_never_timed(error: fl
     assert unsound.sizes_run == [1] * 8 + [2] * 4 + [4] * 2 + [8]  # each once over all samples
 
 
-def test_lack_of_memory_is_not_lasting() -> None:
-    huge = results_of(fake("huge", prepared_bytes=2**60))["huge", 1]
-    assert isinstance(huge, Failure)
-    assert not huge.is_lasting
-
-
 def test_bytes_that_cannot_be_counted_for_lack_of_memory_are_asked_for_once_and_do_not_fit() -> None:
     class Hungry(FakeAlgorithm):
         def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:

@@ -69,15 +69,6 @@ def test_waiting_ends() -> None:
     assert bench.processors.seconds - machine_s > quiet.MOST_WAITED_S
 
 
-def test_it_waits_for_quiet_and_says_nothing_more() -> None:
-    bench = busy_bench(quiet_from_s=4.0)
-    bench.processors.work(1.0)
-    bench.tune()
-    machine = bench.machine
-    assert machine.watch.current().is_quiet
-    assert chosen(bench.tune()) == "quick"
-
-
 def test_what_was_disturbed_is_measured_again_in_the_same_run() -> None:
     bench = busy_bench(busy_from_s=0.2, quiet_from_s=3.0)
     assert chosen(bench.tune()) == "quick"

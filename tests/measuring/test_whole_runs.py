@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.clock.ticking import TickingClock
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -111,9 +112,8 @@ def test_whole_runs_have_the_epilogue_that_is_asked_for(monkeypatch: pytest.Monk
     def note(problem: ConvProblem, operands: Operands) -> None:
         seen.append(operands.epilogue)
 
-    machine = replace(
-        Machine.current(), run_torch=note, whole_run=lambda p, c, operands, **_: partial(note, p, operands)
-    )
+    ours = lambda p, c, operands, **_: partial(note, p, operands)  # noqa: E731
+    machine = replace(Machine.current(), clock=TickingClock(), run_torch=note, whole_run=ours)
     for epilogue in (None, WithEpilogue("SiLU"), WithEpilogue("ReLU", adds=True)):
         seen.clear()
         machine.compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True, epilogue=epilogue, rounds=QUICK)

@@ -19,7 +19,6 @@ from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import executable as executables
 from mucudnn.running import operators, repair
 from mucudnn.running.choices import Choices
 from mucudnn.running.executable import StepError
@@ -198,24 +197,6 @@ def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> No
 # What is not to be had now
 
 
-def test_without_memory_for_the_workspace_torchs_own_computes_the_call(
-    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    layer = Layer((STEADY, 4))
-    with monkeypatch.context() as patch:
-        patch.setattr(executables, "workspace_of", no_memory)
-        with pytest.warns(RuntimeWarning, match=r"no memory for .* forward, x \(4, 4, 5, 4\), .* torch's own"):
-            layer()
-        with silence():
-            layer()
-    assert ran(cudnn) == []
-    layer()
-    assert ran(cudnn) == [(STEADY, 4)]
-
-
 def test_without_memory_inside_cudnn_the_engine_is_tried_again(cudnn: FakeBackend) -> None:
     layer = Layer((PICKY, 4))
     for hook in ("building", "started"):
@@ -236,14 +217,6 @@ def test_views_off_16_bytes_run_torchs_own_in_silence(cudnn: FakeBackend) -> Non
         assert ran(cudnn) == []
         layer()
     assert ran(cudnn) == [(STEADY, 4)]
-
-
-@pytest.mark.parametrize("operation", Operation)
-def test_a_gradient_off_16_bytes_runs_torchs_own(cudnn: FakeBackend, operation: Operation) -> None:
-    layer = Layer((STEADY, 4), operation=operation)
-    layer.third = torch.randn(1 + layer.third.numel())[1:].view(layer.third.shape)
-    layer()
-    assert ran(cudnn) == ([(STEADY, 4)] if operation is Operation.FORWARD else [])  # the bias is none of cuDNN's
 
 
 @pytest.mark.parametrize("can_be_planned", [False, True])

@@ -45,15 +45,8 @@ def test_a_training_step_has_as_many_as_torchs(name: str) -> None:
     assert ran(ours) == set(Operation)
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import mucudnn.running.operators, torch.utils.flop_counter as flop_counter",
-        "import torch.utils.flop_counter as flop_counter, mucudnn.running.operators",
-    ],
-)
-def test_whichever_is_imported_first(imports: str) -> None:
-    program = f"""{imports}
+def test_it_may_be_imported_before_the_operators() -> None:
+    program = """import torch.utils.flop_counter as flop_counter, mucudnn.running.operators
 import torch
 x, w = torch.randn(1, 2, 3, 3), torch.randn(4, 2, 1, 1)
 with flop_counter.FlopCounterMode(display=False) as counter:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from support.problems.kept_layers import fresh, images, layer
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations
 
-import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.executable import Executable
 
@@ -51,24 +50,10 @@ def assign_parameter(module: nn.Conv2d) -> None:
     module.weight = nn.Parameter(torch.randn_like(module.weight))
 
 
-def parametrized(module: nn.Conv2d) -> None:
-    class Doubled(nn.Module):
-        def forward(self, w: Tensor) -> Tensor:
-            return 2 * w
-
-    parametrize.register_parametrization(module, "weight", Doubled())
-
-
 def parametrized_and_changed(module: nn.Conv2d) -> None:
     parametrizations.weight_norm(module)
     with torch.no_grad():
         cast(Any, module).parametrizations.weight.original0.mul_(3)
-
-
-def weight_norm_hook(module: nn.Conv2d) -> None:
-    nn.utils.weight_norm(module)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        cast(Any, module).weight_g.mul_(2)
 
 
 def through_the_address(module: nn.Conv2d) -> None:
@@ -84,41 +69,14 @@ def by_another_process(module: nn.Conv2d) -> None:
     assert process.exitcode == 0
 
 
-def vector_to_parameters(module: nn.Conv2d) -> None:
-    vector = nn.utils.parameters_to_vector(module.parameters())
-    nn.utils.vector_to_parameters(2 * vector, module.parameters())
-
-
-def pruned(module: nn.Conv2d) -> None:
-    prune.l1_unstructured(module, "weight", amount=0.5)  # type: ignore[no-untyped-call]
-
-
-def pruned_for_good(module: nn.Conv2d) -> None:
-    pruned(module)
-    prune.remove(module, "weight")  # type: ignore[no-untyped-call]
-
-
-def swapped(module: nn.Conv2d) -> None:
-    torch.utils.swap_tensors(module.weight, nn.Parameter(torch.randn_like(module.weight)))
-
-
-def to_bfloat16_and_back(module: nn.Conv2d) -> None:
-    module.to(torch.bfloat16).to(torch.float32)
-
-
 def by_one_ulp(weight: Tensor) -> None:
     weight.view(torch.int32)[5, 3, 2, 2] += 1
 
 
 WAYS: dict[str, Callable[[nn.Conv2d], object]] = {
     "SGD": step_of(torch.optim.SGD, foreach=False),
-    "SGD foreach": step_of(torch.optim.SGD, momentum=0.9, foreach=True),
     "SGD fused": step_of(torch.optim.SGD, fused=True),
     "Adam": step_of(torch.optim.Adam, foreach=False),
-    "Adam foreach": step_of(torch.optim.Adam, foreach=True),
-    "Adam fused": step_of(torch.optim.Adam, fused=True),
-    "AdamW": step_of(torch.optim.AdamW),
-    "RMSprop": step_of(torch.optim.RMSprop),
     "load_state_dict": load,
     "load_state_dict assign": lambda module: load(module, assign=True),
     "copy_": without_gradient(lambda w: w.copy_(torch.randn_like(w))),
@@ -127,33 +85,22 @@ WAYS: dict[str, Callable[[nn.Conv2d], object]] = {
     "one element": without_gradient(lambda w: w[1, 2, 0, 1].add_(1e-3)),
     "one ulp": without_gradient(by_one_ulp),
     "two elements exchanged": without_gradient(lambda w: w[0, 0, 0, :2].copy_(w[0, 0, 0, :2].flip(0))),
-    "initialisation": lambda module: nn.init.orthogonal_(module.weight),
-    "reset_parameters": lambda module: module.reset_parameters(),
-    "foreach": without_gradient(lambda w: torch._foreach_mul_([w], 2.0)),
     ".data in place": lambda module: module.weight.data.mul_(2),
     ".data =": assign_data,
     "set_": without_gradient(lambda w: w.set_(torch.randn_like(w))),
     "weight = Parameter": assign_parameter,
-    "swap_tensors": swapped,
     "view": lambda module: module.weight.detach().view(-1)[3:9].fill_(0.25),
     "storage": lambda module: module.weight.untyped_storage().fill_(63),
     "NumPy": lambda module: np.multiply(module.weight.detach().numpy(), 2, out=module.weight.detach().numpy()),
     "DLPack": lambda module: torch.from_dlpack(module.weight.detach()).mul_(2),
     "address": through_the_address,
     "another process": by_another_process,
-    "parametrization": parametrized,
     "parametrization changed": parametrized_and_changed,
     "spectral_norm": parametrizations.spectral_norm,
-    "weight_norm": weight_norm_hook,
-    "vector_to_parameters": vector_to_parameters,
-    "pruning": pruned,
-    "pruning for good": pruned_for_good,
-    "to(dtype)": to_bfloat16_and_back,
     "channels_last": lambda module: module.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_change_a_weight_is_noticed(preparations: list[Executable], way: str, mode: Any) -> None:
@@ -198,29 +145,6 @@ def test_functional_call_with_another_weight() -> None:
         y = torch.func.functional_call(module, {"weight": other}, x)
         assert torch.equal(y, fresh(module, x, other))
         assert torch.equal(module(x), mine)
-
-
-@pytest.mark.parametrize("average", ["swa", "ema"])
-def test_averaged_models(average: str) -> None:
-    module, x = layer(), images()
-    options = {} if average == "swa" else {"multi_avg_fn": torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)}
-    averaged = torch.optim.swa_utils.AveragedModel(module, **options).eval()
-    inner = cast(mucudnn.Conv2d, averaged.module)
-    for _ in range(3):
-        WAYS["SGD"](module)
-        averaged.update_parameters(module)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            assert torch.equal(averaged(x), fresh(inner, x))
-            assert torch.equal(module(x), fresh(module, x))
-
-
-def test_fusing_a_batch_norm() -> None:
-    module, x, norm = layer(), images(), nn.BatchNorm2d(6).eval()
-    norm.running_var.uniform_(1, 2)
-    with torch.no_grad():
-        module(x)
-        fused = nn.utils.fuse_conv_bn_eval(module, norm)
-        assert torch.equal(fused(x), fresh(fused, x))
 
 
 def test_two_modules_that_share_one_weight() -> None:

@@ -66,16 +66,6 @@ def test_it_goes_from_the_smallest_feasible_budget_to_where_nothing_more_is_boug
         assert less.time_s > more.time_s
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_between_two_breakpoints_the_time_is_between_the_line_and_the_point_before(seed: int) -> None:
-    options = random_options(seed)
-    for less, more in pairwise(time_curve(options, points=1000).points):
-        middle = (less.budget_bytes + more.budget_bytes) // 2
-        share = (middle - less.budget_bytes) / (more.budget_bytes - less.budget_bytes)
-        line = less.time_s + share * (more.time_s - less.time_s)
-        assert line - 1e-9 <= solve_wd(options, middle).objective_s <= less.time_s
-
-
 def test_budgets_that_are_asked_for_are_on_it() -> None:
     curve = time_curve(STAIRS, points=2, budgets=[200 * MIB, 10**12])
     assert [(p.budget_bytes, p.time_s, p.workspace_bytes // MIB) for p in curve.points] == [

@@ -68,18 +68,6 @@ def test_configurations_of_many_algorithms_are_found() -> None:
     assert key_of(fastest)[:2] == (55, 5)
 
 
-def test_random_continuous_costs_agree_with_brute_force() -> None:
-    random_source = random.Random(7)
-    for _ in range(15):
-        rows = []
-        for name in "abcde":
-            setup, prepared = random_source.randrange(200), random_source.randrange(1000)
-            for size in (1, 2, 3):
-                step, scratch = random_source.randrange(1, 400) * size, random_source.randrange(4000)
-                rows.append(measured_us(name, size, step, scratch, setup_us=setup, prepared=prepared))
-        assert [key_of(c) for c in desirable_sets(rows, 4).of(4)] == brute_force(rows, 4)
-
-
 @settings(deadline=None, max_examples=40)
 @given(problems(largest=12), st.integers(1, 24))
 def test_the_definition_holds(measurements: list[Measurement], n: int) -> None:
@@ -108,16 +96,6 @@ def test_linear_costs_have_the_known_front() -> None:
         smallest_size = {-(-n // size): size for size in range(n, 0, -1)}
         expected = sorted(((100 * count + n, size) for count, size in smallest_size.items()), reverse=True)
         assert [key_of(c)[:2] for c in sets.of(n)] == expected
-
-
-def test_setup_and_prepared_bytes_move_the_known_front() -> None:
-    """Two algorithms of linear costs, one five times as fast once it is set up with 30 us and 7 bytes."""
-    rows = [measured_us("slow", size, 5 * size, size) for size in range(1, 25)]
-    rows += [measured_us("fast", size, size, size, setup_us=30, prepared=7) for size in range(1, 25)]
-    sets = desirable_sets(rows, 24)
-    # Any division takes 5 n or 30 + n, so the smallest pieces are best; fast pays off from n = 8 on.
-    for n in range(1, 25):
-        assert [key_of(c)[:2] for c in sets.of(n)] == ([(5 * n, 1), (30 + n, 8)] if n > 7 else [(5 * n, 1)])
 
 
 def test_a_table_for_all_sizes_is_that_of_each_size() -> None:

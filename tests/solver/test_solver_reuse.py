@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.problems.measurements import measured
 
 from mucudnn.solver.front import desirable_sets
@@ -23,17 +20,6 @@ ROWS = [
     *(measured("fast", size, 1e-3 + size * 1e-3, 100 * size, setup_s=2e-3, prepared_bytes=50) for size in (1, 2, 4, 8)),
     *(measured("slow", size, size * 5e-3, 10) for size in (1, 2, 4, 8)),
 ]
-
-
-@st.composite
-def random_rows(draw: st.DrawFn) -> list[Measurement]:
-    times, byte_counts = st.floats(1e-6, 1e-1), st.integers(0, 999)
-    rows: list[Measurement] = []
-    for name in draw(st.sets(st.sampled_from("abcd"), min_size=1)):
-        costs: dict[str, Any] = {"setup_s": draw(times), "prepared_bytes": draw(byte_counts)}
-        sizes = draw(st.sets(st.integers(1, 8))) | {1}
-        rows += [measured(name, size, draw(times), draw(byte_counts), **costs) for size in sizes]
-    return rows
 
 
 def test_a_limit_is_inclusive_and_the_smallest_feasible_one_is_named() -> None:
@@ -57,23 +43,6 @@ def test_each_point_of_the_front_is_reached_at_its_workspace_and_not_one_byte_be
         assert solve_wr(ROWS, 7, configuration.workspace_bytes - 1) == slower
 
 
-def test_without_a_limit_the_fastest_is_chosen() -> None:
-    chosen = solve_wr(ROWS, 8, None)
-    assert str(chosen) == "fast 8"
-    assert chosen.time_s == pytest.approx(11e-3)
-    assert chosen.workspace_bytes == 850
-
-
-def test_setup_costs_change_the_answer() -> None:
-    dear = [replace(row, setup_s=1.0) if row.micro_config.algorithm == "fast" else row for row in ROWS]
-    assert solve_wr(dear, 8, None).algorithms == ("slow",)
-
-
-def test_prepared_bytes_count_against_the_limit() -> None:
-    assert solve_wr(ROWS, 8, 150).algorithms == ("fast",)
-    assert solve_wr(ROWS, 8, 149).algorithms == ("slow",)
-
-
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
@@ -95,28 +64,6 @@ def test_equal_algorithms_are_adjacent_with_larger_micro_batches_first() -> None
     assert str(solve_wr([*rows, measured("b", 4, 3.6)], 8, None)) == "b 4×2"
     assert str(solve_wr([*rows, measured("b", 4, 3.6)], 11, None)) == "a 3 + b 4×2"
     assert str(solve_wr([rows[0], rows[1]], 5, None)) == "a 3 + a 1×2"
-
-
-@settings(deadline=None, max_examples=40)
-@given(random_rows(), st.randoms(use_true_random=False))
-def test_shuffled_input_gives_the_same_answer(rows: list[Measurement], random_source: random.Random) -> None:
-    assert solve_wr(random_source.sample(rows, len(rows)), 13, None) == solve_wr(rows, 13, None)
-
-
-@settings(deadline=None, max_examples=40)
-@given(random_rows())
-def test_more_workspace_is_never_slower(rows: list[Measurement]) -> None:
-    smallest = desirable_sets(rows, 9).of(9)[0].workspace_bytes
-    times = [solve_wr(rows, 9, smallest + more).time_s for more in range(0, 1500, 300)]
-    assert times == sorted(times, reverse=True)
-
-
-@settings(deadline=None, max_examples=40)
-@given(random_rows())
-def test_more_algorithms_are_never_slower(rows: list[Measurement]) -> None:
-    first = rows[0].micro_config.algorithm
-    alone = solve_wr([row for row in rows if row.micro_config.algorithm == first], 9, None)
-    assert solve_wr(rows, 9, alone.workspace_bytes).time_s <= alone.time_s
 
 
 @pytest.mark.parametrize("field", ["setup_s", "step_s", "prepared_bytes", "scratch_bytes"])

@@ -75,15 +75,6 @@ def test_every_whole_run_can_be_computed_from_its_samples_round_by_round(noisy: 
         assert row["noise"] == uncertainty(ratios) > 0
 
 
-def test_samples_are_in_the_order_in_which_they_were_taken(noisy: NoisyBench) -> None:
-    """In a race the samples of one candidate are not one right after the other, but in the order of the race."""
-    for row in rows_of("measurement", noisy.database):
-        if row["algorithm"] == "quick":
-            taken = [pytest.approx(sample) for sample in unpacked(row["step_samples_s"])]
-            calls = iter(noisy.drawn)
-            assert all(any(sample == call for call in calls) for sample in taken)
-
-
 def test_what_the_processors_did_meanwhile_is_kept() -> None:
     bench = BusyBench(SharedProcessors(stolen=0.5, hz=2.4e9))
     bench.processors.work(1.0)

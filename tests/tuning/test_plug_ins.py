@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm, linear
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
-from support.plug_in import Doubling, Pointwise
+from support.plug_in import Pointwise
 
 import mucudnn
 from mucudnn.database.database import Database
@@ -23,9 +23,6 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.task import Task
 
 PROBLEM = ConvProblem("forward", 8, 14, 14, 8, 1, 1)  # type: ignore[arg-type]
-
-
-THOROUGH = Config(workspace_limit=None, thorough=True)
 
 
 @pytest.fixture
@@ -55,16 +52,6 @@ def test_a_later_version_is_measured_anew(database: Path, monkeypatch: pytest.Mo
         assert opened.versions(tuning.environment)["test/pointwise"] == (1, 2)
 
 
-@pytest.mark.usefixtures("registered")
-def test_one_that_computes_something_else_is_never_timed() -> None:
-    mucudnn.register(Doubling())
-    tuning = mucudnn.tune(PROBLEM, 2, Config(algorithms="test/doubling", workspace_limit=None, thorough=True))
-    (tuned,) = tuning.problems
-    assert {m.micro_config.algorithm for m in tuned.measurements} == {"native"}
-    reasons = {f.micro_config.micro_batch_size: f.reason for f in tuned.failures}
-    assert reasons == dict.fromkeys((1, 2), "test/doubling (version 1): the result is wrong: its relative error is 1")
-
-
 def bench_with(quick: FakeAlgorithm) -> Bench:
     bench = Bench()
     bench.quick = quick
@@ -80,15 +67,6 @@ def test_it_is_chosen_where_it_is_the_fastest_and_can_be_asked_for_by_its_name()
     config = Config(algorithms="test/quick", workspace_limit=None)
     (tuned,) = bench_with(plug_in()).tune(config=config).problems
     assert tuned.configuration.algorithms == ("test/quick",)
-
-
-def test_it_is_checked_at_every_size_as_what_a_library_offers() -> None:
-    bench = bench_with(plug_in())
-    bench.tune(config=THOROUGH)
-    checks = [1] * 8 + [2] * 4 + [4] * 2 + [8]
-    assert [size for size in checks if size in bench.quick.sizes_run] == checks
-    assert bench.quick.sizes_run[:8] == [1] * 8
-    assert bench.quick.sizes_run.count(8) > bench.native.sizes_run.count(8) - 1
 
 
 @dataclass(slots=True)

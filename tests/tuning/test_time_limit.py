@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -131,9 +129,3 @@ def test_tables_records_and_frames_have_it(bench: Bench) -> None:
 def test_where_nothing_is_left_out_tables_have_no_such_column(bench: Bench) -> None:
     complete = table(whole(short(bench, NO_LIMIT)))
     assert "not measured" not in printed(tuning_table(complete))
-
-
-def test_pickles_and_copies_keep_it(bench: Bench) -> None:
-    tuned = short(bench, HURRIED)
-    assert tuned.left_out != LeftOut()
-    assert pickle.loads(pickle.dumps(tuned)) == copy.deepcopy(tuned) == copy.copy(tuned) == tuned

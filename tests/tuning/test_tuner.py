@@ -75,21 +75,11 @@ def test_the_frame_has_a_row_for_each_problem(bench: Bench) -> None:
     assert list(frame.baseline_s / frame.time_s) == list(frame.speedup)
 
 
-def test_the_contender_that_whole_runs_like_best_is_chosen(bench: Bench) -> None:
-    bench.quick.step_s = linear(0.01, 1e-4)  # predicted: the fewer micro-batches, the faster
-    bench.slowdown = lambda configuration: 1.5 if len(configuration.micro_configs) == 1 else 1.0
-    assert len(bench.tune()[FORWARD].configuration.micro_configs) > 1
-
-
 @pytest.mark.parametrize(("limit", "workspace"), [(180, 180), (179, 140), (110, 110)])
 def test_the_limit_is_kept_and_used_to_the_last_byte(bench: Bench, limit: int, workspace: int) -> None:
     bench.quick.step_s = linear(0.01, 0.001)
     chosen = bench.tune(config=Config(workspace_limit=limit))[FORWARD].configuration
     assert chosen.workspace_bytes == workspace
-
-
-def test_a_limit_below_what_quick_needs_leaves_torch(bench: Bench) -> None:
-    assert bench.tune(config=Config(workspace_limit=109))[FORWARD].configuration.algorithms == ("native",)
 
 
 def test_torch_over_the_limit_is_not_chosen_even_if_it_is_faster(bench: Bench) -> None:
@@ -106,14 +96,14 @@ def test_torch_over_the_limit_is_not_chosen_even_if_it_is_faster(bench: Bench) -
     [Config(), Config(workspace_limit=64 * 2**20, limits_torch=False), Config(workspace_limit=1, limits_torch=False)],
 )
 def test_torch_over_a_limit_that_does_not_hold_it_runs_where_it_is_faster(bench: Bench, config: Config) -> None:
-    bench.native.scratch_bytes_per_sample = 2**30
+    bench.native.scratch_bytes_per_sample = 10 * 2**20  # more than the default limit for 8 samples
     bench.quick.step_s = linear(0.03)
     tuned = bench.tune(config=config)[FORWARD]
     assert tuned.configuration.is_baseline
 
 
 def test_the_default_limit_holds_torch_where_it_is_asked_to(bench: Bench) -> None:
-    bench.native.scratch_bytes_per_sample = 2**30
+    bench.native.scratch_bytes_per_sample = 65 * 2**20  # a sample is over the default limit
     bench.quick.step_s = linear(0.03)
     assert bench.tune(config=Config(limits_torch=True))[FORWARD].configuration.algorithms == ("quick",)
 
@@ -263,11 +253,6 @@ def test_smaller_batches_have_configurations_of_the_same_sweep(bench: Bench) -> 
         assert configuration.workspace_bytes <= 150
     with pytest.raises(InvalidInputError, match="is not in this tuning"):
         tuning.configurations(OTHER)
-
-
-def test_where_torch_won_smaller_batches_are_left_to_torch(bench: Bench) -> None:
-    bench.quick.step_s = linear(0.04)
-    assert list(bench.tune().configurations(FORWARD)) == [BATCH]
 
 
 def test_the_account_can_be_printed_and_written(bench: Bench) -> None:
@@ -436,7 +421,7 @@ def test_one_problem_may_be_given_by_itself(bench: Bench) -> None:
     assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu")])
 def test_devices_may_be_torchs(device: str | torch.device, tmp_path: Path) -> None:
     config = Config(algorithms="native", policy="undivided", time_limit=1e-9, database=tmp_path / "m.sqlite")
     (tuned,) = tune([FORWARD], 1, config, device=device).problems

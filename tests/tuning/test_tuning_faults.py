@@ -19,8 +19,6 @@ from mucudnn.words.errors import BrokenDeviceError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, MicroConfig
 
-THOROUGH = Config(workspace_limit=None, thorough=True)
-
 
 @pytest.fixture
 def bench() -> Bench:

@@ -87,16 +87,6 @@ def test_what_is_executed_is_the_plan_on_the_pointers_with_the_workspace(
     assert backend.engine(PLAN).workspace_bytes == workspace_of(2, ())
 
 
-def test_what_was_built_beforehand_is_executed_with_a_pack_alone(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    for plan in (PLAN, ADDING):
-        backend.build(plan)
-    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 2
-    before = len(cudnn.made)
-    for plan in (PLAN, ADDING):
-        backend.execute(plan, POINTERS, 0x400, 0)
-    assert cudnn.kinds()[before:] == [DescriptorKind.VARIANT_PACK] * 2
-
-
 def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     listed = backend.offered(PROBLEM, 4)
     gc.collect()

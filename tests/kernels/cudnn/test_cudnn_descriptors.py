@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-import subprocess
-import sys
 import weakref
 from math import prod
 
@@ -15,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cudnn.library import BAD_PARAM, FakeCudnn
-from support.places import TESTS
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
@@ -109,20 +106,6 @@ def test_a_copy_would_be_destroyed_twice_and_is_refused() -> None:
         copy.copy(Descriptor(loaded(FakeCudnn()), DescriptorKind.TENSOR))
 
 
-def test_python_ends_quietly_with_descriptors_alive() -> None:
-    program = (
-        "import builtins, ctypes\n"
-        "from support.cudnn.library import FakeCudnn\n"
-        "ctypes.CDLL = lambda path: FakeCudnn()\n"
-        "from mucudnn.kernels.cudnn.library import Library\n"
-        "from mucudnn.kernels.cudnn.descriptor import Descriptor, DescriptorKind\n"
-        "kept, builtins.other = (Descriptor(Library('a'), DescriptorKind.TENSOR) for _ in range(2))\n"
-        "kept.circle = kept\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=TESTS, capture_output=True, text=True, check=True)
-    assert ended.stderr == ""
-
-
 @pytest.mark.parametrize("memory_format", MemoryFormat)
 @pytest.mark.parametrize("operation", Operation)
 def test_a_graph_has_the_tensors_of_torch(operation: Operation, memory_format: MemoryFormat) -> None:
@@ -143,13 +126,6 @@ def test_a_graph_has_the_tensors_of_torch(operation: Operation, memory_format: M
     (operation_content,) = graph_content[Attribute.OPERATIONGRAPH_OPS]
     assert [value for value in operation_content.values() if value in ([1.0], [0.5])] == [[1.0], [0.5]]  # alpha, beta
     del graph
-
-
-def test_a_graph_of_a_device_has_its_handle() -> None:
-    cudnn = FakeCudnn()
-    operation_graph(loaded(cudnn), PROBLEM, 1, handle=2**46)
-    (graph_content,) = content(cudnn, DescriptorKind.OPERATIONGRAPH)
-    assert graph_content[Attribute.OPERATIONGRAPH_HANDLE] == [2**46]
 
 
 @pytest.mark.parametrize(

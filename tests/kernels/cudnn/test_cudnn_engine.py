@@ -9,23 +9,19 @@ from pathlib import Path
 
 import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
-from support.configured import run
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn import backend as cudnn_backend
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.registry import algorithm
-from mucudnn.kernels.torch_ops.native_cuda import NATIVE_ON_CUDA
-from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.testing import check_algorithm
-from mucudnn.testing.geometries import geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
@@ -118,14 +114,6 @@ def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:
     for adds_in_place in (False, True):
         Call(of_filter, 2).run(CudnnEngine(STEADY, cudnn, adds_in_place=adds_in_place), [1, 1])
     assert [plan.beta for plan in cudnn.executed] == [0.0, 0.0, 1.0, 1.0]
-
-
-def test_torchs_own_on_cuda_is_the_convolution() -> None:
-    for operation in Operation:
-        call = Call(FORWARD.with_operation(operation), 2)
-        expected = reference(call.problem, call.x, call.w, call.y)
-        NATIVE_ON_CUDA.step(call.problem, call.x, call.w, call.y, None, call.w, call.w)
-        assert relative_l2_error(call.written, expected) <= 1e-5
 
 
 # What is offered
@@ -286,11 +274,6 @@ def test_the_config_chooses_among_engines(cudnn: FakeBackend, choices: dict[str,
     assert Bench(cudnn).tune(**choices).problems[0].configuration.algorithms == (engine,)
 
 
-def test_unknown_names_say_what_there_is(cudnn: FakeBackend) -> None:
-    with pytest.raises(InvalidInputError, match="algorithms has gemm; this machine has native, cudnn"):
-        Bench(cudnn).tune(algorithms=("gemm",))
-
-
 @pytest.mark.parametrize(
     "error", [CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", ""), MemoryError("full")]
 )
@@ -324,14 +307,3 @@ def test_no_engine_that_allocates_stands_in_for_another(cudnn: FakeBackend) -> N
     cudnn.own = lambda plan: 1 if plan.config == STEADY else 0
     assert list(random.alternatives(FORWARD, 1)) == []
     assert steady.internal_bytes(FORWARD, 1) == 1
-
-
-@pytest.mark.parametrize("operation", Operation)
-def test_a_stored_configuration_runs_by_its_names(operation: Operation) -> None:
-    problem, batch_size, _ = geometry("same-3x3", operation)
-    parts = (MicroConfig("cudnn:38 k2=5 k13=0", 4), *[MicroConfig("cudnn:7", 1)] * (batch_size - 4))
-    operands = random_operands(problem, batch_size)
-    expected = reference(problem, operands.x, operands.w, operands.y)
-    run(problem, Configuration(parts, 1.0, 0), operands.x, operands.w, operands.y)
-    written = {Operation.FORWARD: operands.y, Operation.BACKWARD_DATA: operands.x}.get(operation, operands.w)
-    assert relative_l2_error(written, expected) <= 1e-5

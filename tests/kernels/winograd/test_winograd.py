@@ -112,19 +112,6 @@ def test_the_points_are_more_accurate_than_the_customary_ones(monkeypatch: pytes
     assert 1.5 * ours < error_of(algorithm, problem)
 
 
-@by_name
-def test_sum_in_the_transform_domain_is_the_sum_of_the_parts(algorithm: Winograd) -> None:
-    problem = problem_for(algorithm, Operation.BACKWARD_FILTER, (9, 8), padding=(1, 1))
-    whole = Call(problem, 5)
-    parts = torch.zeros_like(whole.w)
-    for i in range(5):
-        part = Call(problem, 1)
-        part.x.copy_(whole.x[i : i + 1])
-        part.y.copy_(whole.y[i : i + 1])
-        parts += part.run(algorithm, [1])
-    assert relative_l2_error(whole.run(algorithm, [2, 2, 1]), parts) < ROUNDING
-
-
 @pytest.mark.usefixtures("torch_only")
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA])
 def test_the_filter_is_transformed_once_a_call(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,13 +153,6 @@ def test_known_work_is_looked_at_once_a_second_at_most() -> None:
     assert len(looks) <= 6
 
 
-def test_the_best_rate_of_an_earlier_run_counts() -> None:
-    processors = SharedProcessors()
-    watch = processors.watch(rate=lambda: 50.0)
-    watch.best_rate = 100.0
-    assert watch.current().rate_ratio == 0.5
-
-
 def test_the_largest_part_is_the_load() -> None:
     assert Load(0.1, 0.3, 0.5).share == 0.5
     assert Load(0.4, 0.3, 0.9).share == 0.4
@@ -220,10 +213,6 @@ def test_nothing_is_watched_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.since(watch.mark()) == Load()
     monkeypatch.delenv("MUCUDNN_WATCH")
     assert watch_of("cpu").current().rate_ratio == 1.0
-
-
-def test_known_work_has_a_rate() -> None:
-    assert 0 < known_rate() < float("inf")
 
 
 def test_a_gpu_that_slows_itself_down_is_throttled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,16 +139,6 @@ def test_views_and_tensors_that_are_not_dense(name: str) -> None:
         torch.testing.assert_close(gradient, of_torch, **TOLERANCE)
 
 
-def test_values_that_torch_only_remembers_are_seen(registered: list[Operation]) -> None:
-    """A negation that is pending, and zeros that are nowhere, lie in no memory."""
-    ours = layer()
-    imaginary = torch.complex(torch.randn(N, C, 9, 8), images()).conj().imag
-    assert imaginary.is_neg()
-    torch.testing.assert_close(ours(imaginary), torchs(ours)(imaginary), **TOLERANCE)
-    nowhere = torch._efficientzerotensor((N, C, 9, 8))
-    torch.testing.assert_close(ours(nowhere), torchs(ours)(nowhere), **TOLERANCE)
-
-
 def test_a_gradient_that_is_expanded_or_undefined() -> None:
     ours, x = layer(), images(True)
     theirs = torchs(ours)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from support.eager_layers import TOLERANCE, images, layer, torchs
-from torch import Tensor
-from torch.nn import functional as F
+from support.eager_layers import images, layer
 
 from mucudnn.running import operators
 from mucudnn.words.problem import Operation
@@ -59,38 +56,6 @@ def test_modes_see_the_operator() -> None:
     with Dispatch():  # which was not there when the forward pass ran
         y.sum().backward()
     assert operators.conv2d_backward_filter in seen
-
-
-def test_transforms_of_torch_func_get_torchs_own() -> None:
-    ours, x = layer(), images()
-    parameters = {name: p.detach() for name, p in ours.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return torch.func.functional_call(ours, parameters, (x,)).square().sum()  # type: ignore[no-any-return]
-
-    gradients = torch.func.grad(loss)(parameters, x)
-    ours(x).square().sum().backward()
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-3, atol=1e-3)
-    each = torch.func.vmap(lambda one: ours(one.unsqueeze(0)))(x)
-    torch.testing.assert_close(each.squeeze(1), torchs(ours)(x), **TOLERANCE)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # by torch itself
-def test_forward_mode_derivatives_are_torchs() -> None:
-    import torch.autograd.forward_ad as fwAD
-
-    ours, x = layer(), images()
-    tangent = torch.randn_like(x)
-    with fwAD.dual_level():
-        y = fwAD.unpack_dual(ours(fwAD.make_dual(x, tangent)))
-    torch.testing.assert_close(y.tangent, F.conv2d(tangent, ours.weight, padding=1), **TOLERANCE)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
-def test_a_trace_computes_the_same() -> None:
-    ours, x = layer(), images()
-    torch.testing.assert_close(torch.jit.trace(ours, x)(x), ours(x), **TOLERANCE)
 
 
 def test_compiled_models_keep_the_operator() -> None:
