@@ -54,7 +54,7 @@ class Config:
     is small.
     database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
     strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
-    no others: no Winograd or Fourier transforms (docs/numerics.md), and nothing of a library that may be one.
+    no others: no Winograd or Fourier transforms (docs/compatibility.md), and nothing of a library that may be one.
     first_call_time: with ``enable`` and ``tuned``, most seconds of measuring for a problem that is met; None: as
     ``time_limit`` says.
     background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
@@ -183,7 +183,7 @@ class Config:
 
 
 # float32: what the bar of the project promises. float64: some units in the last place of the stored result. Half
-# precision: about twice torch's own error where it rounds sums on the way (docs/numerics.md).
+# precision: about twice torch's own error where it rounds sums on the way (docs/compatibility.md).
 # TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
 TF32_MAX_RELATIVE_ERROR = 1e-3
 LEAST_MAX_RELATIVE_ERROR = float_info.epsilon

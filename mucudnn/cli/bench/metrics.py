@@ -86,7 +86,7 @@ def metrics(
 
     Errors against float64 (L1, L2, maximum, and with --plot where they are), a numerical check of gradients, whether
     runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
-    algorithm's own time. SOURCE is as for mucudnn tune. docs/numerics.md says more.
+    algorithm's own time. SOURCE is as for mucudnn tune. docs/compatibility.md says more.
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import seeded_model

@@ -22,7 +22,7 @@ def numerics(
 ) -> None:
     """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside torch's own.
 
-    Computed on small images, in seconds. docs/numerics.md says why, and what to do about it.
+    Computed on small images, in seconds. docs/compatibility.md says why, and what to do about it.
     """
     from mucudnn.bench.suites.accuracy.numerics import benchmark_numerics, numerics_tables
     from mucudnn.terminal.console import progress_bar

@@ -40,7 +40,7 @@ from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-PAGE = TESTS.parent / "docs" / "numerics.md"
+PAGE = TESTS.parent / "docs" / "compatibility.md"
 WINOGRAD = [winograd for winograd in ALGORITHMS if winograd.stride == 1]  # as the geometries
 PROBLEMS = {
     (str(problem.operation), f"{problem.r}x{problem.s}", f"{problem.h}x{problem.w}"): problem
