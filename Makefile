@@ -90,7 +90,7 @@ BENCH = $(BIN)/python -m mucudnn bench
 gallery: $(VENV)/.test
 	mkdir -p $(GALLERY) $(DRAWN)
 	$(BENCH) deepbench --batch 4 --filter 5x5 --workspace-limit 1MiB,8MiB --policy power-of-two,all --rounds 5 \
-		--time-limit 2m --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
+		--run-time-limit 2m --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
 	$(BENCH) network alexnet --batch 2 --operations forward --memory-format contiguous --workspace-budget 8MiB --rounds 5 \
 		--database $(GALLERY)/measurements.sqlite --out $(GALLERY)/network
 	for kind in speedups divided limits samples algorithms cuts desirable micro-batches memory errors tuning; do \

@@ -20,7 +20,7 @@ from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
-# Labels that differ from the names in the file: commands call this limit --tuning-time or --time-limit.
+# Labels that differ from the names in the file.
 _NAMES = {"time_limit": "most measuring for each problem"}
 # Meaning of null, where it is not "none".
 _NONE = {"algorithms": "all", "max_relative_error": "by data type"}

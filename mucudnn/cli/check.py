@@ -31,7 +31,8 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
     from mucudnn.bench.analyses.check import findings_table
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.measuring.proving.prover import prover
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.terminal.console import output
+    from mucudnn.words.progress import progress_bar
 
     table = load_source(source, **sizes)
     with progress_bar() as progress:

@@ -139,8 +139,8 @@ def refresh(everything: bool, days: float | None, device: str, database: Path | 
 
     from mucudnn.database.database import Database
     from mucudnn.measuring.whole_runs import Machine
-    from mucudnn.terminal.console import progress_bar
     from mucudnn.tuning.refresh import refresh as measure_again
+    from mucudnn.words.progress import progress_bar
 
     older_than = None if days is None else timedelta(days=days)
     with Database(database, create=False) as opened, progress_bar() as progress:

@@ -58,7 +58,7 @@ def run(context: click.Context, name: str, database: Path | None, device: str, o
     from mucudnn.bench.recipes.recipe_file import find_recipe, read_recipe
     from mucudnn.bench.recipes.report import criteria_table, published_in_words, results_table
     from mucudnn.bench.recipes.running import run_recipe
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     read = read_recipe(find_recipe(name), device)
     with progress_bar() as progress:

@@ -212,8 +212,8 @@ def _measured_steps(
     from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.solver.policies import micro_batch_sizes
-    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import BatchSizePolicy
+    from mucudnn.words.progress import progress_bar
 
     model, (x, *_) = seeded_model(source, up_to, device, **sizes)
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)

@@ -43,7 +43,6 @@ class CopyingDatabase(Database):
             warn(
                 f"database {file.path} is in a network folder ({network}): ranks keep what they measure in memory, and "
                 "one of them writes it when all have measured; name a local file to store it as it is made",
-                stacklevel=2,
             )
 
     def fresh_rows(self) -> Sequence[Row]:
@@ -80,7 +79,7 @@ class CopyingDatabase(Database):
 
 
 def _warn(why: str) -> None:
-    warn(f"tuning goes on, but what it measures is kept in memory only: {why}", stacklevel=3)
+    warn(f"tuning goes on, but what it measures is kept in memory only: {why}")
 
 
 def network_file_system(path: Path) -> str | None:

@@ -100,7 +100,7 @@ class EnvironmentStore:
         try:
             add(*args, **kwargs)
         except InvalidInputError as error:
-            warn(f"tuning goes on, but will measure this again: {error}", stacklevel=2)
+            warn(f"tuning goes on, but will measure this again: {error}")
         except DatabaseError as error:
             self._writable = False
-            warn(f"tuning goes on, but what it measures is not stored: {error}", stacklevel=2)
+            warn(f"tuning goes on, but what it measures is not stored: {error}")

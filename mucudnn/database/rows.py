@@ -150,7 +150,7 @@ class StoredRows:
             try:
                 self._catch_up()
             except DatabaseError as error:
-                warn(f"what was measured last is not stored: {error}", stacklevel=2)
+                warn(f"what was measured last is not stored: {error}")
         if not self._is_kept:
             self._file.close()
 
@@ -295,7 +295,6 @@ class StoredRows:
         warn(
             f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
             "there now",
-            stacklevel=5,
         )
 
 

@@ -58,13 +58,15 @@ class TunedClass:
 class TunedModule(TunedClass):
     """A convolution that runs what was chosen for it.
 
-    tuned: what was chosen, for people. choices: what runs; ``None``: torch's own, for every input. confirmation: what
-    steps of the whole model have shown. filter_cache: see ``Conv2d``, which alone has one.
+    tuned: the choice for each operation, as reported. choices: what runs; ``None``: torch's own, for every input.
+    confirmation: the comparison of whole steps, or None; then unconfirmed says why there was none. filter_cache: see
+    ``Conv2d``, which alone has one.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
     confirmation: object | None = None
+    unconfirmed: str | None = None
     filter_cache: FilterCache | None = None
 
 

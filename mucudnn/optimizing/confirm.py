@@ -14,6 +14,7 @@ from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.units import format_seconds
 
 _Key = tuple[ConvProblem, int, tuple[MicroConfig, ...]]  # what was chosen: for what, batch size, micro-configs
 _Base = tuple[str | None, ConvProblem, int]  # module, forward problem, batch size
@@ -21,13 +22,13 @@ _Base = tuple[str | None, ConvProblem, int]  # module, forward problem, batch si
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # of a step of torch that is confirmed without being asked for
 
 
-def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | None:
+def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
     """Run steps in turns, and put torch's own back where ours is slower by more than the noise.
 
     First each convolution is compared in place, then the step that remains; where that is slower, torch's own is put
     back everywhere, but for what would need more workspace than is allowed. What is undecided stays as it was tuned.
     Rounds that others disturbed are run again; where it does not become quiet, nothing is put back for what they show.
-    automatic: do nothing, and return ``None``, for steps that are too short to be told apart, or too long. Ranks that
+    automatic: compare nothing, and return the reason, if a step is too short to be told apart, or too long. Ranks that
     run the steps together run equally many, whatever their kinds of device.
 
     Raises what a step raises; the model then runs what it ran last.
@@ -35,7 +36,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | Non
     steps.wait()
     torchs_s = _warm_up(steps)
     if automatic and steps.ranks.anywhere(not SHORTEST_S <= torchs_s <= LONGEST_S):
-        return None
+        return f"a step takes {format_seconds(torchs_s)}; confirm=True"
     recorded = Rounds.run(steps, recorded=True)
     lost = _put_back_losers(steps, _with_in_place(recorded, steps.tuned))
     if steps.ranks.anywhere(any(one.is_allowed for one in lost)):

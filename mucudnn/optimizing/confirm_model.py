@@ -73,55 +73,80 @@ def confirm_model(
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
     }
-    if config.confirm is False:
-        return None
     ranks = Ranks(team)
     try:
-        with propagate_errors(team), restored_on_failure(modules.values()):
-            if not ranks.anywhere(any(map(runs_ours, modules.values()))):
-                return None
-            if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
-                return None
-            ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
-            with Database(config.database) as database:
-                store = EnvironmentStore(database, current_environment(device_type))
-                quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
-                its_step = step or OwnStep(sample_input)
-                steps = ModelSteps(model, modules, its_step, config, put_in, device_type, quiet, ranks)
-                kept = _KeptConfirmation(store, steps, sample_input) if step is None else None
-                found = _known_or_confirmed(steps, kept, progress)
-            if found is not None:
-                ranks.agree(_decided(found, modules))
+        found = _confirmed(model, modules, sample_input, config, put_in, device_type, step, ranks, progress)
     except Exception as error:
         if isinstance(error, SharingError) and not error.failures:
             raise
         give_back_cache()
-        why = f"what was tuned is not confirmed in the model's own step: {_in_words(error)}"
-        warn(why, RuntimeWarning, stacklevel=3)
-        return None
+        found = f"the step failed: {_in_words(error)}"
+        warn(f"what was tuned is not confirmed in the model's own step: {_in_words(error)}", RuntimeWarning)
     for module in modules.values():
-        module.confirmation = found
-    if found is not None:
-        progress(str(found), 1.0)
+        module.confirmation, module.unconfirmed = (None, found) if isinstance(found, str) else (found, None)
+    if isinstance(found, str):
+        return None
+    progress(str(found), 1.0)
     return found
 
 
-def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progress: Progress) -> Confirmation | None:
-    """Put back what is known, or run steps. kept: ``None``: the step is the user's, and nothing is known of it."""
-    is_asked_for = bool(steps.config.confirm)
-    if kept is not None and not is_asked_for and (found := kept.put_back()) is not None:
+def _confirmed(
+    model: nn.Module,
+    modules: Mapping[str, TunedModule],
+    sample_input: Any,
+    config: Config,
+    put_in: PutIn,
+    device_type: str,
+    step: Step | None,
+    ranks: Ranks,
+    progress: Progress,
+) -> Confirmation | str:
+    """Return what the steps have shown, or why none were compared."""
+    if config.confirm is False:
+        return "confirm=False"
+    with propagate_errors(ranks.team), restored_on_failure(modules.values()):
+        if not ranks.anywhere(any(map(runs_ours, modules.values()))):
+            return "PyTorch's own convolutions run everywhere"
+        if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
+            return "one of PyTorch's own convolutions is barred, so there is no step to compare with"
+        ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+        with Database(config.database) as database:
+            store = EnvironmentStore(database, current_environment(device_type))
+            quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
+            its_step = step or OwnStep(sample_input)
+            steps = ModelSteps(model, modules, its_step, config, put_in, device_type, quiet, ranks)
+            kept = _KeptConfirmation(store, steps, sample_input) if step is None else None
+            found = _known_or_confirmed(steps, kept, progress)
+        if isinstance(found, Confirmation):
+            ranks.agree(_decided(found, modules))
         return found
+
+
+def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progress: Progress) -> Confirmation | str:
+    """Apply the stored confirmation, or run steps. kept: None for a user's step, whose outcome is not stored."""
+    is_asked_for = bool(steps.config.confirm)
+    if kept is not None and not is_asked_for and (known := kept.put_back()) is not None:
+        return known
     has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in steps.model.parameters())
     # Processes that work together must run equally many steps, and hooks of gradients may train the model
     runs_unasked = steps.model.training and not has_hooks and (steps.ranks.are_several or not _is_one_of_several())
     if not steps.ranks.everywhere(is_asked_for or kept is None or runs_unasked):
-        return None
+        return _why_not_unasked(steps.model, has_hooks=has_hooks)
     progress("confirming in the model's own step", 1.0)
     with _parameters_kept(steps.model) if kept is None or has_hooks else nullcontext():
         found = confirm(steps, automatic=kept is not None and not is_asked_for)
-    if found is not None and kept is not None:
+    if isinstance(found, Confirmation) and kept is not None:
         kept.add(found)
     return found
+
+
+def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
+    """Return why the step is not confirmed without ``Config(confirm=True)``."""
+    if not model.training:
+        return "the model is in eval mode; confirm=True"
+    if has_hooks:
+        return "its parameters have hooks, which may train the model; confirm=True"
+    return "this process is one of several, which do not tune together; confirm=True"
 
 
 def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[str, dict[str, str]]:

@@ -110,7 +110,6 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
     warn(
         f"{name or 'the model itself'}: {operation} of {n} samples needs {exact_bytes(least)} in micro-batches, above "
         f"{within}; torch's own runs, undivided, and takes {format_bytes(undivided)}: raise the workspace limit",
-        stacklevel=4,
     )
     return made(UNDIVIDED, undivided, undivided, f"{format_bytes(least)} in micro-batches, above {within}")
 

@@ -65,7 +65,7 @@ def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
             traced = _traced(model, arguments)
     except Exception as error:  # a forward of the user's may raise anything, and so may a copy
         why = str(error) if isinstance(error, _NotTraceableError) else f"{type(error).__name__}: {first_line(error)}"
-        warn(f"nothing is fused, the model runs as it is: {why}", stacklevel=3)
+        warn(f"nothing is fused, the model runs as it is: {why}")
         return model
     _without_identities(traced)
     fused = [_fuse_at(node, traced) for node in list(traced.graph.nodes)]

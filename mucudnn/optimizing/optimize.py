@@ -28,11 +28,11 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.tracing.convolutions import Call, trace
 from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem, configurations_of
-from mucudnn.tuning.tuner import machine_and_database, require_callable, tune_tasks
+from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.progress import Progress, silent
+from mucudnn.words.progress import Progress, progress_of
 from mucudnn.words.results import Configuration, WithEpilogue
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
@@ -55,7 +55,7 @@ def optimize(
     sample_input: Any,
     config: Config | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     step: Step | None = None,
     process_group: ProcessGroup | None = None,
 ) -> torch.nn.Module:
@@ -66,7 +66,8 @@ def optimize(
     themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that occurs twice is
     one still. One of a subclass stays an instance of it; those with a ``forward`` of their own are left alone. The
     forward pass that finds the shapes leaves no trace in mode, buffers, gradients and random state.
-    ``progress`` is called with what is being measured and the fraction that is done, as in ``tune``.
+    ``progress`` is called with what is being measured and the fraction that is done. None shows a bar on standard error
+    if that is a terminal; False shows nothing.
     ``report(model)`` tells what was chosen.
 
     At last the whole model runs a few steps in turns, torch's own convolutions and ours, if ``config.confirm`` says so
@@ -94,9 +95,20 @@ def optimize(
     is tuned all the same.
     """
     config = config_or_default(config)
-    require_callable(progress)
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
+    with progress_of(progress) as report_progress:
+        return _optimize(model, sample_input, config, report_progress, step, process_group)
+
+
+def _optimize(
+    model: torch.nn.Module,
+    sample_input: Any,
+    config: Config,
+    progress: Progress,
+    step: Step | None,
+    process_group: ProcessGroup | None,
+) -> torch.nn.Module:
     if config.fuse:
         from mucudnn.optimizing.fuse import fuse  # here, as all that most calls do not need
 
@@ -105,8 +117,7 @@ def optimize(
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
             "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
-            f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True",
-            stacklevel=2,
+            f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True"
         )
     team = team_of(config, process_group)
     with made_current(device), undisturbed(model):
@@ -121,7 +132,7 @@ def optimize(
             device_type=device.type,
             step=step,
             team=None if team is None else team.again(),
-            progress=progress or silent,
+            progress=progress,
         )
     return model
 
@@ -131,7 +142,7 @@ def _tune(
     sample_input: Any,
     config: Config,
     device_type: str,
-    progress: Progress | None,
+    progress: Progress,
     team: Team | None,
 ) -> Sequence[TunedProblem]:
     """Tune what the model runs, and put it in. Returns what was chosen."""
@@ -251,7 +262,7 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedPro
         its_own = tuple(tuned[task] for task in tasks)
         make_tunable(modules[name])
         swapped = cast(TunedModule, modules[name])
-        swapped.confirmation = None
+        swapped.confirmation = swapped.unconfirmed = None
         _put_in(swapped, its_own, config, kept_bytes)
 
 

@@ -48,8 +48,8 @@ class Report:
     inference. convolutions: how many the model has of the kinds that can be tuned. untuned: module name and why torch's
     own runs. transposed: names of the layers whose forward is backward data of their problem. divided: module name and
     the micro-batches of one operation of a ``Conv3d``.
-    confirmations: what steps of the whole model have shown; of each part of it that was optimized by itself. fused:
-    module name and what is fused with its convolution.
+    confirmations: comparisons of whole steps, one for each part of the model that was optimized by itself. fused:
+    module name and what is fused with its convolution. unconfirmed: why there was no comparison, of each such part.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -60,6 +60,7 @@ class Report:
     divided: tuple[tuple[str, DividedOperation], ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    unconfirmed: tuple[str, ...] = ()
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -82,6 +83,7 @@ class Report:
                 *(f"{_named(name)}: {chosen}" for name, chosen in every),
                 *(f"{name}: fused with {', '.join(parts)}" for name, parts in self.fused),
                 *(f"{one.heading}: {one.details()}" for one in self.confirmations),
+                *(f"not confirmed: {reason}" for reason in self.unconfirmed),
                 *self._untuned_in_words(),
             )
         )
@@ -139,10 +141,16 @@ class Report:
         time_s, torch_s = sum(one.time_s for one in every), _torch_s(every)
         against = "" if torch_s is None else f"torch {format_seconds(torch_s)}, "
         workspace = max(one.configuration.workspace_bytes for one in every)
+        busy = sum(one.is_disturbed for one in every)
         yield (
             f"all together: {against}mucudnn {format_seconds(time_s)}, speedup {_speedup(*every) or 'unknown'}; "
             f"workspace at most {format_bytes(workspace)} a call"
         )
+        if busy:
+            yield filled(
+                f"* {busy} of {len(every)} choices were measured on a busy machine, and their speedups are doubtful: "
+                "mucudnn database refresh measures them again when it is quiet"
+            )
         if self.kept:
             size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
             yield f"filters cached in inference: {len(self.kept)}, {size}"
@@ -150,6 +158,8 @@ class Report:
             yield filled(f"{confirmation.heading}: {confirmation}")
             yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
             yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
+        for reason in self.unconfirmed:
+            yield filled(f"not confirmed: {reason}")
         yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
             yield filled(left_out)
@@ -215,6 +225,7 @@ def report(model: torch.nn.Module) -> Report:
         tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
         tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
         tuple((name, module.parts) for name, module in every if isinstance(module, FusedConvolution)),
+        tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
     )
 
 
@@ -303,8 +314,10 @@ def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
 
 
 def _speedup(*tuned: TunedProblem) -> str:
+    """``1.52×``, with an asterisk if a part of it was measured on a busy machine; empty: torch's time is not known."""
     torch_s = _torch_s(tuned)
-    return "" if torch_s is None else f"{torch_s / sum(one.time_s for one in tuned):.2f}×"
+    mark = "*" if any(one.is_disturbed for one in tuned) else ""
+    return "" if torch_s is None else f"{torch_s / sum(one.time_s for one in tuned):.2f}×{mark}"
 
 
 def _named(name: str) -> str:

@@ -51,24 +51,24 @@ class Ranks:
     """
 
     def __init__(self, team: Team | None = None) -> None:
-        self._team = team
+        self.team = team
 
     @property
     def are_several(self) -> bool:
-        return self._team is not None
+        return self.team is not None
 
     @property
     def is_writer(self) -> bool:
         """Whether this rank writes to the database."""
-        return self._team is None or self._team.is_writer
+        return self.team is None or self.team.is_writer
 
     def gather(self, message: T) -> list[T]:
         """Return the message of every rank."""
-        return [message] if self._team is None else self._team.gather(message)
+        return [message] if self.team is None else self.team.gather(message)
 
     def of_kind(self, gathered: list[T]) -> list[T]:
         """Return the messages of the ranks on this kind of device."""
-        return gathered if self._team is None else self._team.of_kind(gathered)
+        return gathered if self.team is None else self.team.of_kind(gathered)
 
     def anywhere(self, holds: bool) -> bool:
         """Tell whether something holds on any rank."""
@@ -86,8 +86,8 @@ class Ranks:
 
     def agree(self, decided: Described) -> None:
         """Raise ``SharingError`` where ranks have decided differently. It is the last exchange."""
-        if self._team is not None:
-            self._team.agree(decided)
+        if self.team is not None:
+            self.team.agree(decided)
 
 
 @dataclass(frozen=True, slots=True)

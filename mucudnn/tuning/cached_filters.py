@@ -68,7 +68,7 @@ def cache_filters(
     if not items:
         return None
     if reason := loaded_build().why_not_compiled:
-        warn(f"no filters are kept: their fingerprints need the compiled library: {reason}", stacklevel=2)
+        warn(f"no filters are kept: their fingerprints need the compiled library: {reason}")
         return None
     with machine_and_database(config, machine=machine, database=database) as (on, opened):
         chooser = _Chooser(config, on, EnvironmentStore(opened, on.environment))
@@ -119,7 +119,6 @@ def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
         warn(
             f"no filters are kept on {where}: each call would have to wait for the device to see whether they have "
             "changed; cache_budget is for the CPU",
-            stacklevel=3,
         )
 
 

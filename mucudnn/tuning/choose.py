@@ -40,7 +40,8 @@ class Choice:
 
     baseline_s: None where torch's own time is not known. limit_bytes: what it may use. account: what the solver found
     under that limit, before whole runs had their say; None where nothing that was measured fits, and for a share of a
-    budget, which the division accounts for.
+    budget, which the division accounts for. load: of the machine during the whole runs; None: unknown, or there were
+    none.
     """
 
     configuration: Configuration
@@ -49,6 +50,7 @@ class Choice:
     reason: str
     limit_bytes: int | None
     account: Account | None = field(default=None, compare=False, repr=False)
+    load: float | None = field(default=None, compare=False)
 
 
 def choose(
@@ -194,7 +196,7 @@ def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
 def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> Choice:
     if best.is_baseline:
         reason = "torch's own, undivided: nothing else that is allowed can compute this"
-        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
+        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes, load=run.load)
     if not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
         reason = f"fastest within the limit, speedup {with_noise(run)}; torch's own needs {needed}"
@@ -203,8 +205,8 @@ def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configura
     else:
         reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
         reason += f", speedup {with_noise(run)}"
-        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes)
-    return Choice(best, run.baseline_s, run.time_s, reason, task.limit_bytes)
+        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes, load=run.load)
+    return Choice(best, run.baseline_s, run.time_s, reason, task.limit_bytes, load=run.load)
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> Choice:

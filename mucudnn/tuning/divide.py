@@ -147,7 +147,7 @@ class _Options:
         reason = f"best use of the budget in whole runs, speedup {with_noise(run)}"
         if run.speedup < 1:
             reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
-        return Choice(chosen, run.baseline_s, run.time_s, reason, segment)
+        return Choice(chosen, run.baseline_s, run.time_s, reason, segment, load=run.load)
 
     @property
     def _baseline_s(self) -> float:

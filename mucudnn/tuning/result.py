@@ -15,7 +15,7 @@ from mucudnn.tuning.divide import Divided
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WithEpilogue, source_of
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WithEpilogue, is_busy, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes, format_seconds
@@ -48,7 +48,8 @@ class TunedProblem:
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
     torch's own, though that would fit. ``account``: see ``Choice``. ``in_place``: what was measured in the model's own
-    step; None where it was not confirmed. ``epilogue``: what follows y in a fused convolution, and is part of
+    step; None where it was not confirmed. ``load``: of the machine during the whole runs, as of a ``Measurement``.
+    ``epilogue``: what follows y in a fused convolution, and is part of
     ``baseline_s`` and ``time_s``, but not of what the solver predicted.
     """
 
@@ -68,6 +69,7 @@ class TunedProblem:
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: InPlace | None = None
     epilogue: WithEpilogue | None = None
+    load: float | None = field(default=None, compare=False)
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
@@ -80,6 +82,12 @@ class TunedProblem:
         baseline = MicroConfig(TORCHS_OWN, self.batch_size)
         lasting = (f for f in self.failures if f.micro_config == baseline and f.is_lasting and not f.is_passed_over)
         return next(lasting, None)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the choice rests on measurements that were made on a busy machine."""
+        compared = {*self.configuration.micro_configs, MicroConfig(TORCHS_OWN, self.batch_size)}
+        return is_busy(self.load) or any(m.is_disturbed for m in self.measurements if m.micro_config in compared)
 
     @property
     def speedup(self) -> float | None:
@@ -198,6 +206,7 @@ def tuned_problem(
         refuted=refuted,
         account=choice.account,
         epilogue=task.epilogue,
+        load=choice.load,
     )
 
 
@@ -250,6 +259,7 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
         "relative_error": tuned.relative_error,
         "unmeasured": len(tuned.left_out.unmeasured),
         "hurried": len(tuned.left_out.hurried),
+        "is_disturbed": tuned.is_disturbed,
     }
 
 

@@ -1,7 +1,8 @@
-"""Warnings that wait for the end of what they are about: where they are errors, they must not interrupt it."""
+"""Warnings that name the user's line, and can wait for the end of the work that they would interrupt as errors."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,13 +11,14 @@ from contextvars import ContextVar
 _Given = tuple[Warning | str, type[Warning]]
 _deferred: ContextVar[list[_Given] | None] = ContextVar("_deferred", default=None)
 _said: set[str] = set()
+_INTERNAL = ("mucudnn", "torch", "contextlib")  # packages whose lines are not the caller's
 
 
-def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-    """Issue a warning as ``warnings.warn`` does, or have it issued when the outermost ``warnings_deferred`` ends."""
+def warn(message: Warning | str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line that called into mucudnn, or when the outermost ``warnings_deferred`` ends."""
     deferred = _deferred.get()
     if deferred is None:
-        warnings.warn(message, category, stacklevel=stacklevel + 1)
+        warnings.warn(message, category, stacklevel=_level_of_caller())
     else:
         deferred.append((message, category))
 
@@ -25,7 +27,7 @@ def say_once(text: str) -> None:
     """Warn, unless this text was said before."""
     if text not in _said:
         _said.add(text)
-        warn(text, RuntimeWarning, stacklevel=2)
+        warn(text, RuntimeWarning)
 
 
 @contextmanager
@@ -52,4 +54,12 @@ def warnings_deferred() -> Iterator[None]:
 
 def _issue(deferred: Iterable[_Given]) -> None:
     for message, category in deferred:
-        warnings.warn(message, category, stacklevel=5)  # the caller of a function that is decorated
+        warnings.warn(message, category, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel``, for a call of ``warnings.warn`` in the calling function, of the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
+        level, frame = level + 1, frame.f_back
+    return level

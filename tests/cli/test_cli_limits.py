@@ -68,7 +68,7 @@ def test_what_the_folder_has_is_not_measured_again(layers: Path, tmp_path: Path)
 def test_the_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(module, "benchmark_convolutions", lambda *args, **rest: seen.append((args, rest)))
-    assert invoke("bench", "limits", "--seconds", "90", "--device", "cuda").exit_code == 0
+    assert invoke("bench", "limits", "--run-time-limit", "90s", "--device", "cuda").exit_code == 0
     ((name, table, config, choices, _), rest) = seen[0]
     assert (name, table.source, rest["device"]) == ("limits", "deepbench-train", "cuda")
     assert {(layer.problem.r, layer.problem.s) for layer in table.layers} == {(3, 3), (5, 5)}

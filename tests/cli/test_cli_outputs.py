@@ -17,7 +17,6 @@ from support.command_line import TUNE, commands, fail, invoke, one_layer, rows
 import mucudnn.bench
 from mucudnn.bench.sources import table_tuning
 from mucudnn.database.database import Database
-from mucudnn.terminal.console import progress_bar
 from mucudnn.terminal.files import FileCommand
 from mucudnn.terminal.streams import IN_ASCII
 
@@ -253,12 +252,6 @@ def test_terminals_without_our_signs(environment: dict[str, str]) -> None:
     assert "11x11" in result.stdout
     assert result.stdout.isascii()
     assert "?" not in result.stdout
-
-
-def test_progress_without_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with progress_bar() as move:
-        move("on", 0.5)
 
 
 def test_every_sign_that_is_printed_has_one_in_ascii() -> None:

@@ -77,7 +77,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "device_properties": ("h200", "junk.json", "deep.json", "folder", "pipe.csv"),
     "filters": ("3x3", "all", "9x9"),
     "limits": ("8MiB", "8MiB,0B", "none"),
-    "seconds": ("0", "0.001"),
+    "run_time_limit": ("0", "1ms"),
     "ranks": ("1,2,4,...,64", "3", "1000000", "2,1", "1,2,...,9", "...", "1,,2"),
     "bucket_caps": ("default,1", "25", "0.001", "-1"),
     "period": ("2", "3", "1001"),
@@ -91,7 +91,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 # Short runs by default; what is drawn comes later, and counts.
 DEFAULTS = {"time_limit": "1ms", "algorithms": "gemm", "rounds": "2", "runs": "0", "up_to": "3", "threads": "1"}
-DEFAULTS |= {"precisions": "float32", "memory_formats": "contiguous", "seconds": "0.001"}
+DEFAULTS |= {"precisions": "float32", "memory_formats": "contiguous", "run_time_limit": "1ms"}
 
 SMALL = "{},1,2,4,4,2,3,3,1,1,1,1\n"  # a layer of one of DeepBench's sets
 
@@ -176,7 +176,7 @@ def values_of(param: click.Parameter) -> st.SearchStrategy[str]:
     if isinstance(param.type, OutputFile | OutputFolder):
         others.remove("pipe.csv")  # to write to a pipe is to wait for its reader
     odd = st.sampled_from(others) | st.text(max_size=8)
-    if param.name == "time_limit":  # none, or an unbounded number of seconds, is no mistake
+    if param.name in ("time_limit", "run_time_limit"):  # none, or an unbounded number of seconds, is no mistake
         odd = st.sampled_from(("", "-1s", "nan", "1e3", "s"))
     return st.integers(0, 9).flatmap(lambda luck: st.sampled_from(sane) if luck < 7 else odd)
 

@@ -72,14 +72,14 @@ of_vgg="engines vgg16 --layer features.10 --batch 64"
 part engines-contiguous mucudnn $of_vgg --json "$OUT/engines-contiguous.json"
 part engines-channels-last mucudnn $of_vgg --memory-format channels-last --json "$OUT/engines-channels-last.json"
 part engines-bfloat16 mucudnn $of_vgg --memory-format channels-last --dtype bfloat16 --json "$OUT/engines-bfloat16.json"
-bench limits-contiguous limits --seconds "$(seconds)"
-bench limits-channels-last limits --memory-format channels-last --seconds "$(seconds)"
+bench limits-contiguous limits --run-time-limit "$(seconds)s"
+bench limits-channels-last limits --memory-format channels-last --run-time-limit "$(seconds)s"
 part overhead mucudnn.bench.suites.overhead.divided --device cuda --out "$OUT/overhead"
 bench network-alexnet network alexnet --batch 64 --time-limit 1s
 bench network-resnet18 network resnet18 --batch 64 --time-limit 1s
 bench network-vgg16 network vgg16 --batch 32 --time-limit 1s
 for network in alexnet resnet50 vgg16; do
-	bench "training-$network" training $network --time-limit 1s --variants torch-benchmark,mucudnn --seconds "$(seconds)"
+	bench "training-$network" training $network --time-limit 1s --variants torch-benchmark,mucudnn --run-time-limit "$(seconds)s"
 done
 # The paper's experiments, the shorter ones first.
 for recipe in at-the-limit conv2-desirable-set three-policies reuse-against-division budget-division integer-program \

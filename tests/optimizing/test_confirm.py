@@ -110,7 +110,7 @@ def made_up(steps: MadeUpSteps) -> ModelSteps:
 
 def confirmed(steps: MadeUpSteps) -> Confirmation:
     found = confirm(made_up(steps))
-    assert found is not None
+    assert isinstance(found, Confirmation)
     return found
 
 
@@ -281,11 +281,20 @@ def test_where_recording_weighs_the_step_is_timed_without() -> None:
     assert found.recorded.torch_s == pytest.approx(0.0048)
 
 
-@pytest.mark.parametrize(("rest_s", "runs"), [(-0.0395, 3), (0.0, 13), (3.0, 2)])
-def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(rest_s: float, runs: int) -> None:
+@pytest.mark.parametrize(
+    ("rest_s", "runs", "reason"),
+    [
+        (-0.0395, 3, "a step takes 500 us; confirm=True"),
+        (0.0, 13, None),
+        (3.0, 2, "a step takes 3.04 s; confirm=True"),
+    ],
+)
+def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(
+    rest_s: float, runs: int, reason: str | None
+) -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02))
     found = confirm(made_up(steps), automatic=True)
-    assert (found is not None) == (runs > 3)
+    assert found == reason if reason else isinstance(found, Confirmation)
     assert len(steps.runs) == runs
 
 

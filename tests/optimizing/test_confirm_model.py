@@ -136,7 +136,8 @@ def test_nothing_is_left_behind(machine: Machine) -> None:
 
 def test_in_eval_it_is_the_forward_pass(machine: Machine) -> None:
     net = tuned_net().eval()
-    assert confirmed(net, Config()) is None  # in inference it must be asked for
+    assert confirmed(net, Config()) is None
+    assert "not confirmed: the model is in eval mode; confirm=True" in mucudnn.report(net).details()
     found = confirmed(net)
     assert found is not None
     assert found.step.torch_s == pytest.approx(REST_S + 2 * 0.002)
@@ -219,13 +220,17 @@ def test_the_config_decides(machine: Machine, confirm: bool | None) -> None:
     net = tuned_net()
     found = confirmed(net, Config(confirm=confirm), step=None)
     assert (found is None) == (confirm is False)
+    assert ("not confirmed: confirm=False" in str(mucudnn.report(net))) == (confirm is False)
 
 
 def test_too_short_steps_are_confirmed_if_asked_for(machine: Machine) -> None:
     machine.rest_s = {True: 1e-5, False: 1e-5}
     machine.torchs_s, machine.ours_s = 2e-5, {3: 1e-5, 4: 1e-5}
-    assert confirmed(tuned_net(), Config()) is None
-    assert confirmed(tuned_net(), Config(confirm=True)) is not None
+    net = tuned_net()
+    assert confirmed(net, Config()) is None
+    assert "not confirmed: a step takes 10 us; confirm=True" in str(mucudnn.report(net))
+    assert confirmed(net, Config(confirm=True)) is not None
+    assert "not confirmed" not in str(mucudnn.report(net))
 
 
 def test_models_that_train_while_gradients_are_made_are_confirmed_if_asked_for(machine: Machine) -> None:

@@ -28,11 +28,6 @@ def three_convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1))
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "measurements.sqlite"
-
-
 def test_a_budget_is_divided_over_the_whole_model(database: Path) -> None:
     torchs = three_convolutions()
     x = torch.randn(2, 3, 12, 12)
@@ -68,6 +63,10 @@ def test_warnings_that_are_errors_come_when_the_model_is_tuned(database: Path, m
     monkeypatch.setattr(Quiet, "end", doubting)
     monkeypatch.setattr(warning, "_said", set())
     model = three_convolutions()
+    with pytest.warns(RuntimeWarning, match="the machine was busy or slow") as caught:
+        mucudnn.optimize(three_convolutions(), torch.zeros(1, 3, 8, 8), mucudnn.Config(time_limit="1ms"))
+    assert caught[0].filename == __file__, "the line of the caller"
+    monkeypatch.setattr(warning, "_said", set())
     with pytest.raises(RuntimeWarning, match="the machine was busy or slow"):
         mucudnn.optimize(model, torch.randn(2, 3, 12, 12), mucudnn.Config(time_limit="20ms", database=database))
     assert len(mucudnn.report(model).layers) == 8

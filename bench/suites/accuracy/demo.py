@@ -18,8 +18,9 @@ from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.accuracy.equality import train_in_turns
 from mucudnn.running.environment import current_environment
-from mucudnn.terminal.console import output, progress_bar
+from mucudnn.terminal.console import output
 from mucudnn.words.config import Config
+from mucudnn.words.progress import progress_bar
 
 NETWORK = "alexnet"
 INPUT_SHAPE = input_shape_of(NETWORK)

@@ -112,7 +112,7 @@ class _Comparison:
         images, *others = (_in(tensor, dtype) for tensor in self._arguments)
         arguments = (images.contiguous(memory_format=memory_format), *others)
         if is_tuned:
-            own = mucudnn.optimize(own, arguments, self._config)
+            own = mucudnn.optimize(own, arguments, self._config, progress=False)
         torch.manual_seed(0)
         with _DrawnInFloat32():
             output = own(*arguments)

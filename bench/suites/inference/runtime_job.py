@@ -100,7 +100,7 @@ def _torch(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> 
 
 
 def _mucudnn_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
-    return _compiled(mucudnn.optimize(model, arguments, job.config), arguments)
+    return _compiled(mucudnn.optimize(model, arguments, job.config, progress=False), arguments)
 
 
 def _torch_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
@@ -119,7 +119,7 @@ def _compiled(model: nn.Module, arguments: tuple[Tensor, ...]) -> _Outputs:
 
 
 def _mucudnn(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
-    return partial(_outputs_of, mucudnn.optimize(model, arguments, job.config), arguments)
+    return partial(_outputs_of, mucudnn.optimize(model, arguments, job.config, progress=False), arguments)
 
 
 def _onnx_runtime(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:

@@ -107,7 +107,7 @@ class StepJob:
         arguments, target = subject.on_device(setting)
         if self.variant.is_ours and not self._is_enabled:
             with torch.autocast(setting.device, autocast, enabled=autocast is not None):
-                own = mucudnn.optimize(own, arguments, self.config)
+                own = mucudnn.optimize(own, arguments, self.config, progress=False)
         called: Any = torch.compile(own) if self.variant.is_compiled else own
         trainee = Trainee(called, objective=subject.objective)
 

@@ -66,8 +66,7 @@ class _Measuring:
         from mucudnn.bench.sources.models import importable, load_model
         from mucudnn.bench.sources.networks import objective_for
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
-        from mucudnn.terminal.console import progress_bar
-        from mucudnn.words.progress import silent
+        from mucudnn.words.progress import progress_bar, silent
 
         options.use_threads(self.threads)
         torch.manual_seed(0)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
-from mucudnn.words.config import BatchSizePolicy
+from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.problem import MemoryFormat, Operation, Pair
-from mucudnn.words.units import parse_seconds, parse_time_limit
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
@@ -63,23 +62,17 @@ _TABLES = {
     help="Which operations; default: all three of the training set, forward of the others.",
 )
 @options.rounds(15, "Least samples of each contestant; short calls get more.")
-@click.option(
-    "--time-limit",
-    type=parameters.Text("TIME", parse_seconds),
-    help="Begin no problem that would not be done by then, as 10min; some of each kind of layer come first.",
+@options.run_time_limit
+@options.config(
+    options.algorithms,
+    options.max_relative_error,
+    options.deterministic,
+    options.strict,
+    options.thorough,
+    options.time_limit,
+    options.database,
+    workspace_limit=None,
 )
-@click.option(
-    "--tuning-time",
-    "tuning_time",
-    type=parameters.Text("TIME", parameters.checked_by(parse_time_limit)),
-    help="Most measuring per problem, policy and limit, as 60s.",
-)
-@options.algorithms
-@options.max_relative_error
-@options.deterministic
-@options.strict
-@options.thorough
-@options.database
 @options.threads
 @options.device
 @outputs("out", required=True)
@@ -94,11 +87,10 @@ def deepbench(
     policies: tuple[BatchSizePolicy, ...],
     operations: tuple[Operation, ...] | None,
     rounds: int,
-    time_limit: float | None,
-    tuning_time: str | None,
+    run_time_limit: float | None,
     device: str,
     outputs: Outputs,
-    **rest: Any,
+    config: Config,
 ) -> None:
     """DeepBench's convolutions: torch, our best undivided algorithm, and ours under each limit and policy, in turns.
 
@@ -110,16 +102,15 @@ def deepbench(
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices
     from mucudnn.bench.suites.convolutions.report import deepbench_tables
-    from mucudnn.terminal.console import progress_bar
-    from mucudnn.words.config import Config
+    from mucudnn.words.progress import progress_bar
 
     table = load_source(_TABLES[set_name], batch=batch, dtype=dtype, memory_format=memory_format)
     table = _scaled(table, 1.0 if batch_scale is None else batch_scale)
     if filters:
         table = with_filters(table, filters)
     operations = operations or (tuple(Operation) if set_name == _TRAINING else (Operation.FORWARD,))
-    config = Config(workspace_limit=None, operations=operations, time_limit=tuning_time, **rest)
-    choices = Choices(policies, limits, rounds=rounds, time_limit_s=time_limit)
+    config = replace(config, operations=operations)
+    choices = Choices(policies, limits, rounds=rounds, time_limit_s=run_time_limit)
     with outputs.shown(deepbench_tables) as folder, progress_bar() as progress:
         benchmark_convolutions("deepbench", table, config, choices, folder, device=device, progress=progress)
 

@@ -35,7 +35,7 @@ def errors(
     from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
     from mucudnn.bench.sources.networks import objective_for
     from mucudnn.bench.suites.accuracy.steps import benchmark_step_errors, errors_tables
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape)

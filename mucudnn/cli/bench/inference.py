@@ -93,7 +93,7 @@ def inference(
     from mucudnn.bench.suites.inference.report import inference_tables
     from mucudnn.bench.suites.inference.run import FILTERS, RUNTIMES, InferenceRun
     from mucudnn.bench.suites.inference.runtimes import compare_runtimes
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     model, arguments = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)
     if source in NETWORKS:

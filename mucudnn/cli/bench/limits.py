@@ -27,11 +27,7 @@ from mucudnn.words.problem import Pair
     help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
 )
 @options.rounds(7, "Least samples of each whole run; short calls get more.")
-@click.option(
-    "--seconds",
-    type=parameters.Finite(min=0, min_open=True),
-    help="Begin no problem that would not be done by then, as far as the earlier ones tell; default: all.",
-)
+@options.run_time_limit
 @options.config(*options.MEASURING, thorough=True)
 @options.threads
 @options.device
@@ -41,7 +37,7 @@ def limits(
     filters: tuple[Pair, ...],
     limits: tuple[int | None, ...],
     rounds: int,
-    seconds: float | None,
+    run_time_limit: float | None,
     device: str,
     outputs: Outputs,
     config: Config,
@@ -57,13 +53,15 @@ def limits(
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices
     from mucudnn.bench.suites.convolutions.report import limits_tables
-    from mucudnn.terminal.console import progress_bar
     from mucudnn.words.config import BatchSizePolicy
+    from mucudnn.words.progress import progress_bar
 
     table = load_source(source, **sizes)
     if filters:
         table = with_filters(table, filters)
     wanted = (*sorted(limit for limit in limits if limit is not None), None)
-    asked = Choices((BatchSizePolicy(config.policy),), wanted, rounds=rounds, time_limit_s=seconds, same_time=True)
+    asked = Choices(
+        (BatchSizePolicy(config.policy),), wanted, rounds=rounds, time_limit_s=run_time_limit, same_time=True
+    )
     with outputs.shown(limits_tables) as folder, progress_bar() as progress:
         benchmark_convolutions("limits", table, config, asked, folder, device=device, progress=progress)

@@ -54,9 +54,9 @@ def memory(
     from mucudnn.bench.suites.memory.benchmark import benchmark_memory
     from mucudnn.bench.suites.memory.report import memory_tables
     from mucudnn.running.environment import current_environment
-    from mucudnn.terminal.console import progress_bar
     from mucudnn.tracing.own_step import undisturbed
     from mucudnn.tracing.training_step import training_step
+    from mucudnn.words.progress import progress_bar
 
     chosen_variants(variants, device)
     current_environment(device)  # says at once what is missing for it

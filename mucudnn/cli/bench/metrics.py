@@ -94,7 +94,7 @@ def metrics(
     from mucudnn.bench.suites.accuracy.modules import benchmark_module, called_module
     from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
     from mucudnn.measuring.whole_runs import Machine
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     if module_name is not None and (layer_name or algorithms or configurations):
         raise click.UsageError("--module is measured as it is: leave out --layer, --algorithms and --configuration")

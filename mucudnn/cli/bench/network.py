@@ -41,7 +41,7 @@ def network(
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import ROUNDS, Choices
     from mucudnn.bench.suites.convolutions.report import network_tables
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype)
     asked = Choices(memory_formats=memory_formats, rounds=rounds or ROUNDS)

@@ -25,7 +25,7 @@ def numerics(
     Computed on small images, in seconds. docs/compatibility.md says why, and what to do about it.
     """
     from mucudnn.bench.suites.accuracy.numerics import benchmark_numerics, numerics_tables
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     with outputs.shown(numerics_tables) as folder, progress_bar() as progress:
         benchmark_numerics(operations, dtype, folder, progress=progress)

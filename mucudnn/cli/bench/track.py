@@ -70,8 +70,9 @@ def track(
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices
     from mucudnn.running.environment import current_environment
-    from mucudnn.terminal.console import output, progress_bar
+    from mucudnn.terminal.console import output
     from mucudnn.words.config import Config
+    from mucudnn.words.progress import progress_bar
 
     require_scipy()
     here = current_environment(device)

@@ -41,9 +41,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
     help="How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
 )
 @options.rounds(9, "Samples of each variant, of a step or several.")
-@click.option(
-    "--seconds", type=parameters.Finite(min=0), help="When these are over, begin no further precision or memory format."
-)
+@options.run_time_limit
 @options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, *options.IN_STEPS)
 @options.threads
 @options.device
@@ -57,7 +55,7 @@ def training(
     variants: tuple[Variant, ...] | None,
     how: How,
     rounds: int,
-    seconds: float | None,
+    run_time_limit: float | None,
     device: str,
     outputs: Outputs,
     config: Config,
@@ -72,10 +70,12 @@ def training(
     """
     from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
     from mucudnn.bench.suites.training.report import training_tables
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     _require_enable(how)
-    asked = TrainingOptions(config, precisions, memory_formats, variants, rounds=rounds, seconds=seconds, how=how)
+    asked = TrainingOptions(
+        config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how
+    )
     sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
     with outputs.shown(training_tables) as folder, progress_bar() as progress:
         benchmark_training(*(sources, sizes, asked, folder), input_size=input_shape, device=device, progress=progress)

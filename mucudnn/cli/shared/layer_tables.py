@@ -51,7 +51,7 @@ def tuning_environment(device: str, config: Config) -> Environment:
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
     """Tune all of the table, or the rows that are ready when Ctrl-C comes. Arguments as for ``tune_table``."""
     from mucudnn.bench.sources.table_tuning import tune_table
-    from mucudnn.terminal.console import progress_bar
+    from mucudnn.words.progress import progress_bar
 
     with progress_bar() as progress:
         return tune_table(table, config, limits=limits, device=device, progress=progress)

@@ -27,7 +27,7 @@ from mucudnn.terminal.files import SOURCE, InputFile
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, LEAST_MAX_RELATIVE_ERROR, BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
-from mucudnn.words.units import parse_bytes, parse_time_limit
+from mucudnn.words.units import parse_bytes, parse_seconds, parse_time_limit
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -192,6 +192,11 @@ confirm = click.option(
 )
 _time = Text("TIME", checked_by(parse_time_limit))
 time_limit = click.option("--time-limit", type=_time, help="Most measuring per problem, as 60s or 2min.")
+run_time_limit = click.option(
+    "--run-time-limit",
+    type=Text("TIME", parse_seconds),
+    help="Of the whole run, as 10min: begin nothing that would not be done by then. Default: everything.",
+)
 first_call_time = click.option(
     "--first-call-time",
     type=_time,

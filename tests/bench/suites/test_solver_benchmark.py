@@ -70,7 +70,7 @@ def test_the_folder_has_the_samples_and_what_is_there_is_not_timed_again(tmp_pat
     first = invoke("bench", "solver", "--out", tmp_path / "folder")
     again = invoke("bench", "solver", "--out", tmp_path / "folder")
     assert (first.exit_code, again.exit_code) == (0, 0), first.output
-    assert first.output == again.output
+    assert first.stdout == again.stdout
     assert samples == ["front", "WD"]
     rows = read_folder(tmp_path / "folder").rows
     assert list(rows["samples_s"]) == [[0.01, 0.012, 0.034], [0.5]]

@@ -174,7 +174,7 @@ def test_the_command_measures_a_model_of_ones_own(
     assert read_folder(tmp_path / "folder").lines == lines
     monkeypatch.setattr(memory_benchmark, "Apart", None)
     again = invoke("bench", "memory", "trained_models:make", *options)  # what the folder has
-    assert again.output == result.output
+    assert again.stdout == result.stdout
 
 
 def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytest.MonkeyPatch) -> None:

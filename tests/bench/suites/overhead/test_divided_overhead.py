@@ -75,7 +75,7 @@ def test_the_command_writes_what_it_prints(clock: FakeClock, tmp_path: Path) -> 
     path = tmp_path / "overhead.json"
     result = CliRunner().invoke(main, ["--rounds", "1", "--json", str(path)])
     assert result.exit_code == 0, result.output
-    assert len(result.output.splitlines()) == 6
+    assert len(result.stdout.splitlines()) == 6
     assert "small forward, gemm, 8 x 1, called from Python:" in result.output
     record = json.loads(path.read_text())
     assert record["settings"]["micro_batches"] == MICRO_BATCHES
@@ -89,7 +89,7 @@ def test_what_the_folder_has_is_not_measured_again(
     first = CliRunner().invoke(main, asked)
     assert first.exit_code == 0, first.output
     monkeypatch.setattr(divided_overhead, "_samples", None)
-    assert CliRunner().invoke(main, asked).output == first.output
+    assert CliRunner().invoke(main, asked).stdout == first.stdout
     rows = read_folder(tmp_path / "folder").rows
     assert list(rows["contestant"]) == ["steps alone", "divided call"] * 6
     assert {len(samples) for samples in rows["samples_s"]} == {2}
@@ -100,4 +100,4 @@ def test_without_a_gpu_it_says_so() -> None:
     result = CliRunner().invoke(main, ["--device", "cuda"])
     assert result.exit_code == 2
     assert result.output.startswith("Error: device is 'cuda', but torch")
-    assert len(result.output.splitlines()) == 1
+    assert len(result.stdout.splitlines()) == 1
