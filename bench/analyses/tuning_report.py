@@ -10,6 +10,7 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, configuration_record, record_header
 from mucudnn.bench.report.tables import comparison, long_name, memory_bound, milliseconds, new_table, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.tuning.choose import baseline_or_declared
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
 from mucudnn.words.units import format_bytes, format_seconds
 
@@ -17,10 +18,11 @@ from mucudnn.words.units import format_bytes, format_seconds
 def tuning_table(tuning: TableTuning) -> Table:
     """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals.
 
-    Below, and in a column of its own, what a time limit left out, if it did.
+    Columns of their own say what a time limit left out, and why something slower than PyTorch's own runs, if so.
     """
     left_out = left_out_in_words([row.tuned for row in tuning.rows])
-    more = ("not measured",) if left_out else ()
+    why_slower = any(_why_slower(row.tuned) for row in tuning.rows)
+    more = ("not measured",) * bool(left_out) + ("why slower",) * why_slower
     columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
     printed = new_table(
         f"{tuning.source}, {memory_bound(tuning.config)}",
@@ -29,21 +31,26 @@ def tuning_table(tuning: TableTuning) -> Table:
         footer=("total", "", "", "", *_totals(tuning), "", *("" for _ in more)),
     )
     for row in tuning.rows:
-        printed.add_row(*_tuned_cells(row), *(_unmeasured(row.tuned) for _ in more))
+        further = [_unmeasured(row.tuned)] * bool(left_out) + [_why_slower(row.tuned)] * why_slower
+        printed.add_row(*_tuned_cells(row), *further)
     printed.caption = left_out or None
     return printed
 
 
 def account_in_words(tuning: TableTuning) -> str:
-    """Return the solvers' accounts in one line: of the division of a budget, or of each problem's own limit."""
+    """Return the solvers' accounts in one line: of the division of a budget, or of each problem's own limit.
+
+    Their times are predictions, sums of measured parts, and differ from the table's total of whole runs.
+    """
     if tuning.divided is not None:
         return str(tuning.divided.division)
     known = [(row.count, account) for row in tuning.rows if (account := row.tuned.account) is not None]
     predicted_s = sum(count * account.objective_s for count, account in known)
     desirable, measured = (sum(getattr(a, name) for _, a in known) for name in ("front_size", "measurements"))
     return (
-        f"{len(known)} problems, each solved under its own limit: {format_seconds(predicted_s)} by prediction, "
-        f"optimal; {desirable} desirable configurations from {measured} measurements, "
+        f"{len(known)} problems, each solved under its own limit: predicted total {format_seconds(predicted_s)}, the "
+        "least that the measured parts allow (the table's total is of whole runs, where there are any); "
+        f"{desirable} desirable configurations from {measured} measurements, "
         f"{format_seconds(sum(account.solve_time_s for _, account in known))}"
     )
 
@@ -65,6 +72,18 @@ def _unmeasured(tuned: TunedProblem) -> str:
     """Count the candidates that the time limit left out: ``11 of 15``."""
     left_out = len(tuned.left_out.unmeasured)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
+
+
+def _why_slower(tuned: TunedProblem) -> str:
+    """Say why PyTorch's own convolution does not run although it is faster; empty: it is not."""
+    if tuned.speedup is None or tuned.speedup >= 1:
+        return ""
+    if tuned.barred is not None:
+        return "PyTorch's own is barred"
+    needed = baseline_or_declared(tuned.measurements, tuned.batch_size, None).workspace_bytes
+    if tuned.limit_bytes is None or needed <= tuned.limit_bytes:
+        return ""
+    return f"PyTorch needs {format_bytes(needed)}, over the limit"
 
 
 def _totals(tuning: TableTuning) -> tuple[str, ...]:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--operation",
     type=parameters.choice(Operation),
-    default=Operation.FORWARD,
-    show_default="forward",
+    default="forward",
     help="Which of the layer's three.",
 )
 @click.option(

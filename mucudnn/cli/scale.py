@@ -44,8 +44,7 @@ def _latency(text: str) -> float:
 @click.option(
     "--ranks",
     type=parameters.Text("N,...", parameters.parse_ranks),
-    default=parameters.parse_ranks("1,2,4,...,4096"),
-    show_default="1,2,4,...,4096",
+    default="1,2,4,...,4096",
     help="Numbers of ranks.",
 )
 @click.option(
@@ -62,22 +61,19 @@ def _latency(text: str) -> float:
 @click.option(
     "--latency",
     type=parameters.Text("TIME", _latency),
-    default=5e-6,
-    show_default="5us",
+    default="5us",
     help="Of a message between two ranks.",
 )
 @click.option(
     "--bandwidth",
     type=parameters.Text("SPEED", parse_bandwidth),
-    default=25e9,
-    show_default="25GB/s",
+    default="25GB/s",
     help="Of a rank's link, each way; also as 100Gbit/s.",
 )
 @click.option(
     "--all-reduce",
     type=parameters.choice(AllReduce),
-    default=AllReduce.RING,
-    show_default="ring",
+    default="ring",
     help="Algorithm of the all-reduces.",
 )
 @click.option(

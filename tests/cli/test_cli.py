@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -10,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import TUNE, invoke, one_layer, rows
+from support.command_line import TUNE, commands, invoke, one_layer, rows
 from support.database_rows import FAST, HERE, PROBLEM, fill
+from support.places import TESTS
 
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
@@ -170,3 +172,15 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "[]"
     assert " ".join(["Usage: -c", *command]) in output
+
+
+def test_the_documentation_names_every_command_and_only_options_that_exist() -> None:
+    text = (TESTS.parent / "docs" / "commands.md").read_text()
+    examples = re.findall(r"^\| `[^`]*?(mucudnn [^`]*)`", text, re.MULTILINE)
+    every = dict(commands())
+    named = {example: max((n for n in every if f"{example} ".startswith(f"{n} ")), key=len) for example in examples}
+    undocumented = {name for name in every if name not in named.values() and f"`{name.split()[-1]}`" not in text}
+    assert undocumented - {"mucudnn recipe list", "mucudnn recipe show"} == set()
+    for example, name in named.items():
+        known = {option for param in every[name].params for option in (*param.opts, *param.secondary_opts)}
+        assert set(re.findall(r"(?<= )--[a-z-]+", example)) <= known, example

@@ -98,8 +98,7 @@ class _Measuring:
 @click.option(
     "--communication",
     type=parameters.choice(Communication),
-    default=Communication.ALLREDUCE,
-    show_default="allreduce",
+    default="allreduce",
     help="What the ranks send each other, and how.",
 )
 @click.option(
@@ -112,8 +111,7 @@ class _Measuring:
     "--bucket-cap-mb",
     "bucket_caps",
     type=parameters.Text("MIB,...", parse_caps),
-    default=(None,),
-    show_default="default",
+    default="default",
     help="Sizes of buckets, measured in turns: of DistributedDataParallel, as default,1,25.",
 )
 @options.rounds(9, "Samples of each kind of step.")

@@ -52,8 +52,7 @@ _TABLES = {
     "--policy",
     "policies",
     type=parameters.several(BatchSizePolicy),
-    default=(BatchSizePolicy.POWER_OF_TWO,),
-    show_default="power-of-two",
+    default="power-of-two",
     help="Micro-batch sizes of ours; whole mini-batches are measured in any case.",
 )
 @click.option(

@@ -52,8 +52,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @click.option(
     "--runtimes",
     type=parameters.Text("NAME,...|none", parse_runtimes),
-    default=tuple(Runtime),
-    show_default="all",
+    default=",".join(Runtime),
     help=f"Compare calls of the whole network by these, each in a process of its own, in turns: {', '.join(Runtime)}.",
 )
 @click.option(

@@ -36,8 +36,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @click.option(
     "--how",
     type=parameters.choice(How),
-    default=How.OPTIMIZE,
-    show_default="optimize",
+    default="optimize",
     help="How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
 )
 @options.rounds(9, "Samples of each variant, of a step or several.")

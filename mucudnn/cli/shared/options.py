@@ -60,23 +60,20 @@ dtype = click.option("--dtype", type=click.Choice(list(ITEM_BYTES)[::-1]), defau
 memory_format = click.option(
     "--memory-format",
     type=choice(MemoryFormat),
-    default=MemoryFormat.CONTIGUOUS,
-    show_default="contiguous",
+    default="contiguous",
     help="How activations and filters lie in memory.",
 )
 memory_formats = click.option(
     "--memory-format",
     "memory_formats",
     type=several(MemoryFormat),
-    default=tuple(MemoryFormat),
-    show_default="both",
+    default="contiguous,channels-last",
     help="Which memory formats.",
 )
 operations = click.option(
     "--operations",
     type=several(Operation),
-    default=tuple(Operation),
-    show_default="all three",
+    default="forward,backward-data,backward-filter",
     help="Which operations.",
 )
 database = click.option(
@@ -157,8 +154,7 @@ devices = click.option(
 policy = click.option(
     "--policy",
     type=choice(BatchSizePolicy),
-    default=BatchSizePolicy.POWER_OF_TWO,
-    show_default="power-of-two",
+    default="power-of-two",
     help="Micro-batch sizes that are measured.",
 )
 algorithms = click.option(
@@ -216,7 +212,6 @@ limits_torch = click.option(
 share_tuning = click.option(
     "--share-tuning/--no-share-tuning",
     default=True,
-    show_default="together",
     help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 tells.",
 )
 

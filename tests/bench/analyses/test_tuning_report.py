@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from support.problems.stored_costs import TABLE, Stored
-from support.snapshots import assert_as_stored
+from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
 from mucudnn.bench.sources.layers import load_source
@@ -18,7 +19,8 @@ from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 ENVIRONMENT = Environment("a CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2")
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1))
@@ -40,6 +42,16 @@ def test_tuning_table_has_a_row_for_each_operation_and_totals() -> None:
 
 def test_tuning_table_of_nothing_still_prints() -> None:
     assert_as_stored("tune-nothing", tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, (), 5)))
+
+
+def test_a_slower_choice_has_its_reason_in_the_table() -> None:
+    """Torch's own needs 100 MiB, and one layer of two has a limit below."""
+    own = Measurement(MicroConfig(TORCHS_OWN, 32), 0.0, 0.02, 0, 100 << 20, 0.0)
+    slower = replace(tuned(0.02, 0.06), measurements=(own,), limit_bytes=64 << 20)
+    rows = (TunedLayer(("conv1",), 1, slower), TunedLayer(("conv2",), 1, tuned()))
+    lines = printed(tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, rows, 2))).splitlines()
+    assert "why slower" in lines[2]
+    assert ["PyTorch needs 100 MiB, over the limit" in line for line in lines if "conv" in line] == [True, False]
 
 
 def test_tuning_record_is_json_with_seconds_and_bytes() -> None:
@@ -79,7 +91,7 @@ def test_under_a_limit_each_problem_has_an_account() -> None:
     assert [str(account.configuration) for account in (one, two)] == ["small 8", "small 8"]
     assert (one.measurements, one.front_size, one.gap) == (3, 3, 0.0)
     text = account_in_words(found)
-    assert "2 problems, each solved under its own limit: 240 ms by prediction, optimal" in text  # one occurs twice
+    assert "2 problems, each solved under its own limit: predicted total 240 ms, the least" in text  # one occurs twice
     assert "6 desirable configurations from 6 measurements" in text
     record = json.loads(json.dumps(tuning_record(found)))
     assert [account["objective_s"] for account in record["accounts"]] == pytest.approx([0.08, 0.08])
