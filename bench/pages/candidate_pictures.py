@@ -77,17 +77,32 @@ def desirable(report: Report) -> Figure | None:
 
 
 def _draw_desirable(axes: Axes, subject: Subject) -> None:
-    points, undivided = subject.desirable.sort_values("workspace_bytes"), subject.undivided
+    points, undivided = subject.desirable.sort_values("workspace_bytes"), undivided_costs(subject)
     sizes, times = list(points["workspace_bytes"] / _MIB), list(points["time_s"] * 1e3)
-    workspace = (undivided["prepared_bytes"] + undivided["scratch_bytes"]) / _MIB
-    end = max([*sizes, *workspace])
+    end = max([*sizes, *undivided["workspace_bytes"] / _MIB])
     axes.step([*sizes, end], [*times, times[-1]], where="post", color=SERIES[0], label="desirable set")
     axes.plot(sizes, times, ".", color=SERIES[0], markersize=4)
     own = undivided["algorithm"] == TORCHS_OWN
-    y = (undivided["setup_s"] + undivided["step_s"]) * 1e3
-    for of, colour, name in ((~own, SERIES[1], "undivided"), (own, TORCH_COLOUR, "torch's own, undivided")):
-        axes.plot(workspace[of], y[of], "s", color=colour, markersize=4, label=name)
+    for of, colour, name in ((~own, SERIES[1], "undivided"), (own, TORCH_COLOUR, "PyTorch, undivided")):
+        x, y = undivided["workspace_bytes"][of] / _MIB, undivided["time_s"][of] * 1e3
+        axes.plot(x, y, "s", color=colour, markersize=4, label=name)
     axes.set_ylim(bottom=0)
+
+
+def undivided_costs(subject: Subject) -> pandas.DataFrame:
+    """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each undivided algorithm, by the solver's cost model.
+
+    As in ``solver.costs.pool``, setup and prepared bytes are those of the algorithm, and not of one micro-batch size:
+    with its own ones a point could lie below the desirable set.
+    """
+    every, whole = subject.allowed.groupby("algorithm"), subject.undivided
+    return pandas.DataFrame(
+        {
+            "algorithm": whole["algorithm"],
+            "time_s": whole["algorithm"].map(every["setup_s"].median()) + whole["step_s"],
+            "workspace_bytes": whole["algorithm"].map(every["prepared_bytes"].max()) + whole["scratch_bytes"],
+        }
+    )
 
 
 def micro_batches(report: Report) -> Figure | None:

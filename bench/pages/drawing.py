@@ -35,7 +35,7 @@ STYLE: Any = {
     "axes.edgecolor": FAINT,
     "grid.color": LINE,
 }
-_MOST_LETTERS = 34
+_MOST_LETTERS = 44
 _COLUMNS = 3  # of panels
 _PANEL_INCHES = 4.4
 _LEGEND_INCHES = 2.8  # of a column of a legend
@@ -47,7 +47,7 @@ def one_line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Make text safe for pictures, and shorten it to 34 characters."""
+    """Make text safe for pictures, and shorten it to 44 characters."""
     return one_line(text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.contests.variants import TORCH
-from mucudnn.bench.folders.speedups import Estimate, speedup_of
-from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, has_problems, machines_of, with_layers
+from mucudnn.bench.folders.speedups import Estimate, mean_speedup, speedup_of
+from mucudnn.bench.pages.measured import CONTESTANT, LAYER, PUBLISHED, UNDIVIDED, has_problems, machines_of, with_layers
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains
 from mucudnn.words.problem import Operation
 
@@ -29,8 +29,9 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
     Columns: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for each of DeepBench's names of operations its time
     in seconds, as ``forward_s``, and ``forward_configuration``; ``total_s``; ``flops_per_s`` of the total; the total's
-    ``speedup`` with its interval; ``over_bound``; the largest ``workspace_bytes`` and ``relative_error``; ``load``; and
-    the published totals. NaN where one of the operations that the layer was measured in is missing.
+    ``speedup`` with its interval; ``over_bound``; ``same_as``, where all operations have the same; the largest
+    ``workspace_bytes`` and ``relative_error``; ``load``; and the published totals. NaN where one of the operations that
+    the layer was measured in is missing.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -63,7 +64,9 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
     total_s = _sum(ours, "time_s") if is_whole else nan
     torchs = every.get((TORCH, None, None), {})
     speedup = _ratio(torchs, ours) if is_whole and ours is not torchs else Estimate()
+    same = {row.get("same_as") for row in ours.values()}
     return record | {
+        "same_as": same.pop() if len(same) == 1 else None,
         "total_s": total_s,
         "flops_per_s": _sum(ours, "flops") / total_s,
         "over_bound": total_s / _sum(ours, "bound_s"),
@@ -94,14 +97,17 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return a row for each contestant, policy and limit that was timed, from what ``measured`` returned.
 
     Columns: those of ``CONTESTANT``; ``problems``, how many were timed; ``speedup`` over torch, the geometric mean,
-    and of convolutions that of each operation, as ``speedup_forward``, and ``over_bound``, a geometric mean, too;
+    with its interval, and of convolutions that of each operation, as ``speedup_forward``, and ``over_bound``, a
+    geometric mean, too;
     ``total_s``, the sum of times, each as often as its network has it, and ``torch_s``, torch's for the same problems.
     """
     if rows.empty:
         return pandas.DataFrame()
     timed = rows.dropna(subset=["time_s"])
-    torchs = timed[timed["contestant"] == TORCH].drop_duplicates("turns").set_index("turns")["time_s"]
-    timed = timed.assign(torch_s=timed["turns"].map(torchs))
+    torchs = timed[timed["contestant"] == TORCH].drop_duplicates("turns").set_index("turns")
+    timed = timed.assign(
+        torch_s=timed["turns"].map(torchs["time_s"]), torch_samples_s=timed["turns"].map(torchs["samples_s"])
+    )
     groups = timed.groupby(list(CONTESTANT), dropna=False, sort=False)
     return pandas.DataFrame([dict(zip(CONTESTANT, key, strict=True)) | _summary(group) for key, group in groups])
 
@@ -109,7 +115,7 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 def _summary(group: pandas.DataFrame) -> dict[str, Any]:
     record: dict[str, Any] = {
         "problems": len(group),
-        "speedup": _geometric_mean(group["speedup"]),
+        **_mean_speedup(group).columns("speedup{}"),
         "total_s": float((group["count"] * group["time_s"]).sum()),
         "torch_s": float((group["count"] * group["torch_s"]).sum(skipna=False)),
     }
@@ -118,6 +124,12 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
         record |= {f"speedup_{OPERATIONS[name]}": _geometric_mean(values) for name, values in by_operation.items()}
         record["over_bound"] = _geometric_mean(group["over_bound"])
     return record
+
+
+def _mean_speedup(group: pandas.DataFrame) -> Estimate:
+    """Return the geometric mean of the speedups over torch, which torch's own rows have none of."""
+    of = group.dropna(subset=["speedup"])
+    return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
 
 
 def _geometric_mean(values: pandas.Series[float]) -> float:
@@ -136,7 +148,7 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
         return pandas.DataFrame()
     found, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
     for layer, every in _by_layer(with_layers(rows.dropna(subset=["policy"])), names[:-2]).items():
-        undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == "undivided"}
+        undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == UNDIVIDED}
         for (contestant, policy, limit), ours in every.items():
             if contestant == "mucudnn" and limit in undivided:
                 gain = _ratio(undivided[limit], ours).columns("gain{}")

@@ -17,6 +17,7 @@ from mucudnn.bench.folders.speedups import Estimate, overhead_of, speedup_of
 from mucudnn.bench.sources.published import GEOMETRY, published_times
 
 PUBLISHED = "published "  # begins the names of columns with others' times
+UNDIVIDED = "undivided"  # contestant
 CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
@@ -32,10 +33,11 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch in the same turns;
     ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
     ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
-    the least bytes; and a column for each machine of DeepBench's published times, in seconds, named ``PUBLISHED``
-    machine. Of operator metrics also ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``,
-    what a call through a module takes longer than the algorithm alone. Of whole models ``images_per_s``, and ``kinds``,
-    the share of each kind of layer in the time, in words. NaN where something is not known.
+    the least bytes; ``same_as``, ``UNDIVIDED`` where the row runs what the undivided one does; and a column for each
+    machine of DeepBench's published times, in seconds, named ``PUBLISHED`` machine. Of operator metrics also
+    ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, what a call through a module takes
+    longer than the algorithm alone. Of whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in
+    the time, in words. NaN where something is not known.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
@@ -44,7 +46,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
         rows = _with_metrics(rows)
     if not has_problems(rows):
         return _with_models(rows)
-    return _with_published(_with_bounds(rows, folder.header.limits))
+    return _with_published(_with_bounds(_with_same(rows), folder.header.limits))
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
@@ -94,6 +96,15 @@ def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     return rows.assign(**pandas.DataFrame(list(records), index=rows.index))
+
+
+def _with_same(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Add ``same_as``: ``UNDIVIDED`` where the configuration is that of the undivided row under the same limit."""
+    keys = ["turns", "memory_format", "limit_bytes", "configuration"]
+    undivided = rows[rows["contestant"] == UNDIVIDED].dropna(subset=["configuration"])[keys]
+    found = rows[keys].merge(undivided.drop_duplicates().assign(same_as=UNDIVIDED), how="left")["same_as"]
+    is_other = rows["policy"].notna() & (rows["contestant"] != UNDIVIDED)
+    return rows.assign(same_as=found.set_axis(rows.index).where(is_other))
 
 
 def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pandas
@@ -123,16 +124,21 @@ def _markdown_lines(report: Report, deeper: str = "", before: str = "") -> Itera
     """Yield the lines of a report. deeper: prefix of headings. before: prefix of the title."""
     yield f"{deeper}# {_plain(before + report.title)}\n"
     yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts.items(), *report.settings.items()))
+    tables = [[*_markdown_table(table, deeper)] for table in report.tables]
+    yield from chain.from_iterable(tables[:1])
     yield f"\n{deeper}## What was left out\n"
     for reason, things in report.missing.items():
         yield from (f"- {_plain(reason)}: {_plain(thing)}" for thing in things)
     if not report.missing:
         yield "Nothing."
-    for table in report.tables:
-        yield f"\n{deeper}## {table.title}\n\n{table.caption}\n"
-        yield _line([f"{column.group}: {column.title}" for column in table.columns])
-        yield "|" + "|".join("--:" if column.form else "---" for column in table.columns) + "|"
-        yield from map(_line, table.rows)
+    yield from chain.from_iterable(tables[1:])
+
+
+def _markdown_table(table: TextTable, deeper: str) -> Iterator[str]:
+    yield f"\n{deeper}## {table.title}\n\n{table.caption}\n"
+    yield _line([f"{column.group}: {column.title}" for column in table.columns])
+    yield "|" + "|".join("--:" if column.form else "---" for column in table.columns) + "|"
+    yield from map(_line, table.rows)
 
 
 def _line(cells: Sequence[str]) -> str:

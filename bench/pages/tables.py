@@ -76,10 +76,14 @@ _CONTESTANT = (
     Column("policy", "contestant", "policy"),
     Column("limit_bytes", "contestant", "workspace limit, MiB", ".6g", 1 / _MIB),
 )
+_INTERVAL = "speedup, 95 % interval"
+_SPEEDUP = (
+    Column("speedup", _INTERVAL, "speedup over PyTorch", ".3f"),
+    Column("speedup_low", _INTERVAL, "from", ".3f"),
+    Column("speedup_high", _INTERVAL, "to", ".3f"),
+)
+_SAME = Column("same_as", "configuration", "same configuration as")
 _OURS = (
-    Column("speedup", "speedup, 95 % interval", "speedup over torch", ".3f"),
-    Column("speedup_low", "speedup, 95 % interval", "from", ".3f"),
-    Column("speedup_high", "speedup, 95 % interval", "to", ".3f"),
     Column("workspace_bytes", "mucudnn", "workspace, MiB", ".3f", 1 / _MIB),
     Column("relative_error", "mucudnn", "relative error", ".1e"),
     Column("over_bound", "limit", "time / bound", ".3f"),
@@ -88,12 +92,14 @@ _OURS = (
 _LAYERS = (
     Column("layer", "layer", "layer"),
     *_CONTESTANT,
+    *_SPEEDUP,
     *(Column(key, "DeepBench's columns", title, None if key == "dtype" else ".0f") for key, title in DEEPBENCH.items()),
     Column("memory_format", "DeepBench's columns", "memory format"),
     *(Column(f"{name}_s", "time, ms", name.replace("_", " "), *_MS) for name in OPERATIONS.values()),
     Column("total_s", "time, ms", "total", *_MS),
     Column("flops_per_s", "rate", "TFLOP/s", ".4f", 1e-12),
-    *(Column(f"{name}_configuration", "algorithm", name.replace("_", " ")) for name in OPERATIONS.values()),
+    *(Column(f"{name}_configuration", "configuration", name.replace("_", " ")) for name in OPERATIONS.values()),
+    _SAME,
     *_OURS,
 )
 _OF_CONVOLUTIONS = (
@@ -103,11 +109,13 @@ _OF_CONVOLUTIONS = (
 )
 _PROBLEMS = (
     *_CONTESTANT,
+    *_SPEEDUP,
     Column("time_s", "time", "median, ms", *_MS),
     Column("spread", "time", "spread, %", ".1f", 100.0),
     Column("samples", "time", "samples", ".0f"),
     Column("flops_per_s", "time", "TFLOP/s", ".4f", 1e-12),
     Column("configuration", "configuration", "configuration"),
+    _SAME,
     *_OURS,
     # Of operator metrics.
     Column("error_l1", "error against float64", "sum", ".1e"),
@@ -126,15 +134,17 @@ _OF_MODELS = (
     Column("images_per_s", "whole model", "images/s", ".4g"),
     Column("kinds", "whole model", "share of time by kind of layer"),
 )
-_MEAN = "speedup over torch, geometric mean"
+_MEAN = "speedup over PyTorch, geometric mean"
 _SUMMARY = (
     *_CONTESTANT,
     Column("problems", "contestant", "timed", ".0f"),
     Column("speedup", _MEAN, "all", ".3f"),
+    Column("speedup_low", _MEAN, "from", ".3f"),
+    Column("speedup_high", _MEAN, "to", ".3f"),
     *(Column(f"speedup_{name}", _MEAN, name.replace("_", " "), ".3f") for name in OPERATIONS.values()),
     Column("over_bound", "limit", "time / bound, geometric mean", ".3f"),
     Column("total_s", "sum of times, ms", "all", *_MS),
-    Column("torch_s", "sum of times, ms", "torch for the same", *_MS),
+    Column("torch_s", "sum of times, ms", "PyTorch for the same", *_MS),
 )
 
 

@@ -113,14 +113,14 @@ def load_source(
     as_asked = (
         replace(layer, problem=replace(layer.problem, dtype=dtype, memory_format=memory_format)) for layer in layers
     )
-    return LayerTable(source, _merged(as_asked))
+    return LayerTable(source, _distinct(_merged(as_asked)))
 
 
 def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
     """Layers of a CSV file, one a line, under a heading with c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
 
     The columns may be in any order, and so may the optional ones: n (batch size), name, dilation, groups, count, set.
-    only_set: only the lines with this ``set``. A line without a name is called by its number.
+    only_set: only the lines with this ``set``. A line without a name is called by its sizes.
 
     Raises ``InvalidInputError`` with file, line and what is wrong.
     """
@@ -217,10 +217,36 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
     size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
     try:
         batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
-        names = (line.get("name") or f"line {number}").split(", ")
-        return Layer(tuple(names), _problem(size), batch_size, size["count"])
+        problem = _problem(size)
+        names = (line.get("name") or _geometry(problem)).split(", ")
+        return Layer(tuple(names), problem, batch_size, size["count"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: {error}") from None
+
+
+def _geometry(problem: ConvProblem) -> str:
+    """Name a layer of a table by its sizes: ``64x54x54 k64 3x3/2 pad 1`` has stride 2."""
+    stride = "" if problem.stride == (1, 1) else f"/{_size_in_short(problem.stride)}"
+    parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}{stride}"]
+    parts += [f"pad {_size_in_short(problem.padding)}"] if any(problem.padding) else []
+    parts += [f"dilation {_size_in_short(problem.dilation)}"] if problem.dilation != (1, 1) else []
+    parts += [f"groups {problem.groups}"] if problem.groups > 1 else []
+    return " ".join(parts)
+
+
+def _size_in_short(pair: Pair) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
+
+
+def _distinct(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Add the batch size to names by sizes that more than one layer has."""
+    counts = Counter(layer.names for layer in layers)
+    return tuple(
+        replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
+        if counts[layer.names] > 1 and layer.name == _geometry(layer.problem)
+        else layer
+        for layer in layers
+    )
 
 
 def _problem(size: Mapping[str, int]) -> ConvProblem:
@@ -255,7 +281,7 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 
 def _together(first: Layer, second: Layer) -> Layer:
-    names, count = first.names + second.names, first.count + second.count
+    names, count = tuple(dict.fromkeys(first.names + second.names)), first.count + second.count
     return replace(first, names=names, count=count, has_bias=first.has_bias or second.has_bias)
 
 

@@ -75,8 +75,9 @@ def made_up_tuning(problem: ConvProblem, n: int, random: Random) -> TunedProblem
     """Return made-up measurements of some algorithms at powers of two; torch's own is what is chosen."""
     sizes = [2**exponent for exponent in range(n.bit_length()) if 2**exponent <= n]
     sizes = sorted({*sizes, n})
+    setup_s = MACHINE.bound_s(problem, n) / 20
     measurements = [
-        _measurement(MicroConfig(name, size), MACHINE.bound_s(problem, size) * slowness, scratch, random)
+        _measurement(MicroConfig(name, size), MACHINE.bound_s(problem, size) * slowness, setup_s, scratch, random)
         for name, slowness, scratch in (("native", 2.0, 0), ("gemm", 1.5, 2000), ("fft", 0.9, 9000), ("bad", 0.1, 0))
         for size in sizes
     ]
@@ -84,16 +85,16 @@ def made_up_tuning(problem: ConvProblem, n: int, random: Random) -> TunedProblem
     return TunedProblem(problem, n, chosen, 1.0, 1.0, 1e-7, "", tuple(measurements), error_bound=1e-3)
 
 
-def _measurement(of: MicroConfig, step_s: float, scratch: int, random: Random) -> Measurement:
+def _measurement(of: MicroConfig, step_s: float, setup_s: float, scratch: int, random: Random) -> Measurement:
     samples = tuple(sorted(step_s * random.lognormvariate(0, 0.1) for _ in range(5)))
     return Measurement(
         of,
-        setup_s=0.0 if of.algorithm == "native" else step_s / 20,
+        setup_s=0.0 if of.algorithm == "native" else setup_s * random.uniform(0.1, 2),  # as different as noise makes it
         step_s=samples[2],
         prepared_bytes=0 if of.algorithm == "native" else 4096,
         scratch_bytes=scratch * of.micro_batch_size,
         relative_error=1.0 if of.algorithm == "bad" else 1e-6 * random.uniform(0.1, 1),
-        raw=MeasuredSamples((step_s / 20,) * 5, samples),
+        raw=MeasuredSamples((setup_s,) * 5, samples),
     )
 
 

@@ -132,6 +132,7 @@ def test_every_number_of_the_operations(page: PageParser, lines: list[Line], rat
             "time: samples": str(ROUNDS),
             "time: TFLOP/s": shown(flops(line) / time_s / 1e12, ".4f"),
             "configuration: configuration": line["configuration"] or "",
+            "configuration: same configuration as": same_as([line], lines),
             **ours(ratio, line["workspace_bytes"], line["relative_error"], line["load"]),
             "limit: time / bound": shown(time_s / bound_s(line, rates), ".3f"),
         }
@@ -143,13 +144,21 @@ def test_every_number_of_the_operations(page: PageParser, lines: list[Line], rat
 
 def ours(ratio: tuple[float, float, float], workspace: int | None, error: float | None, load: float) -> dict[str, str]:
     return {
-        "speedup, 95 % interval: speedup over torch": shown(ratio[0], ".3f"),
+        "speedup, 95 % interval: speedup over PyTorch": shown(ratio[0], ".3f"),
         "speedup, 95 % interval: from": shown(ratio[1], ".3f"),
         "speedup, 95 % interval: to": shown(ratio[2], ".3f"),
         "mucudnn: workspace, MiB": shown(nan if workspace is None else workspace / MIB, ".3f"),
         "mucudnn: relative error": shown(error, ".1e"),
         "machine: load, %": shown(load * 100, ".0f"),
     }
+
+
+def same_as(group: Sequence[Line], lines: Sequence[Line]) -> str:
+    """Whether all of a group run what the undivided runs under the same limit."""
+    names = ("turns", "limit_bytes", "configuration")
+    undivided = [[line[name] for name in names] for line in lines if line["contestant"] == "undivided"]
+    is_same = group[0]["contestant"] == "mucudnn" and all([line[name] for name in names] in undivided for line in group)
+    return "undivided" if is_same else ""
 
 
 def most(lines: Sequence[Line], name: str) -> Any:
@@ -177,7 +186,7 @@ def test_every_number_of_the_layers(page: PageParser, lines: list[Line], rates: 
             **{f"time, ms: {name}": shown(t * 1e3, ".4f") for name, t in zip(OPERATIONS.values(), times, strict=True)},
             "time, ms: total": shown(sum(times) * 1e3, ".4f"),
             "rate: TFLOP/s": shown(sum(map(flops, group)) / sum(times) / 1e12, ".4f"),
-            **{f"algorithm: {OPERATIONS[line['operation']]}": line["configuration"] or "" for line in group},
+            **{f"configuration: {OPERATIONS[line['operation']]}": line["configuration"] or "" for line in group},
             **ours(ratio, most(group, "workspace_bytes"), most(group, "relative_error"), most(group, "load")),
             "limit: time / bound": shown(sum(times) / sum(bound_s(line, rates) for line in group), ".3f"),
         }
@@ -202,19 +211,35 @@ def test_every_number_of_the_summary(page: PageParser, lines: list[Line], rates:
                 speedup_alone(line, lines) for line in group if operation in (None, line["operation"])
             )
 
-        title = "speedup over torch, geometric mean"
+        title = "speedup over PyTorch, geometric mean"
         over = geometric_mean(median(line["samples_s"]) / bound_s(line, rates) for line in group)
+        low, high = mean_interval(group, lines)
         assert record == {
             "contestant: contestant": contestant,
             "contestant: policy": policy or "",
             "contestant: workspace limit, MiB": shown(limit and limit / MIB, ".6g"),
             "contestant: timed": str(len(group)),
             f"{title}: all": shown(mean(None), ".3f"),
+            f"{title}: from": shown(low, ".3f"),
+            f"{title}: to": shown(high, ".3f"),
             **{f"{title}: {name}": shown(mean(operation), ".3f") for operation, name in OPERATIONS.items()},
             "limit: time / bound, geometric mean": shown(over, ".3f"),
             "sum of times, ms: all": shown(total(lambda line: line) * 1e3, ".4f"),
-            "sum of times, ms: torch for the same": shown(total(lambda line: torch_of(line, lines)) * 1e3, ".4f"),
+            "sum of times, ms: PyTorch for the same": shown(total(lambda line: torch_of(line, lines)) * 1e3, ".4f"),
         }
+
+
+def mean_interval(group: Sequence[Line], lines: Sequence[Line]) -> tuple[float, float]:
+    """Quantiles of the geometric mean of speedups, of 1000 times as many rounds as there are, drawn for each."""
+    if group[0]["contestant"] == "torch":
+        return nan, nan
+    logarithms = np.zeros(1000)
+    for seed, line in enumerate(group):
+        for each, places in enumerate(np.random.default_rng(seed).integers(ROUNDS, size=(1000, ROUNDS))):
+            torchs, own = ([of["samples_s"][place] for place in places] for of in (torch_of(line, lines), line))
+            logarithms[each] += np.log(median(torchs) / median(own)) / len(group)
+    low, high = np.exp(np.quantile(logarithms, (0.025, 0.975)))
+    return float(low), float(high)
 
 
 def speedup_alone(line: Line, lines: Sequence[Line]) -> float:

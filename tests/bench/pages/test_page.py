@@ -111,6 +111,31 @@ def test_a_folder_without_rows_has_a_page(tmp_path: Path) -> None:
     assert "has no row that can be shown" in page.text
 
 
+def test_speedups_come_first_and_what_was_left_out_below_the_summary(folder: Path) -> None:
+    """A screen of 1280 pixels shows about ten columns."""
+    page = page_of(folder)
+    for table in PageParser(page).tables.values():
+        assert min(place for place, title in enumerate(table.titles) if title in ("speedup over PyTorch", "all")) < 10
+    assert page.index('id="summary"') < page.index('id="missing"') < page.index('id="layers"')
+    text = markdown_of(reports_in(folder))
+    assert text.index("# Summary") < text.index("# What was left out") < text.index("# Layers")
+
+
+def test_a_configuration_that_is_the_undivided_one_is_marked(folder: Path) -> None:
+    def undivided(line: dict[str, Any]) -> None:
+        if line["contestant"] == "mucudnn" and (line["turns"] == 1 or line["turns"] > 3):
+            line["configuration"] = f"winograd-4x4 {line['batch_size']}"
+
+    edited(folder, undivided)
+    tables, title = PageParser(page_of(folder)).tables, "configuration: same configuration as"
+    marked = [row["subject: layer"] + row["subject: operation"] for row in tables["problems"].records() if row[title]]
+    first, second = (layer.name for layer in training_layers(2))
+    assert len(marked) == 4
+    assert marked[0].startswith(first)
+    (layer,) = [row for row in tables["layers"].records() if row[title]]  # where all operations are
+    assert (layer["layer: layer"], layer["contestant: contestant"], layer[title]) == (second, "mucudnn", "undivided")
+
+
 def test_failures_have_rows_that_say_why(folder: Path) -> None:
     def fail(line: dict[str, Any]) -> None:
         if line["contestant"] == "mucudnn":
@@ -122,7 +147,7 @@ def test_failures_have_rows_that_say_why(folder: Path) -> None:
     assert len(failed) == 6
     for row in failed:
         assert row["no time: why there is none"] == "out of <memory>"
-        assert row["time: median, ms"] == row["speedup, 95 % interval: speedup over torch"] == ""
+        assert row["time: median, ms"] == row["speedup, 95 % interval: speedup over PyTorch"] == ""
     assert "6 rows have no samples" in page.text
 
 
@@ -135,7 +160,7 @@ def test_torch_that_failed_leaves_rows_without_speedups(folder: Path) -> None:
 
     edited(folder, fail)
     page = PageParser(page_of(folder, with_pictures=True))
-    assert "speedup over torch" not in page.tables["problems"].titles
+    assert "speedup over PyTorch" not in page.tables["problems"].titles
     assert "median, ms" in page.tables["problems"].titles
 
 
@@ -172,7 +197,7 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
     (_, ours) = PageParser(page).tables["problems"].records()
     subjects = {name: text for name, text in ours.items() if name.startswith("subject")}
     assert subjects == {"subject: network": "alexnet", "subject: batch size": "8", "subject: dtype": "float32"}
-    assert ours["speedup, 95 % interval: speedup over torch"] == f"{0.31 / 0.11:.3f}"
+    assert ours["speedup, 95 % interval: speedup over PyTorch"] == f"{0.31 / 0.11:.3f}"
     assert "layers" not in PageParser(page).tables
     assert (ours["whole model: images/s"], ours["more: bound"]) == (f"{8 / 0.11:.4g}", "headroom")
     assert (ours["more: peak, MiB"], ours["more: alone, ms"]) == ("3.000", "250.0000")

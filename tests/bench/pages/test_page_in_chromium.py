@@ -139,8 +139,8 @@ def test_columns_are_sorted_in_both_directions(opened: Browser) -> None:
     assert press(opened, "problems", "median, ms") == "descending"
     assert numbers(column(opened, "problems", "median, ms")) == sorted(before, reverse=True)
     for _ in range(2):  # rows without a value stay last
-        press(opened, "problems", "speedup over torch")
-        texts = column(opened, "problems", "speedup over torch")
+        press(opened, "problems", "speedup over PyTorch")
+        texts = column(opened, "problems", "speedup over PyTorch")
         filled = [text for text in texts if text]
         assert 0 < len(filled) < len(texts)
         assert texts[: len(filled)] == filled

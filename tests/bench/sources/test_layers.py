@@ -195,13 +195,17 @@ def test_csv_file(tmp_path: Path) -> None:
     assert load_csv(tmp_path, text) == (Layer("first", expected, 4, 5),)
 
 
-def test_equal_lines_are_merged_and_lines_without_a_name_numbered(tmp_path: Path) -> None:
+def test_equal_lines_are_merged_and_lines_without_a_name_called_by_their_sizes(tmp_path: Path) -> None:
     line = "3,9,9,4,3,3,0,0,1,1"
     layers = load_csv(tmp_path, f"{HEADING}\n{line}\n3,9,9,5,3,3,0,0,1,1\n\n{line}\n", batch=2)
     assert [(layer.name, layer.problem.k, layer.count, layer.batch_size) for layer in layers] == [
-        ("line 2, line 5", 4, 2, 2),
-        ("line 3", 5, 1, 2),
+        ("3x9x9 k4 3x3", 4, 2, 2),
+        ("3x9x9 k5 3x3", 5, 1, 2),
     ]
+    (layer,) = load_csv(tmp_path, f"dilation,groups,{HEADING}\n2,3,3,9,9,6,3,2,1,1,2,1\n")
+    assert layer.name == "3x9x9 k6 3x2/2x1 pad 1 dilation 2 groups 3"
+    first, second = load_csv(tmp_path, f"n,{HEADING}\n4,{line}\n8,{line}\n")
+    assert (first.name, second.name) == ("3x9x9 k4 3x3 n4", "3x9x9 k4 3x3 n8")
 
 
 @pytest.mark.parametrize(
