@@ -22,9 +22,9 @@ from torch import Tensor
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.cudnn.descriptor import MOST_ALIGNED_BYTES
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.kernels.cudnn.operation_graph import MOST_ALIGNED_BYTES
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.torch_settings import TorchSettings
 

@@ -13,11 +13,10 @@ import torch
 
 from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
-from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.descriptor import W_ID, X_ID, Y_ID, Descriptor, operation_graph
 from mucudnn.kernels.cudnn.device import Device, current_device
 from mucudnn.kernels.cudnn.engines import Engine, configured, described
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.kernels.cudnn.operation_graph import W_ID, X_ID, Y_ID, operation_graph
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem
 

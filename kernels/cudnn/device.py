@@ -17,10 +17,9 @@ from typing import NoReturn
 import torch
 
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
-from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.engines import Engine, every_engine, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.kernels.cudnn.operation_graph import operation_graph
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem
 

@@ -8,9 +8,9 @@ from statistics import median
 
 from mucudnn.optimizing.in_place import Place
 from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
-from mucudnn.tuning.choose import baseline_of, relative_error_of
+from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns, PutBack
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.result import TunedProblem, relative_error_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from mucudnn.kernels.contract.allocation import peak_requested_bytes
 from mucudnn.kernels.contract.buffers import suggests_channels_last
-from mucudnn.kernels.contract.caching_allocator import peak_requested_bytes
 from mucudnn.modules.conv3d import OPERATORS, UNDIVIDED, DividedOperation
 from mucudnn.modules.tuned_classes import why_left_alone
 from mucudnn.modules.tuned_module import padded

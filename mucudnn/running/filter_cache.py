@@ -95,11 +95,6 @@ class FilterCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return FilterCache, (self.filters, self.keeps_workspace)
 
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes of all filters that are prepared now."""
-        return sum(prepared.buffer.nbytes for prepared in list(self._prepared.values()))
-
     def release(self) -> None:
         """Give the memory back; the next call prepares again."""
         with self._preparing:

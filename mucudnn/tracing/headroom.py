@@ -15,7 +15,7 @@ Bytes are those of the tensors that operators make. What an allocator rounds up 
 nor are the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
 
 On CUDA they are bytes of the caching allocator's blocks, and a workspace within its limit takes no larger a block than
-there is room for (``kernels/contract/caching_allocator.py``). Not in them are what the allocator does not cut off
+there is room for (``kernels/contract/allocation.py``). Not in them are what the allocator does not cut off
 other blocks above 1 MiB, in torch's step as in ours, and the workspace that cuBLAS keeps from its first product on. Not
 run on a GPU yet.
 """
@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
+from mucudnn.kernels.contract.allocation import largest_within, peak_requested_bytes
 from mucudnn.kernels.contract.buffers import empty_activation
-from mucudnn.kernels.contract.caching_allocator import largest_within, peak_requested_bytes
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.executable import BUFFER_BYTES

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mucudnn.kernels.contract.allocation import block_bytes
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.contract.caching_allocator import block_bytes
 from mucudnn.modules.conv_transpose2d import conv_transpose2d
 from mucudnn.running import operators
 from mucudnn.tracing.convolutions import TRACED, Call, call_of, problem_operation

@@ -19,9 +19,8 @@ from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.tuning.alone import Alone, expected_s
 from mucudnn.tuning.choose import Outcome, Verify, is_solvable
-from mucudnn.tuning.job import Job
+from mucudnn.tuning.job import Alone, Job, expected_s
 from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError

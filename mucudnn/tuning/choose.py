@@ -6,14 +6,15 @@ only looks them up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import Account, account_wr
+from mucudnn.tuning.result import TunedProblem, relative_error_of
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
@@ -34,32 +35,13 @@ Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None:
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A configuration to run, and why.
-
-    baseline_s: None where torch's own time is not known. limit_bytes: what it may use. account: what the solver found
-    under that limit, before whole runs had their say; None where nothing that was measured fits, and for a share of a
-    budget, which the division accounts for. load: of the machine during the whole runs; None: unknown, or there were
-    none.
-    """
-
-    configuration: Configuration
-    baseline_s: float | None
-    time_s: float
-    reason: str
-    limit_bytes: int | None
-    account: Account | None = field(default=None, compare=False, repr=False)
-    load: float | None = field(default=None, compare=False)
-
-
 def choose(
     task: Task,
     measurements: Sequence[Measurement],
     verify: Verify,
     baseline_bytes: int | None = None,
     margin: float = NEARLY_AS_FAST,
-) -> Choice:
+) -> TunedProblem:
     """Choose the contender that is the fastest in whole runs; torch's own unless that is faster by more than the noise.
 
     measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
@@ -113,7 +95,7 @@ def _choose(
     baseline: Configuration,
     measurements: Sequence[Measurement],
     verify: Verify,
-) -> Choice:
+) -> TunedProblem:
     runs = _runs(outcomes)
     if runs:
         gains = {configuration: run for configuration, run in runs.items() if is_gain(run)}
@@ -127,7 +109,7 @@ def _choose(
     if failed.is_baseline or not _fits(task, baseline) or not is_timed(baseline):
         raise error
     reason = f"torch's own: {failed} failed in a whole run: {error}"
-    return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
+    return TunedProblem.of(task, baseline, baseline.time_s, baseline.time_s, reason)
 
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
@@ -193,10 +175,10 @@ def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
     return None
 
 
-def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> Choice:
+def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> TunedProblem:
     if best.is_baseline:
         reason = "torch's own, undivided: nothing else that is allowed can compute this"
-        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes, load=run.load)
+        return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
     if not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
         reason = f"fastest within the limit, speedup {with_noise(run)}; torch's own needs {needed}"
@@ -205,11 +187,11 @@ def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configura
     else:
         reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
         reason += f", speedup {with_noise(run)}"
-        return Choice(baseline, run.baseline_s, run.baseline_s, reason, task.limit_bytes, load=run.load)
-    return Choice(best, run.baseline_s, run.time_s, reason, task.limit_bytes, load=run.load)
+        return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
+    return TunedProblem.of(task, best, run.baseline_s, run.time_s, reason, run.load)
 
 
-def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> Choice:
+def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> TunedProblem:
     """Choose where nobody has run anything whole."""
     if not is_timed(fastest):
         raise InfeasibleError(
@@ -219,13 +201,13 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
         )
     if not is_timed(baseline):
         reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
-        return Choice(fastest, None, fastest.time_s, reason, task.limit_bytes)
+        return TunedProblem.of(task, fastest, None, fastest.time_s, reason)
     predicted = WholeRun(baseline.time_s, fastest.time_s, 0.0)
     if fastest.is_baseline or not _fits(task, baseline) or is_gain(predicted):
         reason = "fastest by prediction, not run"
-        return Choice(fastest, baseline.time_s, fastest.time_s, reason, task.limit_bytes)
+        return TunedProblem.of(task, fastest, baseline.time_s, fastest.time_s, reason)
     reason = f"torch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
-    return Choice(baseline, baseline.time_s, baseline.time_s, reason, task.limit_bytes)
+    return TunedProblem.of(task, baseline, baseline.time_s, baseline.time_s, reason)
 
 
 def _fits(task: Task, baseline: Configuration) -> bool:
@@ -300,9 +282,3 @@ def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measu
         return best
     finer = [c for c, run in runs.items() if errors[c] <= errors[best] / 2 and run.speedup >= most / JUST_AS_FAST]
     return max(finer, key=lambda c: runs[c].speedup, default=best)
-
-
-def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
-    """Return the largest error of its algorithms, each compared with float64 once; None: torch's own could not be."""
-    used = set(configuration.algorithms)
-    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

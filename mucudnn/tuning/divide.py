@@ -8,7 +8,8 @@ from functools import partial
 
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
-from mucudnn.tuning.choose import Choice, Outcome, Verify, baseline_or_declared, is_gain, is_timed, timed, with_noise
+from mucudnn.tuning.choose import Outcome, Verify, baseline_or_declared, is_gain, is_timed, timed, with_noise
+from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
@@ -27,7 +28,7 @@ class Divided:
     Times of options are of whole runs where there were any.
     """
 
-    choices: Mapping[Task, Choice]
+    choices: Mapping[Task, TunedProblem]
     division: Division[Task]
     options: Mapping[Task, Sequence[Configuration]]
 
@@ -135,19 +136,22 @@ class _Options:
     def forget_unknown(self) -> None:
         self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
 
-    def choice(self, costed: Configuration) -> Choice:
+    def choice(self, costed: Configuration) -> TunedProblem:
+        """Return what is chosen, within its segment of the budget."""
         chosen = self.original(costed)
-        segment = chosen.workspace_bytes
+        task = replace(self.task, limit_bytes=chosen.workspace_bytes)
         run, baseline_s = self.runs.get(chosen), self.baseline.time_s if is_timed(self.baseline) else None
         if chosen.is_baseline:
             reason = "torch's own: nothing else is worth a segment of the budget"
-            return Choice(chosen, self._baseline_s, self._baseline_s, reason, segment)
+            return TunedProblem.of(task, chosen, self._baseline_s, self._baseline_s, reason)
         if run is None:
-            return Choice(chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run", segment)
+            return TunedProblem.of(
+                task, chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run"
+            )
         reason = f"best use of the budget in whole runs, speedup {with_noise(run)}"
         if run.speedup < 1:
             reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
-        return Choice(chosen, run.baseline_s, run.time_s, reason, segment, load=run.load)
+        return TunedProblem.of(task, chosen, run.baseline_s, run.time_s, reason, run.load)
 
     @property
     def _baseline_s(self) -> float:

@@ -1,17 +1,18 @@
-"""One task while it is tuned: its candidates, what is known of each, and what ranks tell each other of it."""
+"""One task while it is tuned: its candidates, what is known of each, and what ranks tell each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, prod
 from typing import Any, cast
 
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.tuning.choose import Choice, Outcome, refuted
+from mucudnn.tuning.choose import Outcome, refuted
 from mucudnn.tuning.infeasible import smallest_bytes
-from mucudnn.tuning.result import LeftOut, TunedProblem, allowed, tuned_problem
+from mucudnn.tuning.result import LeftOut, TunedProblem, allowed
 from mucudnn.words.errors import MucudnnError
+from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
@@ -35,7 +36,7 @@ class Job:
     left_out: LeftOut = field(default_factory=LeftOut)
     outcomes: dict[tuple[MicroConfig, ...], Outcome] = field(default_factory=dict)
     declared_bytes: int | None = None
-    choice: Choice | None = None
+    choice: TunedProblem | None = None
     is_own: bool = True
     is_chosen: bool | None = None
 
@@ -99,20 +100,18 @@ class Job:
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def tuned(self, choice: Choice, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
+    def tuned(self, choice: TunedProblem, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
         """Put together the result. runs: whole ones of any batch size."""
         measured = self.measurements()
         if self.barred is not None:
             choice = replace(choice, reason=f"by prediction, since torch's own is barred: {self.barred.reason}")
-        return tuned_problem(
-            self.task,
-            choice,
-            measured,
-            self.failures(),
-            error_bound=self.error_bound,
-            left_out=self.left_out,
-            refuted=refuted(replace(self.task, limit_bytes=choice.limit_bytes), measured, runs),
-        )
+        task = replace(self.task, limit_bytes=choice.limit_bytes)
+        known: dict[str, Any] = {
+            "error_bound": self.error_bound,
+            "left_out": self.left_out,
+            "refuted": refuted(task, measured, runs),
+        }
+        return choice.knowing(measured, self.failures(), **known)
 
     def smallest_feasible_bytes(self) -> int | None:
         """Return the least workspace of candidates that did not fail and are not barred by their error.
@@ -158,3 +157,34 @@ class Job:
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
     """Solve for the least workspace. It is declared, so nothing must be measured: any time will do."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
+
+
+# To measure a problem quickly on one core, all candidates and samples together (AlexNet and MobileNetV2, torch 2.13,
+# Intel Xeon 2.50 GHz). Only the ratios count: they say how much longer a large convolution takes than a small one.
+_OVERHEAD_S = 0.3
+_FLOPS_PER_S = 5e9
+_BYTES_PER_S = 35e6
+
+
+class Alone:
+    """The ranks of a tuning, of which this one is the only one."""
+
+    are_several = False
+
+    def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
+        """Return the tasks that are measured here. cost: expected one of a task, in any unit."""
+        return jobs
+
+    def exchange(self, jobs: Sequence[Job]) -> None:
+        """Tell the ranks of this kind what was found out here, and learn what they did."""
+
+    def everywhere(self, holds: bool) -> bool:
+        """Return whether something holds on all ranks, of any kind: so that they go on alike."""
+        return holds
+
+
+def expected_s(problem: ConvProblem, batch_size: int) -> float:
+    """Estimate how long a problem takes to measure, from its arithmetic and its tensors; compare it with others'."""
+    shapes = problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size)
+    moved_bytes = problem.item_bytes * sum(map(prod, shapes))
+    return _OVERHEAD_S + problem.flops(batch_size) / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S

@@ -7,10 +7,10 @@ from math import inf
 from typing import Protocol
 
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.choose import Choice, Outcome, choose
+from mucudnn.tuning.choose import Outcome, choose
 from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes
-from mucudnn.tuning.result import Tuning, allowed, tuned_problem
+from mucudnn.tuning.result import TunedProblem, Tuning, allowed
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
@@ -45,14 +45,14 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     bounds = {task: config.error_bound(task.problem.dtype, stored.environment.numerics) for task in tasks}
     permitted = {task: allowed(known, bounds[task]) for task, known in measured.items()}
     divided: Divided | None = None
-    choices: Mapping[Task, Choice]
+    choices: Mapping[Task, TunedProblem]
     if config.workspace_budget_bytes is not None:
         divided = divide(permitted, config.workspace_budget_bytes, look_up)
         choices = divided.choices
     else:
         _require_feasible(permitted)
         choices = {task: choose(task, permitted[task], look_up) for task in tasks}
-    problems = [tuned_problem(task, choices[task], measured[task], error_bound=bounds[task]) for task in tasks]
+    problems = [choices[task].knowing(measured[task], error_bound=bounds[task]) for task in tasks]
     return Tuning(config, stored.environment, tuple(problems), divided)
 
 

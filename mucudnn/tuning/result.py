@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
-from mucudnn.tuning.choose import Choice, relative_error_of
 from mucudnn.tuning.confirmation import InPlace
-from mucudnn.tuning.divide import Divided
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
     from mucudnn.modules.tuned_module import TunedModule
+    from mucudnn.tuning.divide import Divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,10 @@ class TunedProblem:
     use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
     that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
     not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
-    torch's own, though that would fit. ``account``: see ``Choice``. ``in_place``: what was measured in the model's own
-    step; None where it was not confirmed. ``load``: of the machine during the whole runs, as of a ``Measurement``.
-    ``epilogue``: what follows y in a fused convolution, and is part of
+    torch's own, though that would fit. ``account``: what the solver found under the limit, before whole runs; None
+    where nothing that was measured fits, and for a segment of a budget. ``in_place``: what was measured in the model's
+    own step; None where it was not confirmed. ``load``: of the machine during the whole runs, as of a ``Measurement``;
+    None: unknown, or there were none. ``epilogue``: what follows y in a fused convolution, and is part of
     ``baseline_s`` and ``time_s``, but not of what the solver predicted.
     """
 
@@ -69,6 +69,42 @@ class TunedProblem:
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: InPlace | None = None
     epilogue: WithEpilogue | None = None
+
+    @classmethod
+    def of(
+        cls,
+        task: Task,
+        configuration: Configuration,
+        baseline_s: float | None,
+        time_s: float,
+        reason: str,
+        load: float | None = None,
+    ) -> TunedProblem:
+        """Make the choice for a task, before what is known of its candidates is added (``knowing``)."""
+        made = cls(task.problem, task.batch_size, configuration, baseline_s, time_s, None, reason)
+        return replace(made, limit_bytes=task.limit_bytes, epilogue=task.epilogue, load=load)
+
+    def knowing(
+        self,
+        measurements: Sequence[Measurement],
+        failures: Sequence[Failure] = (),
+        *,
+        error_bound: float,
+        left_out: LeftOut = LeftOut(),
+        refuted: tuple[tuple[MicroConfig, ...], ...] = (),
+    ) -> TunedProblem:
+        """Return the choice with everything that is known of the candidates."""
+        return replace(
+            self,
+            relative_error=relative_error_of(self.configuration, measurements),
+            reason=self.reason + ("; of what was measured within the time limit" if left_out.unmeasured else ""),
+            measurements=tuple(measurements),
+            failures=tuple(failures),
+            error_bound=error_bound,
+            left_out=left_out,
+            refuted=refuted,
+        )
+
     load: float | None = field(default=None, compare=False)
 
     @property
@@ -178,38 +214,6 @@ class TuningInterrupted(KeyboardInterrupt):
         self.partial = partial
 
 
-def tuned_problem(
-    task: Task,
-    choice: Choice,
-    measurements: Sequence[Measurement],
-    failures: Sequence[Failure] = (),
-    *,
-    error_bound: float,
-    left_out: LeftOut = LeftOut(),
-    refuted: tuple[tuple[MicroConfig, ...], ...] = (),
-) -> TunedProblem:
-    """Put together what was chosen for a task and everything that was known of it."""
-    proviso = "; of what was measured within the time limit" if left_out.unmeasured else ""
-    return TunedProblem(
-        problem=task.problem,
-        batch_size=task.batch_size,
-        configuration=choice.configuration,
-        baseline_s=choice.baseline_s,
-        time_s=choice.time_s,
-        relative_error=relative_error_of(choice.configuration, measurements),
-        reason=choice.reason + proviso,
-        measurements=tuple(measurements),
-        failures=tuple(failures),
-        limit_bytes=choice.limit_bytes,
-        error_bound=error_bound,
-        left_out=left_out,
-        refuted=refuted,
-        account=choice.account,
-        epilogue=task.epilogue,
-        load=choice.load,
-    )
-
-
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     """Say how much a time limit left out, and of which algorithms; empty: nothing."""
     unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
@@ -266,3 +270,9 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
     """Return those whose error is within the bound; torch's own always, since it would run without mucudnn."""
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
+
+
+def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
+    """Return the largest error of its algorithms, each compared with float64 once; None: torch's own could not be."""
+    used = set(configuration.algorithms)
+    return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

@@ -16,8 +16,7 @@ from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.tuning.alone import Alone
-from mucudnn.tuning.job import Job
+from mucudnn.tuning.job import Alone, Job
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem

@@ -19,8 +19,7 @@ from mucudnn.running.devices import device_named, largest_batch_size, made_curre
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tuning.benchmarker import Benchmarker, Priors
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
-from mucudnn.tuning.workspace_division import tune_together
-from mucudnn.tuning.workspace_reuse import tune_each
+from mucudnn.tuning.workspaces import tune_each, tune_together
 from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem

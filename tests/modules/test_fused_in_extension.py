@@ -119,7 +119,10 @@ def test_what_is_kept_is_given_back() -> None:
     module(images(), images())
     filters = of(module).filter_cache
     assert filters is not None
-    assert [buffer.nbytes for *_, buffer in filters.kept.values()] == [filters.bytes_in_use]
+    prepared = [prepared.buffer.nbytes for prepared in filters._prepared.values()]
+    assert [buffer.nbytes for *_, buffer in filters.kept.values()] == prepared
+        prepared.buffer.nbytes for prepared in filters._prepared.values()
+    ]
     release_workspaces()
     assert not filters.kept
 

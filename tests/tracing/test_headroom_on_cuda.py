@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.caching_allocator import block_bytes
+from mucudnn.kernels.contract.allocation import block_bytes, peak_allocated_bytes
 from mucudnn.tracing import headroom
 from mucudnn.tracing import training_step as memory_step
 from mucudnn.tracing.headroom import find_headroom, headroom_limits, reference_peak_bytes, torch_inner_bytes

@@ -15,9 +15,10 @@ from support.effort import how_many
 from torch import Tensor
 
 from mucudnn.database.database import Database
-from mucudnn.tuning.choose import LEAST_GAIN, Choice, Outcome, choose
+from mucudnn.tuning.choose import LEAST_GAIN, Outcome, choose
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.replay import replay
+from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
@@ -90,7 +91,7 @@ class World:
     def fits(self, limit: int | None) -> bool:
         return self.task.in_headroom or limit is None or self.baseline_bytes <= limit
 
-    def require_sound(self, choice: Choice) -> None:
+    def require_sound(self, choice: TunedProblem) -> None:
         """The numbers can be written and printed, and belong to the task."""
         assert choice.configuration.batch_size == self.task.batch_size
         assert isfinite(choice.time_s)

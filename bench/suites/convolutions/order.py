@@ -8,7 +8,7 @@ from statistics import median
 
 from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.tuning.alone import expected_s
+from mucudnn.tuning.job import expected_s
 from mucudnn.words.problem import ConvProblem, Operation
 
 Wanted = tuple[Layer, ConvProblem]

@@ -16,9 +16,8 @@ from support.cudnn.library import BAD_PARAM, FakeCudnn
 
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
-from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.library import CudnnError, Library
-from mucudnn.kernels.cudnn.operation_graph import operation_graph
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 9, 8, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2)

@@ -15,10 +15,10 @@ from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEng
 
 from mucudnn.kernels.cudnn import device as module
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
+from mucudnn.kernels.cudnn.descriptor import operation_graph
 from mucudnn.kernels.cudnn.device import Device, current_device, described_device
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described
 from mucudnn.kernels.cudnn.library import CudnnError, Library
-from mucudnn.kernels.cudnn.operation_graph import operation_graph
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 

@@ -21,13 +21,12 @@ from support.cudnn import recording as recordings
 from support.cudnn.recording import recorded, recorded_offers, recorded_problems, recording
 
 from mucudnn.kernels.cudnn import constants
-from mucudnn.kernels.cudnn import operation_graph as graphs
+from mucudnn.kernels.cudnn import descriptor as graphs
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
-from mucudnn.kernels.cudnn.descriptor import Descriptor
+from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.device import OLDEST_DESCRIBED_VERSION, Device, current_device, described_device
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.kernels.cudnn.operation_graph import operation_graph
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 

@@ -28,7 +28,7 @@ from mucudnn.database import copying
 from mucudnn.database.database import Database
 from mucudnn.tuning import cached_filters as cached
 from mucudnn.tuning import choose as choosing
-from mucudnn.tuning import sharing, workspace_reuse
+from mucudnn.tuning import sharing, workspaces
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
@@ -192,7 +192,7 @@ def infeasible(rank: int, size: int, folder: Path) -> Found:
 
 def disagreeing(rank: int, size: int, folder: Path) -> Found:
     """Rank 1 chooses something else for one problem."""
-    choose = workspace_reuse.choose
+    choose = workspaces.choose
 
     def contrary(task: Any, measurements: Any, *rest: Any) -> Any:
         some = (
@@ -201,11 +201,11 @@ def disagreeing(rank: int, size: int, folder: Path) -> Found:
         return choose(task, some, *rest)
 
     if rank == 1:
-        workspace_reuse.choose = contrary  # type: ignore[attr-defined]
+        workspaces.choose = contrary  # type: ignore[attr-defined]
     try:
         return tuned(Bench(), None)
     finally:
-        workspace_reuse.choose = choose  # type: ignore[attr-defined]
+        workspaces.choose = choose  # type: ignore[attr-defined]
 
 
 def some_ranks(rank: int, size: int, folder: Path) -> Found:

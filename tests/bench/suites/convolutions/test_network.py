@@ -23,7 +23,7 @@ from mucudnn.bench.suites.convolutions.report import network_tables
 from mucudnn.database.database import Database
 from mucudnn.measuring.timing.timer import Runner, here
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.tuning import workspace_reuse
+from mucudnn.tuning import workspaces
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -144,7 +144,7 @@ def test_an_interrupted_tuning_leaves_a_folder_that_says_so(bench: Bench, monkey
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workspace_reuse, "choose", interrupted)
+    monkeypatch.setattr(workspaces, "choose", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.run()
     folder = read_folder(bench.out)
