@@ -121,8 +121,6 @@ def test_what_is_kept_is_given_back() -> None:
     assert filters is not None
     prepared = [prepared.buffer.nbytes for prepared in filters._prepared.values()]
     assert [buffer.nbytes for *_, buffer in filters.kept.values()] == prepared
-        prepared.buffer.nbytes for prepared in filters._prepared.values()
-    ]
     release_workspaces()
     assert not filters.kept
 
