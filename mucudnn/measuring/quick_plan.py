@@ -69,7 +69,7 @@ class QuickPlan:
         budget is divided, in which they may have a share.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
-        small = [c for c in self.job.candidates if SMALL_PART * c.micro_batch_size <= self.job.batch_size]
+        small = [c for c in self.job.candidates if SMALL_PART * c.micro_batch_size <= self.job.task.batch_size]
         parts: dict[str, Candidate] = {}
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
@@ -80,7 +80,7 @@ class QuickPlan:
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
-        return CHECKED_PART * candidate.micro_batch_size >= self.job.batch_size
+        return CHECKED_PART * candidate.micro_batch_size >= self.job.task.batch_size
 
     def leads(self) -> list[Candidate]:
         """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
@@ -118,7 +118,7 @@ class QuickPlan:
         failure = self.failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = self.job.limit_bytes is not None or failure.by_arithmetic
+        may_win = self.job.task.limit_bytes is not None or failure.by_arithmetic
         is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
         return not (is_asked_again and self.hopeless(candidate) is None)
 
@@ -161,7 +161,7 @@ class QuickPlan:
     def total_s(self, measurement: Measurement) -> float:
         """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
         setup_s = 0.0 if self.job.may_keep else measurement.setup_s
-        return setup_s + self.job.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
+        return setup_s + self.job.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
     def fastest_s(self, within_bytes: float = inf) -> float:
         """Return the seconds of the fastest that is within limit and error bound; inf: there is none.
@@ -206,7 +206,7 @@ class QuickPlan:
 
     @cached_property
     def _least_expected_within_limit(self) -> float:
-        if self.job.limit_bytes is None:
+        if self.job.task.limit_bytes is None:
             return 1.0
         smallest: dict[str, Candidate] = {}
         for candidate in sorted(self.job.candidates, key=_by_size):
@@ -221,7 +221,7 @@ class QuickPlan:
     def _expectations(self) -> Mapping[str, Expectation | None]:
         """Expectations by algorithm, as they were when the search began."""
         names = {candidate.algorithm.name for candidate in self.job.candidates}
-        return {name: self.prior.expected(self.job.problem, name) for name in names}
+        return {name: self.prior.expected(self.job.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
         """Return the seconds of its arithmetic at full rate, for the mini-batch."""
@@ -235,7 +235,7 @@ class QuickPlan:
 
     def _least_flops(self, candidate: Candidate) -> float:
         """Return what it must compute for the mini-batch. Torch's own multiplies directly on processors."""
-        problem, n = self.job.problem, self.job.batch_size
+        problem, n = self.job.task.problem, self.job.task.batch_size
         return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:

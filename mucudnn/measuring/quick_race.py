@@ -33,7 +33,7 @@ class QuickRace(Race):
         if any(c.smaller is not None for c in job.candidates):  # to know what smaller ones need takes a run for some
             job = replace(job, candidates=[replace(c, smaller=None) for c in job.candidates])
         super().__init__(job)
-        self.rule = replace(EVERY_ROUND, sample_s=job.clock.step_rule.sample_s, max_calls=4)
+        self.rule = replace(EVERY_ROUND, sample_s=job.machine.clock.step_rule.sample_s, max_calls=4)
         self.setup_rule = StoppingRule(time_limit_s=0.0)  # one sample
         # What was too large under another limit may fit.
         kept = [f for f in job.known_failures if f.needed_bytes is None or f.needed_bytes > job.limit]
@@ -70,7 +70,7 @@ class QuickRace(Race):
                 if candidate.micro_config not in self.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # a size is compared with others, and never by a quick look
-        plan.prior.learn(self.job.problem, self.known.values())
+        plan.prior.learn(self.job.task.problem, self.known.values())
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return all, unless time is up: then torch's own alone, and others only until something fits."""

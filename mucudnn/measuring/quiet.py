@@ -53,15 +53,15 @@ class Quiet:
         if search.is_done:
             return
         self.wait()
-        began_s, results = search.job.clock.now(), list[Measurement | Failure]()
+        began_s, results = search.job.machine.clock.now(), list[Measurement | Failure]()
         for result in self._remembered(search):
             results.append(result)
             yield result
         sound = _undisturbed(results)
-        spent_s = search.job.clock.now() - began_s
+        spent_s = search.job.machine.clock.now() - began_s
         if len(sound) < len(results) and self.wait().is_quiet:
             for result in results:  # what is not measured again cannot win any more, and raises no doubt
-                self._doubtful.discard((search.job.problem, result.micro_config))
+                self._doubtful.discard((search.job.task.problem, result.micro_config))
             yield from self._remembered(search.knowing(_undoubted(sound), spent_s))
 
     def compared(
@@ -113,7 +113,7 @@ class Quiet:
     def _remembered(self, search: Race) -> Iterator[Measurement | Failure]:
         for result in search.measure():
             self._remember(
-                search.job.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
+                search.job.task.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
             )
             yield result
 

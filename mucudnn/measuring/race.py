@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 from typing import Self
@@ -19,44 +19,39 @@ from mucudnn.measuring.proofs import UnprovenError
 from mucudnn.measuring.timing.candidate_errors import UnsoundError, give_back_cache, without_frames
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.measuring.timing.processor_use import ProcessorUse
-from mucudnn.measuring.timing.timer import Clock, Timer, WallClock, measure_in_turns
+from mucudnn.measuring.timing.timer import Clock, Timer, measure_in_turns
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.errors import BrokenDeviceError, first_line
-from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.samples import MeasuredSamples
-from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.task import Task
 
 
 @dataclass(frozen=True, slots=True)
 class RaceJob:
-    """Candidates of one problem that are to be measured, and the bounds of measuring.
+    """Candidates of a task that are to be measured on a machine, and the bounds of measuring.
 
-    known, known_failures: results of earlier runs, not made again. limit_bytes: candidates that need more workspace are
-    left out, except torch's own. max_relative_error: an algorithm above it is measured once and no more. time_limit_s:
-    limit of all measuring together; torch's own, and the first that fits the limit, are measured even if it is over.
-    may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup count.
-    baseline_exempt: the limit does not hold torch's own, undivided. watch: of the machine's load.
+    The task's limit leaves out candidates that need more workspace, except torch's own. known, known_failures: results
+    of earlier runs, not made again. max_relative_error: an algorithm above it is measured once and no more.
+    time_limit_s: limit of all measuring together; torch's own, and the first that fits the limit, are measured even if
+    it is over. may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup
+    count.
     """
 
-    problem: ConvProblem
-    batch_size: int
+    task: Task
     candidates: Sequence[Candidate]
+    machine: Machine
     known: Sequence[Measurement] = ()
     known_failures: Sequence[Failure] = ()
-    limit_bytes: int | None = None
     max_relative_error: float = inf
     time_limit_s: float | None = None
     may_keep: bool = False
-    baseline_exempt: bool = False
-    device: str = "cpu"
-    clock: Clock = field(default_factory=WallClock)
-    watch: Watch = field(default_factory=Watch)
 
     @property
     def limit(self) -> float:
         """The workspace limit in bytes; inf without one."""
-        return inf if self.limit_bytes is None else self.limit_bytes
+        return inf if self.task.limit_bytes is None else self.task.limit_bytes
 
     def can_win(self, candidate: Candidate, relative_error: float) -> bool:
         """Whether error and workspace allow the candidate to win."""
@@ -64,14 +59,14 @@ class RaceJob:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the candidate's workspace is within the limit."""
-        if self.baseline_exempt and self.is_baseline(candidate):
+        if self.task.baseline_exempt and self.is_baseline(candidate):
             return True
         kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
-        return candidate.fits(None if self.limit_bytes is None else self.limit_bytes + kept_bytes)
+        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
 
     def is_baseline(self, candidate: Candidate) -> bool:
         """Whether this is torch's own, undivided, with which everything is compared."""
-        return candidate.micro_config == MicroConfig(TORCHS_OWN, self.batch_size)
+        return candidate.micro_config == self.task.baseline
 
 
 @dataclass(slots=True)
@@ -122,7 +117,7 @@ class Race(ABC):
 
     def __init__(self, job: RaceJob) -> None:
         self.job = job
-        self.rule, self.setup_rule = job.clock.step_rule, job.clock.setup_rule
+        self.rule, self.setup_rule = job.machine.clock.step_rule, job.machine.clock.setup_rule
         of_candidates = {candidate.micro_config for candidate in job.candidates}
         self.known = {m.micro_config: m for m in job.known if m.micro_config in of_candidates}
         self.failed = {failure.micro_config: failure for failure in job.known_failures}
@@ -158,9 +153,9 @@ class Race(ABC):
         """
         if self.is_done:
             return
-        job = self.job
-        self.workbench = Workbench(job.problem, job.batch_size, job.device, checks_samples=self.checks_samples)
-        self.deadline = job.clock.now() + (inf if job.time_limit_s is None else job.time_limit_s)
+        task, machine, limit_s = self.job.task, self.job.machine, self.job.time_limit_s
+        self.workbench = Workbench(task.problem, task.batch_size, machine.device, checks_samples=self.checks_samples)
+        self.deadline = machine.clock.now() + (inf if limit_s is None else limit_s)
         yield from self._run()
 
     @abstractmethod
@@ -181,13 +176,13 @@ class Race(ABC):
                 yield from self._failed(candidate, error)
 
     def _is_late(self) -> bool:
-        return self.job.clock.now() > self.deadline
+        return self.job.machine.clock.now() > self.deadline
 
     def _has_answer(self) -> bool:
         """Whether something that fits was measured. The time limit applies once it was."""
         known = (c for c in self.job.candidates if c.micro_config in self.known)
-        fitting = (c for c in known if c.fits(self.job.limit_bytes))
-        return any(self.job.batch_size % c.micro_batch_size == 0 for c in fitting)
+        fitting = (c for c in known if c.fits(self.job.task.limit_bytes))
+        return any(self.job.task.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
         try:
@@ -198,9 +193,9 @@ class Race(ABC):
     def _first_sample(self, candidate: Candidate) -> Entry:
         """Check the result, then take a sample, or a look. Raises what the candidate raises."""
         relative_error = self._relative_error(candidate)
-        began = self.job.watch.mark()
+        began = self.job.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
-        clock, slices = self.job.clock, self.workbench.slice_count(candidate)
+        clock, slices = self.job.machine.clock, self.workbench.slice_count(candidate)
         timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.warms_up)
         is_look = self._is_look(candidate)
         if is_look:
@@ -209,7 +204,7 @@ class Race(ABC):
             timer.sample()
         if timer.error is not None:
             raise timer.error
-        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.watch, is_look)
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.machine.watch, is_look)
 
     def _is_look(self, candidate: Candidate) -> bool:
         """Whether the first sample is one step, with what the check has left in the caches."""
@@ -233,7 +228,7 @@ class Race(ABC):
         """Time the setup of an algorithm once; what prepares nothing needs no empty caches where nothing warms up."""
         name = candidate.algorithm.name
         if name not in self._setup_samples_s:
-            set_up, clock = self.workbench.set_up(candidate), self.job.clock
+            set_up, clock = self.workbench.set_up(candidate), self.job.machine.clock
             if not self.warms_up and not candidate.workspace.prepared_bytes:
                 self._setup_samples_s[name] = (_seconds_of(set_up, clock),)
             else:
@@ -264,7 +259,7 @@ class Race(ABC):
             yield Failure(candidate.micro_config, reason)
             passed_over = "" if self.job.is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
-                f"{self.job.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                f"{self.job.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
                 "the process anew, and tune again"
             )
         is_unproven = isinstance(error, UnprovenError)
@@ -280,7 +275,7 @@ class Race(ABC):
     def _why_unusable(self) -> str | None:
         """The error that the device reports for ever (CUDA calls it sticky); ``None``: it can be used."""
         try:
-            self.job.clock.now()
+            self.job.machine.clock.now()
         except RuntimeError as error:
             return first_line(error)
         return None

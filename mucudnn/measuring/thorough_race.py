@@ -121,7 +121,7 @@ class ThoroughRace(Race):
             return False
         optimism = OPTIMISM_WHEN_STORED if name in self._stored else OPTIMISM
         per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
-        total_s = self._setup_s(own[0]) + per_sample_s * self.job.batch_size
+        total_s = self._setup_s(own[0]) + per_sample_s * self.job.task.batch_size
         workspace_bytes = candidate.handed_bytes if candidate.from_source else max(map(_workspace_bytes, own))
         rivals = self._rivals(candidate.micro_config, workspace_bytes)
         return any(total_s > self._total_s(rival) for rival in rivals)
@@ -146,7 +146,7 @@ class ThoroughRace(Race):
 
     def _steps_s(self, measurement: Measurement, step_s: float) -> float:
         """Seconds for the whole mini-batch; fractions of a micro-batch count as such."""
-        return self.job.batch_size / measurement.micro_config.micro_batch_size * step_s
+        return self.job.task.batch_size / measurement.micro_config.micro_batch_size * step_s
 
 
 def _workspace_bytes(measurement: Measurement) -> int:

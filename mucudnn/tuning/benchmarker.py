@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from mucudnn.database.environment_store import EnvironmentStore
@@ -141,21 +142,15 @@ class Benchmarker:
         return QuickRace(self._race_job(job, limit_bytes), self._prior(), every_size, flops_per_s)
 
     def _race_job(self, job: Job, limit_bytes: int | None) -> RaceJob:
-        problem = job.task.problem
         return RaceJob(
-            problem,
-            job.task.batch_size,
+            replace(job.task, limit_bytes=limit_bytes),
             job.candidates,
+            self.machine,
             known=job.measurements(),
             known_failures=job.failures(),
-            limit_bytes=limit_bytes,
             max_relative_error=job.error_bound,
             time_limit_s=self.config.time_limit_s,
-            may_keep=problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
-            baseline_exempt=job.task.baseline_exempt,
-            device=self.machine.device,
-            clock=self.machine.clock,
-            watch=self.machine.watch,
+            may_keep=job.task.problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
         )
 
     def _prior(self) -> Prior:

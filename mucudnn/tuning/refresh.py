@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from mucudnn.database import schema
 from mucudnn.database.configuration_keys import whole_run_from
@@ -35,6 +35,7 @@ from mucudnn.words.results import (
     WithFreshWorkspace,
     epilogue_of,
 )
+from mucudnn.words.task import Task
 
 MOST_WAITED_S = 60.0  # for a quiet machine: nothing is measured again before
 
@@ -173,9 +174,8 @@ class _Refresh:
         versions: Mapping[str, int],
     ) -> None:
         """Measure what was ``before`` once more, in a race with what is ``known``, as the tuner does."""
-        machine, may_keep = self.machine, problem.operation is Operation.FORWARD
-        places: dict[str, Any] = {"device": machine.device, "clock": machine.clock, "watch": machine.watch}
-        race = ThoroughRace(RaceJob(problem, batch_size, candidates, known, may_keep=may_keep, **places))
+        may_keep = problem.operation is Operation.FORWARD
+        race = ThoroughRace(RaceJob(Task(problem, batch_size), candidates, self.machine, known, may_keep=may_keep))
         now: dict[MicroConfig, Again[Measurement]] = {}
         try:
             for result in self.quiet.measured(race):

@@ -13,13 +13,11 @@ import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import RANDOM, FakeBackend
-from support.races import CLOCK, SIZES, fake, results_of
+from support.races import CLOCK, SIZES, fake, race_on, results_of
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines, Plan
 from mucudnn.measuring.candidates import find_candidates
-from mucudnn.measuring.race import RaceJob
-from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.words.errors import BrokenDeviceError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig
@@ -140,7 +138,7 @@ def test_one_that_breaks_the_device_is_recorded_and_ends_the_measuring(after: in
     results: list[Measurement | Failure] = []
     reason = "cudnn:7 (version 91900) left the device unusable: CUDA error: an illegal memory access was encountered"
     with pytest.raises(BrokenDeviceError, match=re.escape(reason)) as error:
-        results.extend(ThoroughRace(RaceJob(FORWARD, 8, candidates, clock=clock)).measure())
+        results.extend(race_on(FORWARD, 8, candidates, clock).measure())
     assert isinstance(results[-1], Failure)
     assert results[-1] == Failure(MicroConfig("cudnn:7", 1), reason)
     assert "micro-batches of 1" in str(error.value)
@@ -158,7 +156,7 @@ def test_whoever_runs_after_the_one_that_broke_the_device_is_not_blamed() -> Non
     candidates, _ = find_candidates(FORWARD, algorithms, [1, 2])
     results: list[Measurement | Failure] = []
     with pytest.raises(BrokenDeviceError):
-        results.extend(ThoroughRace(RaceJob(FORWARD, 8, candidates, clock=clock)).measure())
+        results.extend(race_on(FORWARD, 8, candidates, clock).measure())
     assert {r.micro_config for r in results if isinstance(r, Failure)} == {MicroConfig("cudnn:7", 1)}
     assert 2 not in bumpy.sizes_run
 
@@ -177,9 +175,7 @@ def test_an_engine_that_does_not_add_in_place_is_wrong_there_and_right_with_a_te
     problem = FORWARD.with_operation(Operation.BACKWARD_FILTER)
     offered = CudnnEngines(Overwriting(started=takes_a_while)).offered(problem, [micro_batch_size])
     candidates, _ = find_candidates(problem, offered, [micro_batch_size])
-    results = {
-        r.micro_config.algorithm: r for r in ThoroughRace(RaceJob(problem, 4, candidates, clock=CLOCK)).measure()
-    }
+    results = {r.micro_config.algorithm: r for r in race_on(problem, 4, candidates, CLOCK).measure()}
     failure = results.pop("cudnn:9 k2=-1 in-place")
     assert isinstance(failure, Failure)
     assert "the result is wrong: its relative error is 0.5" in failure.reason
@@ -201,9 +197,7 @@ def test_an_engine_that_writes_behind_its_result_is_named_and_never_timed() -> N
     backend = Trespassing(started=takes_a_while)
     offered = CudnnEngines(backend).offered(FORWARD, [4])
     candidates, _ = find_candidates(FORWARD, offered, [4])
-    results = {
-        r.micro_config.algorithm: r for r in ThoroughRace(RaceJob(FORWARD, 4, candidates, clock=CLOCK)).measure()
-    }
+    results = {r.micro_config.algorithm: r for r in race_on(FORWARD, 4, candidates, CLOCK).measure()}
     failure = results.pop("cudnn:9 k2=-1")
     assert isinstance(failure, Failure)
     where = "it wrote around the result: 4 bytes, up to 64 bytes behind the end"

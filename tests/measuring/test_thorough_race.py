@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
-from support.races import CLOCK, SIZES, fake, race_of, results_of
+from support.races import CLOCK, SIZES, fake, race_of, race_on, results_of
 
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.operands import random_operands
-from mucudnn.measuring.race import RaceJob
-from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.timing.timer import StoppingRule
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -221,7 +219,7 @@ def test_rules_are_those_of_the_clock() -> None:
 
     clock = Coarse()
     candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], [1])
-    (result,) = ThoroughRace(RaceJob(FORWARD, 8, candidates, clock=clock)).measure()
+    (result,) = race_on(FORWARD, 8, candidates, clock).measure()
     assert isinstance(result, Measurement)
     assert result.samples == 24  # and a warm-up
 
@@ -236,5 +234,5 @@ def test_a_pass_is_over_all_slices() -> None:
 
     clock = Noting()
     candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], SIZES)
-    list(ThoroughRace(RaceJob(FORWARD, max(SIZES), candidates, clock=clock)).measure())
+    list(race_on(FORWARD, max(SIZES), candidates, clock).measure())
     assert passes == {8, 4, 2, 1}

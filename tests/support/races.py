@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from collections.abc import Sequence
 
-from mucudnn.measuring.candidates import find_candidates
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
+
+from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.race import RaceJob
 from mucudnn.measuring.thorough_race import ThoroughRace
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement
+from mucudnn.words.task import Task
 
 SIZES = (1, 2, 4, 8)
 CLOCK = FakeClock()
@@ -17,9 +22,20 @@ def fake(name: str, seconds_per_sample: float = 0.01, **settings: object) -> Fak
     return FakeAlgorithm(name, CLOCK, linear(seconds_per_sample), **settings)
 
 
-def job_of(*algorithms: FakeAlgorithm, known: tuple[Measurement, ...] = (), **bounds: object) -> RaceJob:
+def job_of(
+    *algorithms: FakeAlgorithm,
+    known: tuple[Measurement, ...] = (),
+    limit_bytes: int | None = None,
+    baseline_exempt: bool = False,
+    **bounds: object,
+) -> RaceJob:
     candidates, _ = find_candidates(FORWARD, algorithms, SIZES, known)
-    return RaceJob(FORWARD, max(SIZES), candidates, known, clock=CLOCK, **bounds)
+    task = Task(FORWARD, max(SIZES), limit_bytes, baseline_exempt=baseline_exempt)
+    return RaceJob(task, candidates, Machine(ENVIRONMENT, algorithms, clock=CLOCK), known, **bounds)
+
+
+def race_on(problem: ConvProblem, batch_size: int, candidates: Sequence[Candidate], clock: FakeClock) -> ThoroughRace:
+    return ThoroughRace(RaceJob(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock)))
 
 
 def race_of(*algorithms: FakeAlgorithm, **bounds: object) -> ThoroughRace:
