@@ -1,4 +1,4 @@
-"""Draws gain.png, the picture of README.md, from bench/results. Run: python docs/images/draw.py"""
+"""Draw gain.png, the picture of README.md, from bench/results. Run: python docs/images/draw.py"""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def best_ms(total: pandas.Series, whose: str) -> float:
 
 
 def draw_networks(axes: Axes) -> None:
-    """Torch beside mucudnn, each in its better memory format, as shares of torch's time."""
+    """Draw PyTorch beside mucudnn, each in its better memory format, as shares of PyTorch's time."""
     for place, (name, shown) in enumerate(NETWORKS.items()):
         row = 1.35 * place  # two bars and their name
         total = rows("zen5-2-cores", f"{name}, 64 MiB", "total").iloc[0]
         torch_ms, ours_ms = best_ms(total, "torch"), best_ms(total, "mucudnn")
         axes.barh(row - 0.2, 1, 0.38, color=TORCH)
         axes.barh(row + 0.2, ours_ms / torch_ms, 0.38, color=OURS)
-        axes.text(0.98, row - 0.2, f"torch {torch_ms:,.0f} ms", va="center", ha="right", color="white")
+        axes.text(0.98, row - 0.2, f"PyTorch {torch_ms:,.0f} ms", va="center", ha="right", color="white")
         axes.text(0.02, row + 0.2, f"mucudnn {ours_ms:,.0f} ms", va="center", color="white")
         axes.text(ours_ms / torch_ms + 0.02, row + 0.2, f"{torch_ms / ours_ms:.2f}×", va="center", weight="bold")
         axes.text(0, row - 0.47, shown, va="bottom")
@@ -58,7 +58,7 @@ def draw_origin(axes: Axes) -> None:
         axes.barh(row, limit["geometric_mean"] - 1, color=OURS)
         told = f"{limit['geometric_mean']:.2f}×"
         if limit["without_rival"]:
-            told += f"; {limit['without_rival']:.0f} of 44: nothing undivided fits"
+            told += f"; {limit['without_rival']:.0f} of 44: no undivided algorithm fits"
         axes.text(limit["geometric_mean"] - 0.99, row, told, va="center")
     axes.set(yticks=range(len(limits)), yticklabels=shown, xlim=(0, 0.6), xticks=[])
     axes.invert_yaxis()
