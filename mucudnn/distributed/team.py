@@ -1,19 +1,35 @@
-"""The ranks that tune together, as one of them sees it: those of its kind of device measure for each other."""
+"""The ranks that tune together: messages of all to all, and who measures what; a rank that is lost is named."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict
-from typing import Self, TypeVar
+from datetime import timedelta
+from typing import Any, Self, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
-from mucudnn.distributed.exchange import ALONE, Exchange
-from mucudnn.distributed.fingerprint import Described, Fingerprint, digest, kinds, require_agreement, require_alike
+from mucudnn.distributed.fingerprint import (
+    Described,
+    Fingerprint,
+    by_rank,
+    digest,
+    kinds,
+    require_agreement,
+    require_alike,
+)
+from mucudnn.words.errors import InvalidInputError, SharingError, first_line
+from mucudnn.words.values import shown
 
 T = TypeVar("T")
+
+_TAG = 20181001  # of our messages, so that they are no others'
+_HERE, _ENDED, _LATE = range(3)  # what became of a rank
+_IN_WORDS = {_ENDED: "ended", _LATE: "did not come within the timeout of the process group"}
+ALONE = "Config(share_tuning=False) lets each rank tune for itself"
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
@@ -36,77 +52,231 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 class Team:
-    """The ranks of a process group. All of them call the same methods in the same order.
+    """The ranks of a process group, which all call the same methods in the same order. Without any: this process alone.
 
-    Every method raises ``SharingError`` where a rank has failed or ended; see ``Exchange``.
+    Every method raises ``SharingError`` on all ranks that are left where one has failed, ended, or is late.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._kinds: Sequence[Sequence[int]] = [range(exchange.size)]
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self._group: dist.ProcessGroup | None = None  # of several ranks
+        self._ranks: Sequence[int] = range(size)
+        self._kinds: Sequence[Sequence[int]] = [range(size)]
         self._mates = self._kinds[0]
-        self.is_writer = exchange.rank == 0
+        self._is_over = False
+        self.is_writer = rank == 0
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team of a group, ``None`` being the default one; ``None``: it has one rank."""
-        exchange = Exchange(group)
-        return cls(exchange) if exchange.size > 1 else None
+        """Return the team of a group, ``None`` being the default one; ``None``: it has one rank.
+
+        Messages go over a group of its own where the backend is not gloo: they are plain objects, in the memory of the
+        host. Raises ``InvalidInputError`` for what is no group of this process.
+        """
+        given = _group_of_this_process(group)
+        ranks = dist.get_process_group_ranks(given)
+        if len(ranks) == 1:
+            return None
+        team = cls(dist.get_rank(given), len(ranks))
+        team._ranks, team._group = ranks, _with_gloo(given, ranks)
+        return team
+
+    @property
+    def are_several(self) -> bool:
+        return self.size > 1
 
     @property
     def is_first(self) -> bool:
         """Whether this rank is the first of its kind."""
-        return self._mates[0] == self._exchange.rank
-
-    def propagate_errors(self) -> AbstractContextManager[None]:
-        """Tell the others of an error inside, so that they do not wait."""
-        return self._exchange.propagate_errors()
-
-    def again(self) -> Self:
-        """Return the same ranks, which agree on something else."""
-        other = copy(self)
-        other._exchange = self._exchange.again()
-        return other
+        return self._mates[0] == self.rank
 
     def meet(self, fingerprint: Fingerprint) -> None:
         """Exchange fingerprints: find the ranks of this kind, and who writes at this place.
 
         Raises ``SharingError`` that names ranks and what differs where it must not.
         """
-        every = [Fingerprint.from_plain(plain) for plain in self._exchange.gather(asdict(fingerprint))]
+        every = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
         require_alike(every, ALONE)
         by_kind = kinds(every)
         self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]
         places = [one.place for one in every]
-        self.is_writer = places.index(fingerprint.place) == self._exchange.rank
-
-    def gather(self, message: T) -> list[T]:
-        """Return the message of every rank, of any kind."""
-        return self._exchange.gather(message)
-
-    def gather_of_kind(self, message: T) -> list[T]:
-        """Return the messages of the ranks of this kind."""
-        return self.of_kind(self._exchange.gather(message))
-
-    def of_kind(self, gathered: Sequence[T]) -> list[T]:
-        """Return what the ranks of this kind have said."""
-        return [gathered[rank] for rank in self._mates]
+        self.is_writer = places.index(fingerprint.place) == self.rank
 
     def own(self, costs: Sequence[float]) -> list[int]:
         """Return the numbers of the pieces of work that this rank does. costs: those of the first of its kind count."""
-        (costs, *_) = self.gather_of_kind(costs)
-        mine = self._mates.index(self._exchange.rank)
+        (costs, *_) = self.of_kind(self.gather(costs))
+        mine = self._mates.index(self.rank)
         return [piece for piece, rank in enumerate(deal(costs, len(self._mates))) if rank == mine]
+
+    def of_kind(self, gathered: Sequence[T]) -> list[T]:
+        """Return the messages of the ranks on this kind of device."""
+        return [gathered[rank] for rank in self._mates]
+
+    def anywhere(self, holds: bool) -> bool:
+        """Tell whether something holds on any rank."""
+        return any(self.gather(holds))
+
+    def everywhere(self, holds: bool) -> bool:
+        """Tell whether something holds on all ranks."""
+        return all(self.gather(holds))
+
+    def require_same(self, what: str, value: str, remedy: str) -> None:
+        """Raise ``SharingError`` where ranks have different values."""
+        values = dict(enumerate(self.gather(value)))
+        if len({*values.values()}) > 1:
+            raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
 
     def agree(self, choices: Described) -> None:
         """Compare what was chosen by the ranks of each kind. It is the last exchange.
 
         Raises ``SharingError`` on every rank, which names convolutions, ranks and what differs.
         """
-        digests = self._exchange.gather(digest(choices))
-        if any(len({digests[rank] for rank in ranks}) > 1 for ranks in self._kinds):
-            every = self._exchange.gather(choices)
-            self._exchange.end()
-            for ranks in self._kinds:
-                require_agreement({rank: every[rank] for rank in ranks})
-        self._exchange.end()
+        digests = self.gather(digest(choices))
+        differ = any(len({digests[rank] for rank in ranks}) > 1 for ranks in self._kinds)
+        every = self.gather(choices) if differ else []
+        self._is_over = True
+        for ranks in self._kinds if differ else ():
+            require_agreement({rank: every[rank] for rank in ranks})
+
+    def gather(self, message: T) -> list[T]:
+        """Return the message of each rank, by rank.
+
+        Raises ``SharingError`` on every rank that is left where one has failed, has ended, or does not come in time.
+        """
+        if self.size == 1:
+            return [message]
+        try:
+            said = self._gather((message, None))
+        except SharingError:
+            self._is_over = True
+            raise
+        failures = {rank: why for rank, (_, why) in enumerate(said) if why is not None}
+        if failures:
+            self._is_over = True
+            each = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
+            raise SharingError(
+                f"tuning failed on another rank, so that all end: {each}. What was measured is kept", failures
+            )
+        return [cast(T, message) for message, _ in said]
+
+    @contextmanager
+    def propagate_errors(self) -> Iterator[None]:
+        """Tell the other ranks of an error inside, instead of the next message, so that they do not wait.
+
+        An error that they all know of is not told, nor one after ``agree``. Ctrl-C is not either: this process ends.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.size > 1 and not self._is_over:
+                self._is_over = True
+                with suppress(SharingError):
+                    self._gather((None, f"{type(error).__name__}: {first_line(error)}"))
+            raise
+
+    def again(self) -> Self:
+        """Return the same ranks, which agree on something else."""
+        other = copy(self)
+        other._is_over = False
+        return other
+
+    def _gather(self, said: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
+        self._meet()
+        every: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(every, said, group=self._group)
+        except RuntimeError as error:
+            raise SharingError(f"a rank ended while the ranks exchanged what they know: {first_line(error)}") from error
+        return every
+
+    def _meet(self) -> None:
+        """Wait until all ranks are here. Rank 0 waits for all others, and tells them who is missing.
+
+        A rank that ends closes its connections: so it is noticed at once, whatever the timeout is.
+        """
+        if self.rank == 0:
+            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept: they are written while it waits
+            waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
+            timeout = _timeout(self._group)
+            fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
+            verdict = torch.tensor(fates, dtype=torch.uint8)
+            for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
+                with suppress(RuntimeError):  # it is missed at the next exchange
+                    dist.send(verdict, self._ranks[rank], self._group, _TAG)
+        else:
+            verdict = torch.zeros(self.size, dtype=torch.uint8)
+            try:
+                dist.send(torch.ones(1, dtype=torch.uint8), self._ranks[0], self._group, _TAG)
+                fate = _fate(self._receive(0, verdict), 2 * _timeout(self._group))  # rank 0 waits for the others
+            except RuntimeError as error:
+                fate = _fate_by(error)
+            verdict[0] = fate
+        _require_all(verdict.tolist())
+
+    def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
+        try:
+            return cast(dist.Work, dist.irecv(into, self._ranks[rank], self._group, _TAG))
+        except RuntimeError as error:
+            return error
+
+
+def _fate(waiting: dist.Work | RuntimeError, timeout: timedelta) -> int:
+    """Wait for a message; return what became of the rank that sends it."""
+    try:
+        if isinstance(waiting, RuntimeError):
+            raise waiting
+        waiting.wait(timeout)
+    except RuntimeError as error:
+        return _fate_by(error)
+    return _HERE
+
+
+def _fate_by(error: RuntimeError) -> int:
+    return _LATE if "timed out" in str(error).lower() or "timeout" in str(error).lower() else _ENDED
+
+
+def _timeout(group: dist.ProcessGroup | None) -> timedelta:
+    assert group is not None
+    return group._get_backend(torch.device("cpu")).options._timeout
+
+
+def _require_all(fates: Sequence[int]) -> None:
+    missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(fates) if fate != _HERE]
+    if missing:
+        each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
+        hint = " (if it waited in vain for another rank, its own message names that)" if missing[0][0] == 0 else ""
+        raise SharingError(
+            f"{each}{hint}: the others waited for it, to tune together. What was measured is kept: start again to go "
+            f"on. Every rank must come to the same tuning; {ALONE}"
+        )
+
+
+def _group_of_this_process(group: object) -> dist.ProcessGroup:
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    if isinstance(group, dist.ProcessGroup) and dist.get_rank(group) >= 0:
+        return group
+    if group is dist.GroupMember.NON_GROUP_MEMBER or isinstance(group, dist.ProcessGroup):
+        raise InvalidInputError("process_group is one that this process is not in: call it on its ranks alone")
+    raise InvalidInputError(f"process_group is {shown(group)}; give one of torch.distributed, or None for all ranks")
+
+
+def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return the group, or one of the same ranks whose messages are in the memory of the hosts; it is made once.
+
+    Torch makes a group only with all ranks: those of a part of them know of none that the others have made.
+    """
+    if dist.get_backend(group) == "gloo":
+        return group
+    if len(ranks) < dist.get_world_size():
+        raise InvalidInputError(
+            f"process_group is one of {len(ranks)} of {dist.get_world_size()} ranks with backend "
+            f"{dist.get_backend(group)}, which exchanges tensors of GPUs only: give one that has the same ranks and "
+            "backend gloo, made on all ranks by torch.distributed.new_group(ranks, backend='gloo')"
+        )
+    if group not in _gloo_groups:
+        _gloo_groups[group] = dist.new_group(backend="gloo")
+    return _gloo_groups[group]
+
+
+_gloo_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, astuple
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.distributed import propagate_errors
+from mucudnn.distributed.team import Team
 from mucudnn.kernels.registry import algorithm_versions
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
 from mucudnn.measuring.timing.load import watch_of
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm import confirm, confirm_again
-from mucudnn.optimizing.steps import ModelSteps, PutIn, Ranks, Step, restored_on_failure, runs_ours
+from mucudnn.optimizing.steps import ModelSteps, PutIn, Step, restored_on_failure, runs_ours
 from mucudnn.running.environment import current_environment
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.tuning.confirmation import Confirmation, InPlace, InTurns
@@ -38,9 +38,6 @@ from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration
 from mucudnn.words.warning import warn
-
-if TYPE_CHECKING:
-    from mucudnn.distributed.team import Team
 
 _IN_TURNS = ("step", "recorded", "convolutions")
 
@@ -73,7 +70,7 @@ def confirm_model(
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
     }
-    ranks = Ranks(team)
+    ranks = team or Team()
     try:
         found = _confirmed(model, modules, sample_input, config, put_in, device_type, step, ranks, progress)
     except Exception as error:
@@ -98,13 +95,13 @@ def _confirmed(
     put_in: PutIn,
     device_type: str,
     step: Step | None,
-    ranks: Ranks,
+    ranks: Team,
     progress: Progress,
 ) -> Confirmation | str:
     """Return what the steps have shown, or why none were compared."""
     if config.confirm is False:
         return "confirm=False"
-    with propagate_errors(ranks.team), restored_on_failure(modules.values()):
+    with ranks.propagate_errors(), restored_on_failure(modules.values()):
         if not ranks.anywhere(any(map(runs_ours, modules.values()))):
             return "PyTorch's own convolutions run everywhere"
         if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):

@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median, median_low
-from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
-from mucudnn.distributed.fingerprint import Described, by_rank
+from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
@@ -23,11 +22,7 @@ from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.confirmation import InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
-from mucudnn.words.errors import SharingError
 from mucudnn.words.results import is_busy
-
-if TYPE_CHECKING:
-    from mucudnn.distributed.team import Team
 
 RECORD_S = 6e-5  # seconds that recording a call takes at most: torch's take the longest
 NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's
@@ -40,54 +35,7 @@ PHASE_S = 5.0  # after LEAST_ROUNDS no round begins later than this
 
 Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
 PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
-T = TypeVar("T")
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
-
-
-class Ranks:
-    """The ranks of a team, which all call the same methods in the same order; without a team, this process alone.
-
-    Every method raises ``SharingError`` where a rank has failed or ended.
-    """
-
-    def __init__(self, team: Team | None = None) -> None:
-        self.team = team
-
-    @property
-    def are_several(self) -> bool:
-        return self.team is not None
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this rank writes to the database."""
-        return self.team is None or self.team.is_writer
-
-    def gather(self, message: T) -> list[T]:
-        """Return the message of every rank."""
-        return [message] if self.team is None else self.team.gather(message)
-
-    def of_kind(self, gathered: list[T]) -> list[T]:
-        """Return the messages of the ranks on this kind of device."""
-        return gathered if self.team is None else self.team.of_kind(gathered)
-
-    def anywhere(self, holds: bool) -> bool:
-        """Tell whether something holds on any rank."""
-        return any(self.gather(holds))
-
-    def everywhere(self, holds: bool) -> bool:
-        """Tell whether something holds on all ranks."""
-        return all(self.gather(holds))
-
-    def require_same(self, what: str, value: str, remedy: str) -> None:
-        """Raise ``SharingError`` where ranks have different values."""
-        values = dict(enumerate(self.gather(value)))
-        if len({*values.values()}) > 1:
-            raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
-
-    def agree(self, decided: Described) -> None:
-        """Raise ``SharingError`` where ranks have decided differently. It is the last exchange."""
-        if self.team is not None:
-            self.team.agree(decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +51,7 @@ class StepTimes:
         return sum(spent.time_s for spent in self.convolutions.values())
 
     @classmethod
-    def of_ranks(cls, own: StepTimes, ranks: Ranks) -> StepTimes:
+    def of_ranks(cls, own: StepTimes, ranks: Team) -> StepTimes:
         """Combine a step that ranks ran together. Ranks on one kind of device get the same times, and decide alike.
 
         The slowest rank of this kind counts, since ranks wait for each other; of each convolution the median. A rank of
@@ -134,7 +82,7 @@ class ModelSteps:
     into_module: PutIn
     device_type: str
     quiet: Quiet
-    ranks: Ranks
+    ranks: Team
 
     @cached_property
     def _clock(self) -> Clock:

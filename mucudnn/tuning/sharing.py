@@ -67,7 +67,7 @@ class Sharing(Alone):
         """Rows are exchanged too, among ranks of any kind."""
         self.exchange_rows(self._known.fresh_rows())
         own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
-        for told in self._team.gather_of_kind(own):
+        for told in self._team.of_kind(self._team.gather(own)):
             for number, findings in told.items():
                 if number not in own:
                     jobs[number].learn(findings)
@@ -78,7 +78,7 @@ class Sharing(Alone):
 
     def everywhere(self, holds: bool) -> bool:
         """Return whether something holds on all ranks, of any kind: so that they go on alike."""
-        return all(self._team.gather(holds))
+        return self._team.everywhere(holds)
 
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
         """Raises ``SharingError`` that names convolutions and ranks, unless all ranks of a kind chose the same."""

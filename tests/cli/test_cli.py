@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import TUNE, commands, invoke, one_layer, rows
+from support.command_line import TUNE, commands, invoke, one_layer
 from support.database_rows import FAST, HERE, PROBLEM, fill
 from support.places import TESTS
 
@@ -34,12 +34,6 @@ def test_layers_lists_convolutions() -> None:
     assert result.exit_code == 0
     assert "alexnet: 5 convolutions" in result.output
     assert "64×27×27" in result.output
-
-
-def test_layers_of_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "users_network.py").write_text("from torch import nn\ndef make():\n    return nn.Conv2d(3, 7, 5)\n")
-    monkeypatch.chdir(tmp_path)
-    assert "3×12×16" in invoke("layers", "users_network:make", "--input", "3x12x16").output
 
 
 def test_tune_prints_the_table_and_writes_the_record(layers: Path, tmp_path: Path) -> None:
@@ -90,43 +84,12 @@ def test_tune_hands_on_every_option(layers: Path, tmp_path: Path, monkeypatch: p
     assert config.database == tmp_path / "my.sqlite"  # type: ignore[attr-defined]
 
 
-def test_bench_network_writes_the_record(layers: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    result = invoke("bench", "network", layers, *TUNE, "--operations", "forward", "--rounds", "2", "--json", out)
-    assert result.exit_code == 0, result.output
-    assert "better torch / better mucudnn" in result.output
-    record = json.loads(out.read_text())
-    assert {(row["contestant"], row["memory_format"]) for row in record["rows"]} >= {
-        (contestant, memory_format) for contestant in ("torch", "mucudnn") for memory_format in MemoryFormat
-    }
-
-
 def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     result = invoke("doctor")
     assert result.exit_code == 0, result.output
     for expected in ("CPU", "threads", "oneDNN", "cuDNN", "pip install 'mucudnn[cuda]'", "native", "gemm", "fft"):
         assert expected in result.output
-
-
-def test_database_info_and_export(tmp_path: Path, database: Path) -> None:
-    with Database(fill(database)) as opened:
-        opened.add(HERE, PROBLEM, 1, replace(FAST, micro_config=MicroConfig("native", 8)))
-    assert "measurements" in invoke("database", "info").output
-    assert invoke("database", "export", tmp_path / "rows.csv").exit_code == 0
-    assert invoke("database", "export", tmp_path / "rows.txt", "--format", "json-lines").exit_code == 0
-    lines = (tmp_path / "rows.txt").read_text().splitlines()
-    assert {json.loads(line)["algorithm"] for line in lines if '"measurement"' in line} >= {"gemm", "native"}
-    assert len((tmp_path / "rows.csv").read_text().splitlines()) == len(lines) + 1
-
-
-def test_database_merge_and_prune(layers: Path, tmp_path: Path, database: Path) -> None:
-    invoke("tune", layers, *TUNE, "--operations", "forward", "--database", tmp_path / "other.sqlite")
-    assert " 0 were there" in invoke("database", "merge", tmp_path / "other.sqlite").output
-    assert ": 0 rows added" in invoke("database", "merge", tmp_path / "other.sqlite").output
-    assert invoke("database", "prune").output == "0 rows removed\n"
-    assert "would be removed" in invoke("database", "prune", "--dry-run", "--other-versions").output
-    assert rows(database) == rows(tmp_path / "other.sqlite")
 
 
 def test_prune_leaves_what_the_gpu_of_this_machine_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

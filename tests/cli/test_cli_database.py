@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,16 +30,6 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / f"rows.{request.param}"
     assert invoke("database", "export", path, "--database", fill(tmp_path / "other.sqlite")).exit_code == 0
     return path
-
-
-@pytest.fixture
-def default_warnings() -> Iterator[None]:
-    """Warnings are for people, as outside of tests."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        yield
 
 
 def succeed(*arguments: object) -> Result:
@@ -76,12 +65,6 @@ def test_what_cannot_be_merged_makes_no_database(tmp_path: Path, database: Path,
     (tmp_path / "diary.txt").write_text("my diary")
     assert other in fail("database", "merge", tmp_path / other)
     assert not database.exists()
-
-
-def test_a_database_is_merged_into_a_new_one(tmp_path: Path, full: Path) -> None:
-    new = tmp_path / "folder" / "new.sqlite"
-    assert "3 rows added" in succeed("database", "merge", full, "--database", new).output
-    assert rows_of(new, HERE, PROBLEM) == FULL
 
 
 @pytest.mark.parametrize("command", [("info",), ("export", "rows.csv"), ("prune",), ("prune", "--dry-run")])
@@ -202,15 +185,3 @@ def test_superseded_samples_are_shown_on_demand(full: Path) -> None:
 @pytest.mark.usefixtures("full")
 def test_samples_that_are_not_there(asked: tuple[str, ...], expected: str) -> None:
     assert expected in fail("database", "samples", *asked)
-
-
-def test_files_without_samples_say_so(full: Path, tmp_path: Path) -> None:
-    for table, (one, other) in (
-        ("measurements", ("setup_samples_s", "step_samples_s")),
-        ("verifications", ("baseline_samples_s", "time_samples_s")),
-    ):
-        change(full, f"UPDATE {table} SET {one} = NULL, {other} = NULL")
-    written = tmp_path / "samples.csv"
-    shown = succeed("database", "samples", "--csv", written).stdout
-    assert shown == "0 samples of 0 measurements and whole runs; 2 have none\n"
-    assert written.read_text() == ""

@@ -6,18 +6,15 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import why_no_gpu
 from support.clock.machine import ENVIRONMENT
 from support.command_line import HEADING, fail, invoke
 
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.table_tuning import TableTuning
-from mucudnn.database.database import Database
 from mucudnn.words.config import Config
 
 QUICK = ("--algorithms", "gemm", "--time-limit", "20ms")
@@ -145,54 +142,6 @@ def test_the_headroom_limits_each_module(command: tuple[str, ...], folder: Path,
     ] * 3
 
 
-def test_equal_modules_have_a_headroom_each(tmp_path: Path) -> None:
-    source, out = "some_models:equal", tmp_path / "out.json"
-    result = invoke("tune", source, *SIZES, *QUICK, "--workspace-limit", "headroom", "--json", out)
-    assert result.exit_code == 0, result.output
-    forward = [row for row in json.loads(out.read_text())["problems"] if row["operation"] == "forward"]
-    assert sorted((row["layer"], row["count"]) for row in forward) == [("0", 1), ("1", 1), ("2", 1)]
-
-
-def test_a_model_that_is_one_convolution_has_a_name(tmp_path: Path) -> None:
-    result = invoke("explain", "some_models:one", "--headroom", *SIZES, *QUICK, *files(tmp_path))
-    assert result.exit_code == 0, result.output
-    assert result.output.count("(the model itself)") == 2
-    assert "some_models:one: one training step" in result.output  # and no picture in place of ":one:"
-    result = invoke("explain", "some_models:one", "--budget", "1MiB", *SIZES, *QUICK)
-    assert result.output.count("(the model itself)") == 2
-
-
-def test_what_is_frozen_is_not_in_the_step() -> None:
-    result = invoke("explain", "some_models:frozen", "--headroom", *SIZES, *QUICK)
-    assert result.exit_code == 0, result.output
-    assert result.output.count("backward_filter") == 1
-
-
-def test_environments_are_picked(tmp_path: Path) -> None:
-    path = tmp_path / "mixed.sqlite"
-    with Database(path) as database:
-        database.merge(Path("full.sqlite"))
-        (here,) = database.environments()
-        for problem in database.problems(here):
-            versions = {name: found[-1] for name, found in database.versions(here).items()}
-            for measured in database.measurements(here, problem, versions):
-                database.add(
-                    replace(here, device="A CPU"), problem, versions[measured.micro_config.algorithm], measured
-                )
-    for source, given in (
-        ("layers.csv", ("--batch", "2", "--budget", "1MiB")),
-        ("some_models:two", (*SIZES, "--headroom")),
-    ):
-        stored = ("--from", path, "--algorithms", "gemm")
-        assert "several environments, which are never mixed; pick one with --environment" in fail(
-            *("explain", source, *given, *stored)
-        )
-        assert "'Cray', which is none of those stored" in fail(
-            "explain", source, *given, *stored, "--environment", "Cray"
-        )
-        assert "A CPU" in invoke("explain", source, *given, *stored, "--environment", "a cpu").stdout
-
-
 @pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB"])
 def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = TableTuning("some_models:two", Config(), ENVIRONMENT, (), wanted=5)
@@ -221,19 +170,6 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
         assert invoke("explain", "some_models:two", memory, *SIZES, "--device", "cuda").exit_code == 130
     assert {*devices} == {"cuda"}
     assert len(devices) > 4
-
-
-@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
-@pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB"])
-def test_without_a_gpu_it_says_so(memory: str, database: Path) -> None:
-    assert "device is 'cuda', but torch" in fail("explain", "some_models:two", memory, *SIZES, "--device", "cuda")
-    assert not database.exists()
-
-
-@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
-def test_without_a_gpu_nothing_is_solved_within_its_headroom(database: Path) -> None:
-    asked = ("solve", database, "--network", "some_models:two", *SIZES, "--workspace-limit", "headroom")
-    assert "device is 'cuda', but torch" in fail(*asked, "--device", "cuda")
 
 
 @pytest.mark.parametrize(

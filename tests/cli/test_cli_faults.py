@@ -10,14 +10,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support.command_line import HEADING, TUNE, fail, invoke, one_layer, rows, start
 
-from mucudnn.database.database import Database
 from mucudnn.words.problem import Operation
 
 
@@ -191,39 +188,6 @@ def test_a_file_that_is_no_database_is_named_and_kept(layers: Path, database: Pa
     assert database.read_text().startswith("my diary")
 
 
-def test_a_truncated_database_is_named_and_kept(layers: Path, database: Path) -> None:
-    invoke("tune", layers, *TUNE, "--operations", "forward")
-    whole = database.read_bytes()
-    database.write_bytes(whole[: len(whole) // 2])
-    assert str(database) in fail("database", "info")
-    assert database.read_bytes() == whole[: len(whole) // 2]
-
-
-def test_a_newer_database_is_named_and_kept(layers: Path, database: Path) -> None:
-    invoke("tune", layers, *TUNE, "--operations", "forward")
-    with closing(sqlite3.connect(database)) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    before = database.read_bytes()
-    message = fail("tune", layers, *TUNE)
-    assert str(database) in message
-    assert "99" in message
-    assert database.read_bytes() == before
-
-
-def test_a_folder_is_no_database(layers: Path, tmp_path: Path) -> None:
-    assert "is a directory" in fail("tune", layers, *TUNE, "--database", tmp_path)
-
-
-def test_a_locked_database_is_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    invoke("tune", layers, *TUNE, "--operations", "forward")
-    monkeypatch.setattr("mucudnn.tuning.tuner.Database", partial(Database, timeout_s=0.05))
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode = DELETE")
-        connection.execute("BEGIN EXCLUSIVE")
-        assert f"{database} is locked by another process; wait" in fail("tune", layers, *TUNE)
-
-
 def test_a_read_only_database_is_read_and_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke("tune", layers, *TUNE, "--operations", "forward")
     before = rows(database)
@@ -268,26 +232,6 @@ def test_ctrl_c_prints_what_is_ready_and_gives_130(many_layers: Path, database: 
     assert rows(database)
 
 
-def test_after_sigkill_the_next_run_goes_on(layers: Path, many_layers: Path, database: Path) -> None:
-    process = start("tune", many_layers, *TUNE, "--operations", "forward")
-    wait_for_a_measurement(database, process)
-    process.kill()
-    process.communicate(timeout=60)
-    kept = rows(database)
-    many_layers.write_text("".join(many_layers.read_text().splitlines(keepends=True)[:2]))  # the first layer is enough
-    assert invoke("tune", many_layers, *TUNE, "--operations", "forward").exit_code == 0
-    assert rows(database)[: len(kept)] == kept
-    assert len({row[:4] for row in rows(database)}) == len(rows(database)), "something was measured again"
-
-
-def test_two_processes_share_a_database(layers: Path, many_layers: Path, database: Path) -> None:
-    many_layers.write_text("".join(many_layers.read_text().splitlines(keepends=True)[:3]))
-    processes = [start("tune", source, *TUNE, "--operations", "forward") for source in (layers, many_layers)]
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    assert {row[0] for row in rows(database)} == {1, 2, 3}, "each of the three problems was stored"
-
-
 def test_ctrl_c_outside_of_tuning_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
@@ -296,10 +240,3 @@ def test_ctrl_c_outside_of_tuning_gives_130(monkeypatch: pytest.MonkeyPatch) -> 
     result = invoke("layers", "alexnet")
     assert result.exit_code == 130
     assert result.stderr.startswith("Interrupted. All measurements are kept; run the same command again")
-
-
-def test_status_of_a_real_process() -> None:
-    process = start("layers", "alexnte")
-    errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 2
-    assert errors.startswith("Error: source is 'alexnte'")

@@ -116,7 +116,3 @@ def test_what_is_ready_is_there_after_an_interruption(
 )
 def test_bad_values_say_what_is_allowed(layers: Path, option: str, value: str, message: str) -> None:
     assert message in fail("bench", "limits", layers, "--batch", "2", option, value)
-
-
-def test_bench_network_on_a_device_that_is_not_there(layers: Path) -> None:
-    assert "mucudnn measures on 'cpu' and 'cuda'" in fail("bench", "network", layers, "--device", "tpu")

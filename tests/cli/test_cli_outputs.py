@@ -141,24 +141,6 @@ def test_streams_can_be_outputs_of_everything(tuned: Path, layers: Path) -> None
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("x" * 300, "File name too long"),
-        ("circle", "Too many levels of symbolic links"),
-        ("layers.csv/out", "the folder"),
-        ("", "'' is empty; name a file"),
-        ("/proc/out", "/proc"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_known_before(
-    output: str, expected: str, layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unmeasured: None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("circle").symlink_to("circle")
-    assert expected in fail("tune", layers, *TUNE, "--json", output)
-
-
 def test_an_output_that_fails_in_the_end_costs_neither_table_nor_rows(
     layers: Path, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

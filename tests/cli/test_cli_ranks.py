@@ -25,7 +25,6 @@ from mucudnn.cli.shared.ranks import (
     TuneTable,
     _of_local_rank,
     _with_own_cores,
-    cores_of_each,
     on_every_rank,
     ranks_here,
     ranks_of_torchrun,
@@ -84,10 +83,6 @@ def test_a_worker_that_cannot_begin_is_named(tmp_path: Path, monkeypatch: pytest
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert "rank 1: device is 'cuda'" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cuda:1")
-
-
-def test_one_device_needs_no_worker(tmp_path: Path) -> None:
-    assert invoke("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu").exit_code == 0
 
 
 def test_torchrun_has_its_own_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +201,3 @@ def test_torchrun_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     assert (ranks_of_torchrun(), ranks_here(8)) == (8, 4)
-
-
-@pytest.mark.parametrize(("processes", "expected"), [(1, 8), (3, 2), (8, 1), (20, 1)])
-def test_processes_share_the_cores(processes: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    assert cores_of_each(processes) == expected

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import fail, invoke, one_layer
+from support.command_line import fail, invoke
 from support.places import TESTS
 from support.ranks.launching import torchrun
 
@@ -71,10 +71,6 @@ def test_ranks_of_torchrun_measure_their_link_and_one_of_them_tells(
 )
 def test_what_makes_no_prediction_is_refused(arguments: tuple[str, ...], words: str) -> None:
     assert words in fail("scale", *TRAINED, *QUICK, *arguments)
-
-
-def test_a_table_has_no_model_to_train(tmp_path: Path) -> None:
-    assert "has no model to run" in fail("scale", one_layer(tmp_path), *QUICK)
 
 
 @pytest.mark.parametrize(

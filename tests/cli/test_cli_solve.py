@@ -97,11 +97,6 @@ def test_limit_and_budget_are_not_given_together(command: tuple[str, ...], limit
     assert "give --workspace-limit or --workspace-budget, not both" in message
 
 
-def test_no_budget_is_not_a_budget() -> None:
-    message = fail("tune", "alexnet", "--workspace-budget", "none")
-    assert "'none' is no size; give one, such as 64MiB" in message
-
-
 @pytest.mark.parametrize("command", [("tune",), ("bench", "network")])
 def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
@@ -115,21 +110,6 @@ def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch
     invoke(*command, "alexnet", "--workspace-budget", "1MiB")
     assert seen[0].workspace_budget_bytes == 2**20
     assert seen[0].workspace_limit_bytes is None
-
-
-def test_what_is_set_aside_is_said(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "copy.sqlite"
-    with Database(path) as database:
-        database.merge(folder / "full.sqlite")
-        (environment,) = database.environments()
-        (problem, *_) = database.problems(environment)
-        versions = {name: found[-1] for name, found in database.versions(environment).items()}
-        measured = database.measurements(environment, problem, versions)[0]
-        database.add(environment, problem, 0, measured)
-    result = invoke("solve", path, "--network", folder / "layers.csv", *SIZES)
-    assert result.exit_code == 0, result.output
-    name = measured.micro_config.algorithm
-    assert result.stderr.startswith(f"Note: {name} was measured in versions 0, {versions[name]}: only")
 
 
 def test_environments_are_picked(folder: Path, tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from mucudnn.database.exports import export_csv, export_json_lines, read_profile
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import (
     BUSY,
-    NOISY,
-    NOISY_UNWATCHED,
     Failure,
     Measurement,
     MicroConfig,
@@ -26,7 +24,6 @@ from mucudnn.words.results import (
     WithCachedFilter,
     WithEpilogue,
     WithFreshWorkspace,
-    is_doubtful,
 )
 
 UNKNOWN, QUIET, LATER = (replace(FAST, step_s=s, load=load) for s, load in ((1.0, None), (2.0, 0.0), (3.0, BUSY)))
@@ -124,18 +121,6 @@ def test_the_best_rate_is_kept(tmp_path: Path) -> None:
         assert database.best_rate(HERE) == 7.0
         database.prune(environments=[elsewhere])
         assert database.best_rate(HERE) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("noise", "load", "expected"),
-    [
-        *((0.0, None, False), (0.0, 0.0, False), (0.0, BUSY + 0.01, True), (NOISY, 0.0, False)),
-        *((NOISY + 0.01, 0.0, True), (NOISY_UNWATCHED, None, False), (NOISY_UNWATCHED + 0.01, None, True)),
-        (NOISY_UNWATCHED + 0.01, 0.0, False),
-    ],
-)
-def test_what_is_doubtful(noise: float, load: float | None, expected: bool) -> None:
-    assert is_doubtful(noise, load) is expected
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,6 @@ def test_it_is_merged_as_it_was_from_files_and_exports(path: Path, tmp_path: Pat
     assert rows_of(tmp_path / "union.sqlite", HERE, PROBLEM) == FULL
 
 
-def test_it_moves_to_where_the_file_is_now(path: Path) -> None:
-    with Database(path) as database:
-        add(database, NEWER, fingerprint=OTHER_MODEL)
-        path.unlink()
-        with pytest.warns(UserWarning, match="was deleted while it was in use"):
-            add(database, NEWER)
-    assert found(path, OTHER_MODEL) == found(path) == NEWER
-
-
 def test_what_there_cannot_be_is_not_stored(path: Path) -> None:
     with Database(path) as database:
         with pytest.raises(

@@ -24,7 +24,7 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.exports import export_csv, export_json_lines
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
-from mucudnn.words.results import Failure, MicroConfig, WholeRun
+from mucudnn.words.results import MicroConfig, WholeRun
 
 NO_TEXT = b"\xff\xfe"
 REFUSED = [  # a statement with a parameter, and what that is
@@ -113,16 +113,6 @@ def test_other_rows_that_there_cannot_be_are_not_stored(path: Path) -> None:
 
 
 # Files
-
-
-def test_failures_are_removed_on_demand(path: Path) -> None:
-    measured_before = Failure(FAST.micro_config, "too large")
-    with Database(path) as database:
-        database.add_failure(HERE, PROBLEM, 1, measured_before)
-        assert database.prune(failures=True, dry_run=True) == 3
-        assert database.failures(HERE, PROBLEM, VERSIONS) == (FAILED, measured_before)
-        assert database.prune(failures=True) == 3  # what it superseded is gone, too: it is measured again
-    assert rows_of(path, HERE, PROBLEM) == ((), (), FULL[2])
 
 
 @pytest.mark.parametrize(
@@ -257,10 +247,3 @@ def merge_everything(path: Path) -> None:
 def prune_everything(path: Path) -> None:
     with Database(path) as database:
         database.prune(environments=[HERE], versions=VERSIONS, failures=True)
-
-
-def check(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    connection.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -44,23 +43,6 @@ def test_a_file_system_without_write_ahead_log_will_do(path: Path) -> None:
     with Database(path) as database:
         database.add(HERE, PROBLEM, 1, FAST)
     assert rows_of(path, HERE, PROBLEM) == FULL
-
-
-def test_missing_database_is_not_made_for_reading(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match=r"missing\.sqlite does not exist; name another"):
-        Database(tmp_path / "missing.sqlite", read_only=True)
-
-
-def test_locked_longer_than_the_timeout(path: Path) -> None:
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with Database(path, timeout_s=0.01) as database:
-        with pytest.raises(DatabaseError, match="is locked by another process; wait"):
-            database.add(HERE, PROBLEM, 1, FAST)
-        assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)  # readers need not wait
-        holder.execute("COMMIT")
-        database.add(HERE, PROBLEM, 1, FAST)
-    holder.close()
 
 
 def test_read_only_reads_and_refuses_to_write(path: Path) -> None:

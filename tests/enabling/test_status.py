@@ -68,14 +68,3 @@ def test_what_waits_is_told() -> None:
     status = session.status()
     assert status.waiting == 1
     assert "to be measured between steps: 1" in str(status)
-
-
-def test_long_names_keep_both_ends() -> None:
-    with enabled(MadeUpWorkshop("native")) as session:
-        x = torch.randn(1, 1000, 3, 3).to(torch.bfloat16)
-        F.conv2d(x, torch.randn(1000, 1, 3, 3).to(torch.bfloat16), stride=2, padding=1, dilation=1, groups=1000)
-        F.conv2d(x, torch.randn(1000, 10, 3, 3).to(torch.bfloat16), stride=2, padding=(2, 1), groups=100)
-    lines = str(session.status()).splitlines()
-    assert all(len(line) <= WIDTH for line in lines)
-    assert lines[1].startswith("1000x3x3")
-    assert "batch 1 " in lines[1]

@@ -184,13 +184,6 @@ def test_configs_that_cannot_be_are_refused(config: Config, words: str) -> None:
         mucudnn.enable({"strict": True})  # type: ignore[arg-type]
 
 
-def test_a_damaged_database_is_told_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "damaged.sqlite"
-    file.write_text("no database at all, but long enough to look like something" * 20)
-    with pytest.raises(mucudnn.DatabaseError):
-        mucudnn.enable(Config(database=file))
-
-
 def test_a_torch_that_is_too_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.library, "get_kernel")
     with pytest.raises(mucudnn.UnavailableError, match="install torch"):
@@ -230,17 +223,6 @@ def test_without_write_access_what_is_tuned_lives_in_the_process(
             F.conv2d(torch.zeros(2, 3, 7, 7), torch.zeros(5, 3, 3, 3))
     assert [one.origin for one in mucudnn.status().problems] == [Origin.DATABASE, Origin.MEASURED]
     assert file.read_bytes() == before
-
-
-def test_where_the_cache_folder_cannot_be_made_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warning._said.clear()
-    (tmp_path / "file").touch()
-    monkeypatch.delenv("MUCUDNN_DATABASE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(RuntimeWarning, match="known to this process alone"), mucudnn.tuned(Config(**QUICK)):
-        convolve()
-    assert [one.origin for one in mucudnn.status().problems] == [Origin.MEASURED]
-    mucudnn.optimize(nn.Conv2d(3, 4, 3), torch.zeros(2, 3, 5, 5), Config(time_limit="5ms"))
 
 
 def test_optimize_and_tune_measure_torchs_own_while_enabled(tmp_path: Path) -> None:

@@ -251,10 +251,3 @@ def test_what_was_parametrized_after_tuning_is_not_turned_back() -> None:
 def test_scripting_names_the_way_out() -> None:
     with pytest.raises(InvalidInputError, match=r"mucudnn\.Conv2d.*module\.untuned_class"):
         torch.jit.script(nn.Sequential(tune_by_hand(named(), IMAGES)))
-
-
-def test_compile() -> None:
-    ours = tune_by_hand(named(), IMAGES)
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(IMAGES), ours(IMAGES))
-    assert ran(ours) == {Operation.FORWARD}

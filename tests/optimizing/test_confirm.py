@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, cycle
 from math import inf
 from typing import cast
 
 import pytest
 
+from mucudnn.distributed.team import Team
 from mucudnn.optimizing import steps as bounds
 from mucudnn.optimizing.confirm import _parts, confirm, confirm_again
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.steps import ModelSteps, Ranks, Rounds, StepTimes, TunedModules
+from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 FORWARD, DATA, FILTER = Operation
 N = 8
@@ -55,7 +55,7 @@ class MadeUpSteps:
     put_back: list[PutBack] = field(default_factory=list)
     load_of: Callable[[int], float | None] = lambda number: None  # of a step, which takes ours longer
     waits: int = 0
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: Team = field(default_factory=Team)
 
     def wait(self) -> None:
         self.waits += 1
@@ -173,11 +173,6 @@ def test_calls_of_equal_layers_are_added_up_in_the_order_of_the_step() -> None:
     assert [place.module for place in parts[1].places] == [name for name in "abcdefgh" for _ in range(3)]
 
 
-def test_layers_with_other_choices_are_judged_apart() -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(SMALL, TORCHS_OWN)}, {SMALL: 0.0125})
-    assert {one.module for one in confirmed(steps).put_back} == {"a"}
-
-
 def test_modules_that_cannot_be_told_are_judged_by_their_problems() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, {SMALL: 0.0125}, names_modules=False)
     confirmed(steps)
@@ -243,12 +238,6 @@ def test_what_is_not_clear_stays_and_is_called_so() -> None:
     assert "no clear difference" in str(found)
 
 
-def test_a_tiny_loss_in_few_rounds_is_no_loss() -> None:
-    slow = {SMALL: TORCHS_S[FORWARD] * 1.005}
-    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
-    assert not confirmed(steps).put_back
-
-
 def test_steps_take_turns_and_neither_side_is_always_second() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)})
     confirmed(steps)
@@ -298,14 +287,6 @@ def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(
     assert len(steps.runs) == runs
 
 
-def test_a_batch_that_was_not_tuned_counts_in_the_sums_alone() -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL)})
-    steps.tuned = {name: tuple(replace(one, batch_size=4) for one in every) for name, every in steps.tuned.items()}
-    found = confirmed(steps)
-    assert found.over_tuned is None
-    assert found.convolutions.torch_s == pytest.approx(0.04)
-
-
 def test_a_step_that_fails_is_raised() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)})
     counted = count()
@@ -318,16 +299,6 @@ def test_a_step_that_fails_is_raised() -> None:
     steps.run = failing  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no memory"):
         confirm(made_up(steps))
-
-
-def test_the_line() -> None:
-    step, convolutions = InTurns(0.613, 0.487, 1.26, 0.03, 5), InTurns(0.466, 0.289, 1.61, 0.02, 5)
-    assert str(Confirmation(step, step, convolutions)) == (
-        "step 613 -> 487 ms, 1.26x ± 0.03; convolutions 1.61x; 76 % of the step were convolutions, so at most 4.17x"
-    )
-    assert str(Confirmation(step, step, step)).endswith("100 % of the step were convolutions")
-    short = InTurns(0.00613, 0.00487, 1.26, 0.03, 5)
-    assert str(Confirmation(short, short, short)).startswith("step 6.13 -> 4.87 ms")
 
 
 def test_the_interval_is_that_of_the_ratios_of_the_rounds() -> None:
@@ -369,12 +340,6 @@ def test_where_it_never_becomes_quiet_all_stays_as_it_was_tuned() -> None:
     assert not steps.torchs
     assert str(found).endswith("at most 2.40x; measured on a busy machine, 90% of its speed was missing")
     assert len(steps.runs) == 3 + 2 * bounds.MOST_ROUNDS, "one phase, which has an end"
-
-
-def test_long_steps_on_a_busy_machine_are_few() -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0), load_of=lambda _: BUSY_MACHINE)
-    assert confirmed(steps).is_disturbed
-    assert len(steps.runs) == 2 + 2 * bounds.LEAST_ROUNDS
 
 
 def test_what_lost_in_quiet_is_put_back_though_others_work_afterwards() -> None:

@@ -68,17 +68,6 @@ def test_torchs_own_is_put_back_where_ours_is_slower_in_place(machine: Machine) 
     assert "all that is not a convolution takes 1.00 times as long" in details
 
 
-def test_torchs_own_runs_everywhere_where_the_step_is_slower(machine: Machine) -> None:
-    machine.rest_s[True] = 3 * REST_S
-    net = tuned_net()
-    found = confirmed(net)
-    assert found is not None
-    assert found.is_withdrawn
-    assert net.first.choices is None
-    assert net.second.choices is None
-    assert "torch's own runs everywhere" in " ".join(str(mucudnn.report(net)).split())
-
-
 def test_what_is_divided_to_save_memory_stays_divided_on_either_side(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,18 +87,6 @@ def test_what_is_divided_to_save_memory_stays_divided_on_either_side(
     monkeypatch.setitem(conv3d.OPERATORS, Operation.FORWARD, noting)
     assert confirmed(net) is not None
     assert seen == {(False, 1), (True, 1)}
-
-
-def test_what_would_be_above_the_workspace_limit_is_not_put_back(machine: Machine) -> None:
-    machine.ours_s[3] = 0.003
-    kept, put_back = (tuned_net(limit_bytes=limit) for limit in (999, 1000))
-    for net in (kept, put_back):
-        confirmed(net)
-    assert not torchs(kept)
-    assert torchs(put_back)
-    told = "slower in the step, but torch's own is above the workspace limit, in first"
-    assert told in str(mucudnn.report(kept))
-    assert told not in str(mucudnn.report(put_back))
 
 
 def test_nothing_is_left_behind(machine: Machine) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from support.ranks.launching import found_by_scenarios, run, script
 
-from mucudnn.distributed.exchange import Exchange
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.optimizing.in_place import Place, Spent
-from mucudnn.optimizing.steps import Ranks, StepTimes
+from mucudnn.optimizing.steps import StepTimes
 from mucudnn.words.problem import Operation
 
 RANKS = 2
@@ -115,11 +114,12 @@ def test_a_rank_that_is_killed_in_a_step_is_named_and_what_was_tuned_runs_on(tmp
     assert [one["torchs"] for one in found] == [0, 0]
 
 
-class Said(Exchange):
+class Said(Team):
     """What each rank says, as one of them hears it."""
 
     def __init__(self, said: Sequence[Any], rank: int) -> None:
-        self.said, self.rank, self.size = said, rank, len(said)
+        super().__init__(rank, len(said))
+        self.said = said
 
     def gather(self, message: Any) -> list[Any]:
         return [*self.said]
@@ -132,9 +132,8 @@ def test_a_step_has_the_slowest_ranks_time_the_median_of_convolutions_and_the_la
     convolutions = [{place: Spent(2, s)} for s in (0.01, 0.09, 0.02, 1.0)]
     convolutions[1][rare] = Spent(1, 0.5)
     said = [StepTimes(s, of, load) for s, of, load in zip((2.0, 3.0, 1.0, 9.0), convolutions, loads, strict=True)]
-    exchange = Said([asdict(Fingerprint(kind, "here", {}, {})) for kind in ("x", "x", "x", "y")], rank)
-    team = Team(exchange)
+    team = Said([asdict(Fingerprint(kind, "here", {}, {})) for kind in ("x", "x", "x", "y")], rank)
     team.meet(Fingerprint("x", "here", {}, {}))
-    exchange.said = said
-    seen = StepTimes.of_ranks(said[rank], Ranks(team))
+    team.said = said
+    seen = StepTimes.of_ranks(said[rank], team)
     assert seen == StepTimes(3.0, {place: Spent(2, 0.02), rare: Spent(1, 0.5)}, 0.3)

@@ -115,15 +115,6 @@ def test_libraries_copies_count_too(dtype: torch.dtype, torch_format: torch.memo
         assert divided.divided_bytes < inside
 
 
-def test_autocast_and_its_type_count() -> None:
-    model, x = nn.Conv3d(4, 4, 3, padding=1), torch.randn(4, 4, 6, 6, 6)
-    sizes = []
-    for enabled in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            sizes.append(divide_3d(model, x, Config(operations=(Operation.FORWARD,)), "cpu")[""][0].undivided_bytes)
-    assert sizes[0] != sizes[1]
-
-
 class OwnForward(nn.Conv3d):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) * 2

@@ -167,11 +167,6 @@ def test_modules_of_converted_filters_cannot_be_told_but_their_problems_can() ->
     assert {module for module, problem, *_ in counted(parametrized) if problem == SECOND} == {None}
 
 
-def test_lazy_modules_are_no_obstacle() -> None:
-    model = nn.Sequential(nn.LazyConv2d(4, 3, padding=1))
-    assert (None, FIRST, N, "forward") in counted(model)
-
-
 def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
     seen, model = [], Twice()
 
@@ -196,11 +191,6 @@ def nothing_left() -> Iterator[None]:
     yield
     assert ours() == before
     assert not dispatcher._wrappers
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_nothing_is_left_behind() -> None:
-    counted(tune(Twice()))
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -57,16 +56,6 @@ def test_the_same_is_put_back_without_a_step(machine: Machine) -> None:
     assert f"confirmed on {today}: step" in str(mucudnn.report(second))
     details = mucudnn.report(second).details().replace(f"confirmed on {today}:", "confirmed:")
     assert details == mucudnn.report(first).details()
-
-
-def test_what_was_withdrawn_is_withdrawn_again(machine: Machine) -> None:
-    machine.rest_s[True] = 3 * REST_S
-    confirmed(tuned_net(), OPEN)
-    net = tuned_net()
-    found = confirmed(net, OPEN)
-    assert not is_new(found)
-    assert len(torchs(net)) == 5
-    assert mucudnn.report(net).confirmation is found
 
 
 def test_asked_for_steps_run_again_and_count_from_then_on(machine: Machine, database: Path) -> None:
@@ -136,14 +125,6 @@ def test_inputs_limits_autocast_and_versions_tell_them_apart(machine: Machine, m
     assert not is_new(confirmed(tuned_net(), OPEN))
     monkeypatch.setattr("mucudnn.optimizing.confirm_model.algorithm_versions", lambda device_type: {"gemm": 99})
     assert is_new(confirmed(tuned_net(), OPEN))
-
-
-def test_a_database_that_cannot_be_written_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    confirmed(tuned_net(), OPEN)
-    monkeypatch.setattr(module, "Database", partial(Database, read_only=True))
-    assert not is_new(confirmed(tuned_net(), OPEN))
-    with pytest.warns(UserWarning, match="what it measures is not stored: .* can only be read"):
-        assert is_new(confirmed(tuned_net(), Config(confirm=True)))
 
 
 def test_optimize_finds_it_again(database: Path) -> None:

@@ -153,27 +153,6 @@ def test_every_kind_is_tuned_swapped_and_reported(tmp_path: Path) -> None:
     assert len(row.split("  ")) >= 5
 
 
-def test_operations_are_those_of_the_modules(tmp_path: Path) -> None:
-    """Who asks for the forward pass alone gets that of a transposed convolution: backward data of its problem."""
-    ours = mucudnn.optimize(Net(), torch.randn(2, 3, 36), config(tmp_path, operations=(Operation.FORWARD,)))
-    assert operations_of(ours.up) == [BACKWARD_DATA]
-    assert operations_of(ours.along) == [FORWARD]
-
-
-def test_within_the_headroom(tmp_path: Path) -> None:
-    torchs, x = Net(), torch.randn(2, 3, 36)
-    ours = mucudnn.optimize(copy.deepcopy(torchs), x, config(tmp_path, workspace_limit="headroom"))
-    limits = {tuned.problem.operation: tuned.limit_bytes for tuned in tuned_of(ours.up)}  # type: ignore[arg-type]
-    assert set(limits) == set(Operation)
-    assert all(limits.values())
-    torch.testing.assert_close(results(ours, x), results(torchs, x), rtol=1e-3, atol=1e-4)
-
-
-def test_the_first_layer_may_be_transposed(tmp_path: Path) -> None:
-    model: Any = mucudnn.optimize(nn.ConvTranspose2d(3, 4, 3), torch.randn(2, 3, 5, 5), config(tmp_path))
-    assert operations_of(model) == [BACKWARD_DATA, BACKWARD_FILTER]
-
-
 @pytest.mark.parametrize("cache_budget", [0, "1MiB"])
 def test_a_generator_in_inference(tmp_path: Path, cache_budget: Any) -> None:
     model = nn.Sequential(nn.ConvTranspose2d(8, 4, 4, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3)).eval()

@@ -27,7 +27,6 @@ MODELS = (
     "tests/optimizing/test_optimize.py",
     "tests/tuning/test_tuner.py",
     "tests/tuning/test_determinism.py",
-    "tests/distributed/test_fifty_steps.py",
 )
 # What /proc/cpuinfo calls what a setting needs
 NEEDED = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
@@ -36,11 +34,6 @@ def test_errors_of_tf32_are_allowed_where_torchs_own_convolution_rounds_to_it(nu
     assert Config(max_relative_error=1e-7).error_bound("float32", numerics) == 1e-7
 
 
-def test_pickles_keep_everything() -> None:
-    config = Config(strict=True, algorithms="gemm", time_limit=2.5)
-    assert pickle.loads(pickle.dumps(config)) == config
-
-
 def test_time_for_a_first_call() -> None:
     assert Config().first_call_time_s == 1.0
     assert Config(first_call_time="200ms").first_call_time_s == 0.2
@@ -49,36 +42,6 @@ def test_time_for_a_first_call() -> None:
         Config(first_call_time=-1)
     with pytest.raises(InvalidInputError, match="background"):
         Config(background="yes")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("given", "allowed"),
-    [
-        ({"workspace_limit": "٦٤MiB"}, "write a number and a unit"),
-        ({"time_limit": 0}, "time_limit: time 0 is 0, and must be above"),
-        ({"time_limit": "0ms"}, "must be above"),
-        ({"time_limit": "1e-999s"}, "must be above"),
-        ({"first_call_time": "٣s"}, "write for example 60s"),
-        ({"first_call_time": 0.0}, "must be above"),
-        ({"max_relative_error": 1e-300}, "at least 2.22"),
-        ({"max_relative_error": 0}, "at least 2.22"),
-    ],
-)
-def test_digits_of_other_scripts_and_bounds_that_nothing_can_keep_are_refused(
-    given: dict[str, object], allowed: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=allowed):
-        Config(**given)
-    assert Config(max_relative_error=2.0**-52, time_limit=1e-9).time_limit_s == 1e-9
-
-
-def test_confirming_is_asked_for_refused_or_left_open() -> None:
-    assert Config().confirm is None
-    assert Config() != Config(confirm=False)
-    for confirm in (None, False, True):
-        assert pickle.loads(pickle.dumps(Config(confirm=confirm))).confirm is confirm
-    with pytest.raises(InvalidInputError, match="confirm is 'yes'; it must be True or False"):
-        Config(confirm="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,6 @@ def test_filter_as_large_as_the_padded_input_fits_exactly() -> None:
     assert problem.y_shape(1) == (1, 6, 1, 7)
 
 
-def test_item_bytes() -> None:
-    sizes = {dtype: ConvProblem(Operation.FORWARD, **SIZES, dtype=dtype).item_bytes for dtype in ("float64", "float16")}
-    assert sizes == {"float64": 8, "float16": 2}
-
-
 def test_for_people() -> None:
     problem = ConvProblem(
         Operation.BACKWARD_DATA, **SIZES, stride=(2, 1), groups=2, memory_format=MemoryFormat.CHANNELS_LAST

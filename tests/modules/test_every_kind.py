@@ -1,0 +1,147 @@
+"""Rules that tuned modules of every kind keep: as torch's in everything but what computes. Nothing is measured here."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from support.problems.tuned_by_hand import assert_exact, ran, results, tune_by_hand
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mucudnn.words.problem import Operation
+
+EVERY = set(Operation)
+KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
+    "Conv1d": (nn.Conv1d, (3, 4, 9)),
+    "Conv2d": (nn.Conv2d, (3, 4, 7, 6)),
+    "ConvTranspose2d": (nn.ConvTranspose2d, (3, 4, 5, 6)),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def pair(kind: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any, Tensor]:
+    """Torch's module and ours with the same parameters, and the x for which ours is tuned."""
+    make, shape = KINDS[kind]
+    torchs, x = make(4, 6, 3).to(dtype), torch.randn(shape, dtype=dtype)
+    return torchs, tune_by_hand(copy.deepcopy(torchs), x), x
+
+
+def forward_of(kind: str) -> Operation:
+    return Operation.BACKWARD_DATA if kind == "ConvTranspose2d" else Operation.FORWARD
+
+
+@each_kind
+def test_dtypes(kind: str) -> None:
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.bfloat16, 2e-2)):
+        torchs, ours, x = pair(kind, dtype)
+        assert_exact(ours, torchs, x, tolerance)
+        assert ran(ours) == EVERY
+
+
+@each_kind
+def test_sizes_that_are_not_tuned_are_torchs(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    for other in (x[:0], torch.cat((x, x)), torch.cat((x, x), -1), x[0]):
+        assert torch.equal(ours(other), torchs(other))
+    assert ran(ours) == set()
+
+
+@each_kind
+def test_bad_input_gets_torchs_error(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    channels = torch.cat((x, x), 1)
+    small = () if kind == "ConvTranspose2d" else (x[..., :1],)
+    for bad in (channels, x[0, 0], x[None], *small):
+        with pytest.raises(RuntimeError) as expected:
+            torchs(bad)
+        with pytest.raises(RuntimeError) as error:
+            ours(bad)
+        assert str(error.value) == str(expected.value)
+
+
+@each_kind
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_without_graph_breaks(kind: str, dynamic: bool) -> None:
+    torchs, ours, x = pair(kind)
+    compiled = cast(nn.Module, torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic))
+    for given in (x, x[:2]):
+        first = [torch.autograd.grad(m(given).square().mean(), list(m.parameters())) for m in (compiled, torchs)]
+        torch.testing.assert_close(*first, rtol=1e-5, atol=1e-5)
+    assert ran(ours) == {forward_of(kind), Operation.BACKWARD_FILTER}
+
+
+@each_kind
+@pytest.mark.filterwarnings("ignore:`isinstance\\(treespec")  # of torch, about what it is going to drop
+def test_export(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    program = torch.export.export(ours, (x,)).run_decompositions()
+    torch.testing.assert_close(program.module()(x), torchs(x), rtol=1e-4, atol=1e-5)
+    assert ran(ours) == {forward_of(kind)}
+
+
+@each_kind
+def test_autocast_computes_in_its_type_as_torch_does(kind: str) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        torchs, ours, x = pair(kind)
+        mine, expected = results(ours, x), results(torchs, x)
+    assert [t.dtype for t in mine] == [t.dtype for t in expected]
+    assert mine[0].dtype == torch.bfloat16
+    torch.testing.assert_close(mine[:4], expected[:4], rtol=3e-2, atol=3e-2)
+    assert ran(ours) == EVERY
+
+
+@each_kind
+def test_eval_without_gradients(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(ours.eval()(x), torchs.eval()(x), rtol=1e-4, atol=1e-5)
+    assert ran(ours) == {forward_of(kind)}
+
+
+def through_a_file(module: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@each_kind
+def test_copies_are_tuned_and_state_dicts_go_both_ways(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    for copied in (copy.deepcopy, through_a_file, lambda module: pickle.loads(pickle.dumps(module))):
+        other = copied(ours)
+        assert_exact(other, torchs, x)
+        assert ran(other) == EVERY
+    fresh = KINDS[kind][0](4, 6, 3)
+    assert list(ours.state_dict()) == list(fresh.state_dict())
+    ours.load_state_dict(fresh.state_dict())
+    assert_exact(ours, fresh, x)
+    fresh.load_state_dict(torchs.state_dict())
+    assert torch.equal(fresh.weight, cast(nn.Conv2d, torchs).weight)
+
+
+@each_kind
+def test_flops_are_those_of_torchs(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    counts = []
+    for module in (torchs, ours):
+        with FlopCounterMode(display=False) as counter:
+            module(x).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@each_kind
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
+def test_transforms_and_forward_mode_stay_with_torch(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    direction = torch.randn_like(x)
+    torch.testing.assert_close(*[torch.func.jvp(module, (x,), (direction,)) for module in (ours, torchs)])
+    torch.testing.assert_close(*[torch.vmap(module)(x.unsqueeze(1)) for module in (ours, torchs)])
