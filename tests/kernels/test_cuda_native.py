@@ -16,7 +16,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import native
-from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, cudnn_benchmark
+from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
@@ -74,18 +74,6 @@ def test_settings_are_set_back_after_errors(settings: Settings) -> None:
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         step(BENCHMARKS[0], Call(FORWARD, 2))
     assert (cudnn.benchmark, cudnn.benchmark_limit) == (False, 7)
-
-
-def test_settings_are_set_back_where_one_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: object, name: str, value: object) -> None:
-        if name == "benchmark_limit" and value == 3:
-            raise RuntimeError("not to be set")
-        object.__setattr__(self, name, value)
-
-    monkeypatch.setattr(type(cudnn), "__setattr__", fail, raising=False)
-    with pytest.raises(RuntimeError, match="not to be set"), cudnn_benchmark(3):
-        pass
-    assert not cudnn.benchmark
 
 
 def test_each_limit_has_a_thread_of_its_own(settings: Settings) -> None:

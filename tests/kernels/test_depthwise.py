@@ -68,20 +68,8 @@ def test_multipliers_and_small_groups(
     c: int, k: int, groups: int, memory_format: MemoryFormat, operation: Operation
 ) -> None:
     for size, taps, stride in ((9, 3, 1), (17, 3, 2), (12, 5, 1)):
-        padding = (taps // 2, taps // 2)
-        problem = ConvProblem(
-            operation,
-            c,
-            size,
-            size,
-            k,
-            taps,
-            taps,
-            (stride, stride),
-            padding,
-            groups=groups,
-            memory_format=memory_format,
-        )
+        geometry = {"stride": (stride, stride), "padding": (taps // 2, taps // 2), "groups": groups}
+        problem = ConvProblem(operation, c, size, size, k, taps, taps, **geometry, memory_format=memory_format)
         call = Call(problem, 2)
         expected = reference(problem, call.x, call.w, call.y)
         assert relative_l2_error(call.run(DEPTHWISE, [2]), expected) < 1e-6

@@ -38,14 +38,6 @@ def test_a_map_that_no_tap_reaches(operation: Operation) -> None:
     assert not Call(problem, 2).run(Direct(), [2]).any()
 
 
-def test_pixels_that_a_stride_steps_over_get_no_gradient() -> None:
-    problem = ConvProblem(Operation.BACKWARD_DATA, 2, 5, 5, 3, 1, 1, stride=(2, 2))
-    dx = Call(problem, 1).run(Direct(), [1])
-    assert not dx[:, :, 1::2].any()
-    assert not dx[..., 1::2].any()
-    assert dx[:, :, ::2, ::2].all()
-
-
 @pytest.mark.parametrize(
     ("stride", "dilation", "count"),
     [((1, 1), (1, 1), 1), ((2, 2), (1, 1), 4), ((2, 2), (2, 2), 1), ((4, 4), (1, 1), 9)],
@@ -54,12 +46,3 @@ def test_only_phases_that_are_read_are_stored(stride: Pair, dilation: Pair, coun
     layout = phases(ConvProblem(Operation.FORWARD, 2, 16, 16, 2, 3, 3, stride, (1, 1), dilation))
     assert len(layout.offsets) == count
     assert {tap.phase for tap in layout.taps} == set(range(count))
-
-
-def test_scratch_does_not_grow_with_the_filter_but_by_its_padding() -> None:
-    one, large = (
-        Direct().workspace(ConvProblem(Operation.FORWARD, 8, 64, 64, 8, r, r, padding=(r // 2, r // 2)), 4)
-        for r in (1, 7)
-    )
-    assert one.scratch_bytes == 4 * 2 * 4 * 64 * 64 * 8
-    assert large.scratch_bytes < 1.25 * one.scratch_bytes

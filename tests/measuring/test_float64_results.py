@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,9 +15,8 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring import float64_results
 from mucudnn.measuring.float64_results import ExactResults, SampledResults
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.testing.geometries import GEOMETRIES, geometry
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.testing.geometries import GEOMETRIES, geometry, random_problem
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import computed_without_libraries
 
 BATCH = 13
@@ -49,15 +49,14 @@ def test_pieces_make_the_whole(budget: str, operation: Operation, name: str) -> 
         torch.testing.assert_close(exact.expected(n)[1], expected, rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize("n", range(1, BATCH + 1))
-def test_the_first_and_the_last_sample_are_compared_and_what_is_affordable_between(budget: str, n: int) -> None:
+def test_the_first_and_the_last_sample_are_compared_and_what_is_affordable_between(budget: str) -> None:
     problem, _, _ = geometry("same-3x3", Operation.FORWARD)
     exact = ExactResults(problem, random_operands(problem, BATCH))
-    compared = list(exact.compared(n))
-    assert compared == sorted(set(compared))
-    assert compared[0] == 0
-    assert compared[-1] == n - 1
-    assert len(compared) == min(n, max(3, exact.affordable))
+    for n in range(1, BATCH + 1):
+        compared = list(exact.compared(n))
+        assert compared == sorted(set(compared))
+        assert (compared[0], compared[-1]) == (0, n - 1)
+        assert len(compared) == min(n, max(3, exact.affordable))
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -115,28 +114,6 @@ def test_on_a_gpu_cudnn_does_not_confirm_itself_and_settings_are_restored(determ
     assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def random_problem(operation: Operation, rng: random.Random) -> ConvProblem:
-    while True:
-        groups = rng.choice([1, 1, 2, 4])
-        try:
-            return ConvProblem(
-                operation,
-                c=groups * rng.choice([1, 2, 5]),
-                h=rng.randint(3, 12),
-                w=rng.randint(3, 12),
-                k=groups * rng.choice([1, 3, 4]),
-                r=rng.choice([1, 3, 5]),
-                s=rng.choice([1, 2, 3]),
-                stride=(rng.randint(1, 3), rng.randint(1, 3)),
-                padding=(rng.randint(0, 3), rng.randint(0, 2)),
-                dilation=(rng.randint(1, 2), rng.randint(1, 2)),
-                groups=groups,
-                memory_format=rng.choice(list(MemoryFormat)),
-            )
-        except InvalidInputError:
-            continue
-
-
 def with_exact_result(problem: ConvProblem) -> tuple[Operands, torch.Tensor]:
     operands = random_operands(problem, N)
     written = operands.written(problem.operation)
@@ -146,9 +123,11 @@ def with_exact_result(problem: ConvProblem) -> tuple[Operands, torch.Tensor]:
 
 @pytest.mark.parametrize("operation", Operation)
 def test_at_some_places_an_exact_result_has_no_error_and_a_factor_is_seen(operation: Operation) -> None:
-    for seed in range(25):
-        problem = random_problem(operation, random.Random(seed))
+    drawn = (random_problem(random.Random(seed)) for seed in range(60))
+    for problem in (replace(p, operation=operation, dtype="float32") for p in drawn if p is not None):
         operands, written = with_exact_result(problem)
+        if not written.all():  # some results are sums over padding alone, and no factor shows there
+            continue
         sampled = SampledResults(problem, operands)
         assert sampled.error(written, N) < 1e-6, problem
         written.mul_(1.01)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from support.clock.machine import FORWARD, FakeAlgorithm
+from support.clock.machine import FORWARD, FakeAlgorithm, linear
 from support.races import CLOCK, SIZES, fake, job_of, race_of
 
 from mucudnn.measuring.prior import Prior
@@ -120,28 +121,43 @@ def test_for_a_budget_all_sizes_are_measured_of_what_is_fastest_in_its_workspace
     assert measured == {"native", "large", "part"}
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_share(seed: int) -> None:
-    """Recorded costs, linear in the size; whatever share of the budget is left, the times differ by at most 10 %."""
-    rng = random.Random(seed)
-    algorithms = [
-        FakeAlgorithm(
-            name,
-            CLOCK,
-            (lambda per_sample, per_step: lambda size: per_step + per_sample * size)(
-                rng.uniform(0.005, 0.04), rng.choice([0.0, 0.001])
-            ),
-            scratch_bytes_per_sample=rng.choice([0, 1, 3, 10]),
-        )
-        for name in ("native", "one", "two", "three", "four")
-    ]
-    algorithms[0].scratch_bytes_per_sample = 0
-    thorough = [r for r in race_of(*algorithms, limit_bytes=100).measure() if isinstance(r, Measurement)]
-    found = search(job_of(*algorithms, limit_bytes=100), every_size=True).values()
-    quick = [r for r in found if isinstance(r, Measurement)]
-    for share in (0, 4, 8, 16, 24, 40, 80, 100):
-        best, chosen = (solve_wr(measured, LARGEST, share).time_s for measured in (thorough, quick))
-        assert chosen <= 1.1 * best
+def drawn(rng: random.Random, names: str, most_s: float, steps_s: Sequence[float], **costs: Any) -> list[FakeAlgorithm]:
+    """Draw algorithms whose costs are linear in the size, with a share for each step; torch's own needs no scratch."""
+    found = []
+    for name in names.split():
+        step_s = linear(rng.uniform(0.005, most_s), rng.choice(steps_s))
+        found.append(FakeAlgorithm(name, CLOCK, step_s, **{cost: rng.choice(values) for cost, values in costs.items()}))
+    found[0].scratch_bytes_per_sample = 0
+    return found
+
+
+def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_share() -> None:
+    """Whatever share of the budget is left, the times differ by at most 10 %."""
+    for seed in range(40):
+        costs = {"scratch_bytes_per_sample": [0, 1, 3, 10]}
+        algorithms = drawn(random.Random(seed), "native one two three four", 0.04, [0.0, 0.001], **costs)
+        thorough = measurements_of(race_of(*algorithms, limit_bytes=100).measure())
+        quick = measurements_of(search(job_of(*algorithms, limit_bytes=100), every_size=True).values())
+        for share in (0, 4, 8, 16, 24, 40, 80, 100):
+            best, chosen = (solve_wr(measured, LARGEST, share).time_s for measured in (thorough, quick))
+            assert chosen <= 1.1 * best, seed
+
+
+def test_choices_are_nearly_those_of_a_thorough_search() -> None:
+    """The chosen times differ by at most 3 %."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        limit = rng.choice([None, 100, 40])
+        costs = {"setup_s": [0.0, 0.01], "scratch_bytes_per_sample": [0, 1, 10]}
+        algorithms = drawn(rng, "native one two three", 0.02, [0.0, 0.001, 0.01], **costs)
+        thorough = measurements_of(race_of(*algorithms, limit_bytes=limit).measure())
+        quick = measurements_of(search(job_of(*algorithms, limit_bytes=limit)).values())
+        best, found = (solve_wr(measured, LARGEST, limit).time_s for measured in (thorough, quick))
+        assert found <= 1.03 * best, seed
+
+
+def measurements_of(results: Iterable[Measurement | Failure]) -> list[Measurement]:
+    return [r for r in results if isinstance(r, Measurement)]
 
 
 def test_an_algorithm_is_looked_at_with_the_largest_micro_batch_that_fits() -> None:
@@ -358,27 +374,3 @@ def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> No
     assert not {size for name, size in more if name == "hungry"}  # it was hopeless at another size
     rows["known"] = tuple(m for m in rows["known"] if m.micro_config.algorithm == "native")
     assert set(search(job_of(*algorithms(), **rows, limit_bytes=40))) == {("hungry", 4)}
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_choices_are_nearly_those_of_a_thorough_search(seed: int) -> None:
-    """Recorded costs, linear in the size with a share for each step: the chosen times differ by at most 3 %."""
-    rng = random.Random(seed)
-    limit = rng.choice([None, 100, 40])
-    algorithms = [
-        FakeAlgorithm(
-            name,
-            CLOCK,
-            (lambda per_sample, per_step: lambda size: per_step + per_sample * size)(
-                rng.uniform(0.005, 0.02), rng.choice([0.0, 0.001, 0.01])
-            ),
-            setup_s=rng.choice([0.0, 0.01]),
-            scratch_bytes_per_sample=rng.choice([0, 1, 10]),
-        )
-        for name in ("native", "one", "two", "three")
-    ]
-    algorithms[0].scratch_bytes_per_sample = 0
-    thorough = [r for r in race_of(*algorithms, limit_bytes=limit).measure() if isinstance(r, Measurement)]
-    quick = [r for r in search(job_of(*algorithms, limit_bytes=limit)).values() if isinstance(r, Measurement)]
-    best, found = (solve_wr(measured, LARGEST, limit).time_s for measured in (thorough, quick))
-    assert found <= 1.03 * best

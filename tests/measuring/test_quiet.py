@@ -124,15 +124,6 @@ def test_what_was_passed_over_under_load_is_looked_at_again() -> None:
     assert chosen(bench.tune()) == "quick"
 
 
-def test_load_replaces_nothing_that_was_measured_in_quiet() -> None:
-    bench = BusyBench(SharedProcessors())
-    bench.tune()
-    quiet_results = bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
-    for result in quiet_results:
-        bench.database.add(ENVIRONMENT, FORWARD, 1, replace(result, step_s=9.0, load=0.5))
-    assert bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS) == quiet_results
-
-
 def test_a_stored_verdict_under_load_is_not_believed_though_measurements_are() -> None:
     bench, stored = BusyBench(SharedProcessors()), Database(":memory:")
     bench.tune()

@@ -254,14 +254,6 @@ def test_a_stream_goes_on_after_its_scratch_was_moved(sizes: Sequence[int]) -> N
         stream()
 
 
-def test_torchs_own_is_sound() -> None:
-    native = algorithm("native")
-    for operation in Operation:
-        problem = FORWARD.with_operation(operation)
-        (one,), _ = find_candidates(problem, [native], [4])
-        assert Workbench(problem, BATCH).relative_error(one) < 1e-5
-
-
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("k", [8, 10])  # oneDNN pads 10 to whole blocks
 def test_a_proof_counts_what_a_run_for_counting_does(operation: Operation, k: int) -> None:

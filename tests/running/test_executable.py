@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
@@ -20,7 +19,6 @@ from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
 from mucudnn.running import workspace
-from mucudnn.running.devices import made_current
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import make_releasable, release_workspaces
 from mucudnn.words.errors import InvalidInputError
@@ -210,36 +208,6 @@ def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> N
 
 
 # Devices
-
-
-class Devices:
-    """Four CUDA devices that compute nothing: which is the current one, and how often that was changed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current, self.switches = 0, 0
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
-        monkeypatch.setattr(torch.cuda, "device", self.switched)
-
-    @contextmanager
-    def switched(self, device: torch.device) -> Iterator[None]:
-        before, self.current = self.current, device.index
-        self.switches += 1
-        try:
-            yield
-        finally:
-            self.current = before
-
-
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
-    return Devices(monkeypatch)
-
-
-def test_the_device_is_switched_only_where_it_is_another(devices: Devices) -> None:
-    for device, during, switches in (("cpu", 0, 0), ("cuda:0", 0, 0), ("cuda:2", 2, 1)):
-        with made_current(torch.device(device)):
-            assert devices.current == during
-        assert (devices.current, devices.switches) == (0, switches)
 
 
 def test_whatever_the_default_device_is_the_workspace_is_the_cpus() -> None:

@@ -177,23 +177,6 @@ def test_the_budget_is_inclusive(world: World, budget: int, expected: list[str])
     assert keep(model_of(tuned_for([TORCHS_OWN, A, B])), world, budget) == expected
 
 
-def test_every_module_has_a_filter_of_its_own(world: World) -> None:
-    same = tuned_for([TORCHS_OWN, A])
-    assert sorted(keep(model_of(same, same, same), world, 200)) == ["", "a", "a"]
-    assert len(world.kept_runs) == 1  # equal ones are run once
-
-
-def test_the_budget_goes_where_it_saves_most(world: World) -> None:
-    slow = tuned_for([replace(TORCHS_OWN, step_s=9.0), replace(A, step_s=4.0)])
-    assert keep(model_of(tuned_for([TORCHS_OWN, A]), slow), world, 100) == ["", "a"]
-
-
-def test_what_is_kept_does_not_count_against_the_workspace_limit(world: World) -> None:
-    within, beyond = (tuned_for([TORCHS_OWN, replace(A, scratch_bytes=size)], limit=10) for size in (10, 11))
-    assert keep(model_of(within), world, None) == ["a"]
-    assert keep(model_of(beyond), world, None) == [""]
-
-
 @pytest.mark.parametrize(("slowdown", "expected"), [(1.5, "a"), (1.56, "b"), (3.0, "b")])
 def test_what_whole_runs_refute_is_dropped_and_the_rest_divided_again(
     world: World, slowdown: float, expected: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +11,6 @@ from support.problems.measurements import measured
 
 from mucudnn.tuning.choose import Outcome, choose
 from mucudnn.tuning.divide import divide
-from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 
@@ -73,11 +71,6 @@ def test_the_budget_goes_where_it_saves_most(budget: int | None, algorithms: dic
     assert sorted(found.values()) == sorted(algorithms.values())
 
 
-def test_a_layer_that_occurs_often_comes_first() -> None:
-    often = replace(SECOND, count=3)
-    assert chosen({FIRST: BOTH[FIRST], often: BOTH[SECOND]}, 100, WholeRuns())["second"] == "large"
-
-
 def test_only_what_is_chosen_is_run_and_each_once() -> None:
     runs = WholeRuns()
     divide(BOTH, 110, runs)
@@ -135,23 +128,6 @@ def test_options_have_the_times_that_were_solved_with() -> None:
     assert times == {"native": 0.1, "large": pytest.approx(0.06)}
     assert divided.division.objective_s == pytest.approx(times["large"])
     assert divided.choices[FIRST].configuration.time_s == 0.05  # as predicted
-
-
-def test_too_small_a_budget_names_the_smallest_and_who_holds_it_up() -> None:
-    needy = {task: [replace(TORCH, scratch_bytes=1000), SMALL] for task in BOTH}
-    with pytest.raises(InfeasibleError, match="first") as caught:
-        divide(needy, 19, WholeRuns())
-    assert caught.value.smallest_feasible_bytes == 20
-    assert divide(needy, 20, WholeRuns()).division.workspace_bytes == 20
-
-
-def test_no_tasks_need_nothing() -> None:
-    assert divide({}, 0, WholeRuns()).choices == {}
-
-
-def test_the_account_names_the_tasks() -> None:
-    record = json.loads(json.dumps(divide(BOTH, 110, WholeRuns()).division.to_json()))
-    assert [row["problem"] for row in record["assignment"]] == ["first", "second"]
 
 
 def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:

@@ -341,14 +341,6 @@ def test_too_small_a_budget_is_found_before_measuring_and_names_every_problem(be
     assert len(bench.tune(FORWARD, OTHER, config=budget(100)).problems) == 2
 
 
-def test_smaller_batches_stay_within_the_segment(bench: Bench) -> None:
-    bench.quick.step_s = linear(0.01, 0.001)
-    tuning = bench.tune(FORWARD, OTHER, config=budget(300))
-    for tuned in tuning.problems:
-        for configuration in tuning.configurations(tuned.problem).values():
-            assert configuration.workspace_bytes <= tuned.configuration.workspace_bytes
-
-
 def test_interrupted_before_the_budget_is_divided_nothing_is_ready(bench: Bench) -> None:
     def interrupt(text: str, fraction: float) -> None:
         if str(OTHER) in text and "measuring" in text:

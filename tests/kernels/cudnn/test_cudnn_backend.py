@@ -195,16 +195,6 @@ def test_the_stream_is_set_only_when_it_changes(backend: CudnnBackend, cudnn: Fa
     assert [stream for _, stream in cudnn.streams] == [0, 5, 0]
 
 
-def test_a_stream_that_was_refused_is_set_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    backend.execute(PLAN, POINTERS, 0x400, 0)
-    cudnn.refused["cudnnSetStream"] = (BAD_PARAM, b"")
-    with pytest.raises(CudnnError, match="set the stream"):
-        backend.execute(PLAN, POINTERS, 0x400, 5)
-    del cudnn.refused["cudnnSetStream"]
-    backend.execute(PLAN, POINTERS, 0x400, 5)
-    assert [stream for _, stream in cudnn.streams] == [0, 5]
-
-
 def test_a_failure_names_the_engine_in_cudnns_words(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     cudnn.refused["cudnnBackendExecute"] = (5000, b"out of luck")
     with pytest.raises(CudnnError, match=r"execute cudnn:2 for 4 sample\(s\): CUDNN_STATUS_5000: out of luck"):
@@ -282,14 +272,6 @@ def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn
     with pytest.raises(CapturingError, match="cuDNN's handle is not made yet"):
         backend.execute(PLAN, POINTERS, 0x400, 0)
     assert cudnn.calls.count("cudnnCreate") == 1
-
-
-def test_what_is_offered_is_asked_once_for_each_device(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
-    for device in (0, 1, 0, 1):
-        cuda.device = device
-        backend.offered(PROBLEM, 4)
-    graphs = [made.content for made in cudnn.made if made.kind == DescriptorKind.OPERATIONGRAPH]
-    assert len({content[Attribute.OPERATIONGRAPH_HANDLE][0] for content in graphs}) == len(graphs) == 2
 
 
 def test_what_cudnn_cannot_compute_is_not_offered(backend: CudnnBackend, cudnn: FakeCudnn) -> None:

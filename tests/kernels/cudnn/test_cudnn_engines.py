@@ -199,10 +199,3 @@ def test_an_older_cudnn_knows_only_devices_that_are_here(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "library", lambda: Library("/old/libcudnn.so.9"))
     with pytest.raises(UnavailableError, match=r"is cuDNN 9\.7\.5, which knows no devices.* 9\.8 or later"):
         described_device("h200")
-
-
-def test_what_cudnn_cannot_list_is_an_error(no_gpu: FakeCudnn) -> None:
-    device = described_device("h200")
-    no_gpu.refused["cudnnBackendFinalize"] = (BAD_PARAM, b"too large")
-    with pytest.raises(CudnnError, match="too large"):
-        device.engines(PROBLEM, 1)

@@ -15,7 +15,6 @@ from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Po
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.measuring.operands import random_operands
-from mucudnn.measuring.whole_runs import run_whole
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import MisalignedError
@@ -93,19 +92,6 @@ def test_tensors_of_more_elements_than_an_int_counts_run_in_smaller_micro_batche
     assert steady.supports_micro_batch(TWO_SAMPLES_TOO_LARGE, 2) == reason
     assert CudnnEngines(backend).offered(TWO_SAMPLES_TOO_LARGE, [2]) == []
     assert PICKY not in [engine.config for engine in CudnnEngines(backend).offered(TWO_SAMPLES_TOO_LARGE, [1, 2])]
-
-
-def test_while_measuring_nothing_stands_in_for_an_engine_that_fails(cudnn: FakeBackend) -> None:
-    def fail(plan: Plan) -> None:
-        raise CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
-
-    operands, configuration = random_operands(FORWARD, 2), Configuration((MicroConfig("cudnn:7", 2),), 1.0, 0)
-    run_whole(FORWARD, configuration, operands)
-    cudnn.started = fail
-    for _ in range(2):
-        with pytest.raises(StepError):
-            run_whole(FORWARD, configuration, operands)
-    assert [plan.config for plan in cudnn.executed] == [STEADY]
 
 
 def test_operands_off_16_bytes_are_refused(cudnn: FakeBackend) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom, kronecker
+from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom
 
 USED = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
 STRIDED = [(2, 3, 2), (4, 3, 2), (5, 3, 2), (4, 5, 2), (3, 7, 2), (2, 4, 2), (2, 5, 3), (4, 4, 3)]
@@ -21,10 +21,6 @@ CUSTOMARY = tuple(Fraction(p) for p in (0, 1, -1, 2, -2))
 
 def times(matrix: Matrix, vector: Sequence[Fraction]) -> list[Fraction]:
     return [sum((x * y for x, y in zip(row, vector, strict=True)), Fraction(0)) for row in matrix]
-
-
-def array(matrix: Matrix) -> np.ndarray:
-    return np.array(matrix, dtype=object)
 
 
 def filtered(f: CookToom, d: Sequence[Fraction], g: Sequence[Fraction]) -> list[Fraction]:
@@ -68,37 +64,10 @@ def test_the_matrices_of_dx_compute_a_tile_of_the_gradient(m: int, r: int, strid
     assert times(f.dx_a_t, products) == dx[first : first + stride * m]
 
 
-@pytest.mark.parametrize(("m", "r", "stride"), STRIDED)
-def test_with_a_stride_there_are_as_many_products_as_pixels_in_the_window(m: int, r: int, stride: int) -> None:
-    f = cook_toom(m, r, stride)
-    shapes = [array(matrix).shape for matrix in (f.a_t, f.g, f.b_t, f.dx_a_t)]
-    assert shapes == [(m, f.a), (f.a, r), (f.a, f.a), (stride * m, f.a)]
-    assert f.a == stride * (m - 1) + r
-
-
 @pytest.mark.parametrize("stride", [0, 4])
 def test_a_stride_that_passes_over_pixels_is_refused(stride: int) -> None:
     with pytest.raises(ValueError, match="needs a stride from 1 to 3; given is"):
         cook_toom(2, 3, stride)
-
-
-@pytest.mark.parametrize(("m", "r"), USED)
-def test_nested_it_is_the_correlation_in_two_dimensions(m: int, r: int) -> None:
-    f = cook_toom(m, r)
-    numbers = np.random.default_rng(0).integers(-9, 10, size=(f.a + r, f.a)).astype(object)
-    d, g = numbers[: f.a], numbers[f.a :, :r]
-    a_t, g_matrix, b_t = array(f.a_t), array(f.g), array(f.b_t)
-    y = a_t @ ((g_matrix @ g @ g_matrix.T) * (b_t @ d @ b_t.T)) @ a_t.T
-    expected = [[(d[i : i + r, j : j + r] * g).sum() for j in range(m)] for i in range(m)]
-    assert (y == np.array(expected, dtype=object)).all()
-
-
-@pytest.mark.parametrize(("m", "r"), USED)
-def test_kronecker_is_both_dimensions_at_once(m: int, r: int) -> None:
-    f = cook_toom(m, r)
-    g = np.arange(r * r).reshape(r, r).astype(object) - 3
-    nested = array(f.g) @ g @ array(f.g).T
-    assert times(kronecker(f.g, f.g), g.ravel()) == list(nested.ravel())
 
 
 @pytest.mark.parametrize(("m", "r"), USED)

@@ -8,7 +8,7 @@ import torch
 from support.cuda.emulator import COMPILER, EmulatedLauncher
 from support.cuda.nvcc import NVCC, SOURCES, all_compiled, known_architectures
 from support.effort import IS_FULL
-from support.problems.winograd_backend import OnBackend
+from support.problems.winograd_backend import OnBackend, awkward_geometries
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
@@ -66,39 +66,13 @@ def check(
 @by_algorithm
 @by_operation
 @by_format
-class TestConvolution:
-    def test_every_remainder_of_the_last_tile(
-        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
-    ) -> None:
-        for extra in range(m + 1):
-            size = (m + r + extra, 2 * m + r - extra)
-            check(launcher, m, problem_for(operation, size, r, memory_format=memory_format))
-
-    def test_every_padding(
-        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
-    ) -> None:
-        """Beyond r - 1, BACKWARD_DATA crops dy, and whole tiles of the output see nothing but padding."""
-        for padding in [(0, 1), (1, 2), (2, 3), (3, 0), (9, 7)]:
-            check(launcher, m, problem_for(operation, (7, 6), r, padding=padding, memory_format=memory_format))
-
-    def test_maps_smaller_than_a_tile(
-        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
-    ) -> None:
-        for size in [(1, 1), (1, 9), (2, 1), (3, 3)]:
-            check(launcher, m, problem_for(operation, size, r, padding=(r // 2, r // 2), memory_format=memory_format))
-
-    def test_groups_and_micro_batches(
-        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
-    ) -> None:
-        for c, k, groups in [(4, 6, 2), (3, 3, 3), (2, 8, 2), (5, 1, 1)]:
-            changes = {"c": c, "k": k, "groups": groups, "padding": (1, 1), "memory_format": memory_format}
-            check(launcher, m, problem_for(operation, (8, 7), r, **changes), (3, 3, 1))
-
-    def test_float32(
-        self, launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
-    ) -> None:
-        changes = {"c": 33, "k": 20, "padding": (r // 2, r // 2), "memory_format": memory_format, "dtype": "float32"}
-        check(launcher, m, problem_for(operation, (12, 13), r, **changes), (2, 1))
+def test_every_awkward_geometry(
+    launcher: EmulatedLauncher, m: int, r: int, operation: Operation, memory_format: MemoryFormat
+) -> None:
+    for geometry in awkward_geometries(m, r):
+        check(launcher, m, ConvProblem(operation, **geometry, memory_format=memory_format), (3, 1))
+    changes = {"c": 33, "k": 20, "padding": (r // 2, r // 2), "memory_format": memory_format, "dtype": "float32"}
+    check(launcher, m, problem_for(operation, (12, 13), r, **changes), (2, 1))
 
 
 @compiled

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from support.problems.winograd_backend import awkward_geometries
 
 from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
@@ -43,39 +44,10 @@ def error_of(algorithm: Winograd, problem: ConvProblem, micro_batches: tuple[int
 @by_name
 @by_operation
 @pytest.mark.parametrize("memory_format", list(MemoryFormat))
-def test_every_remainder_of_the_last_tile(
-    algorithm: Winograd, operation: Operation, memory_format: MemoryFormat
-) -> None:
-    tile = algorithm.stride * algorithm.m
-    for extra in range(tile + 1):
-        size = (tile + algorithm.r + extra, 2 * tile + algorithm.r - extra)
-        assert error_of(algorithm, problem_for(algorithm, operation, size, memory_format=memory_format)) < ROUNDING
-
-
-@by_name
-@by_operation
-@pytest.mark.parametrize("padding", [(0, 1), (1, 2), (2, 3), (3, 0), (9, 7)], ids=str)
-def test_every_padding_on_every_side_of_the_filter_size(
-    algorithm: Winograd, operation: Operation, padding: Pair
-) -> None:
-    """Beyond r - 1, BACKWARD_DATA crops dy, and whole tiles of the output see nothing but padding."""
-    assert error_of(algorithm, problem_for(algorithm, operation, (7, 6), padding=padding)) < ROUNDING
-
-
-@by_name
-@by_operation
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (2, 1), (3, 3)], ids=str)
-def test_maps_smaller_than_a_tile(algorithm: Winograd, operation: Operation, size: Pair) -> None:
-    padding = (algorithm.r // 2, algorithm.r // 2)
-    assert error_of(algorithm, problem_for(algorithm, operation, size, padding=padding)) < ROUNDING
-
-
-@by_name
-@by_operation
-@pytest.mark.parametrize(("c", "k", "groups"), [(4, 6, 2), (3, 3, 3), (2, 8, 2)])
-def test_groups_and_depthwise(algorithm: Winograd, operation: Operation, c: int, k: int, groups: int) -> None:
-    problem = problem_for(algorithm, operation, (8, 7), c=c, k=k, groups=groups, padding=(1, 1))
-    assert error_of(algorithm, problem, (2, 1)) < ROUNDING
+def test_every_awkward_geometry(algorithm: Winograd, operation: Operation, memory_format: MemoryFormat) -> None:
+    for geometry in awkward_geometries(algorithm.m, algorithm.r, algorithm.stride):
+        problem = ConvProblem(operation, **geometry, memory_format=memory_format)
+        assert error_of(algorithm, problem, (2, 1)) < ROUNDING, problem
 
 
 @by_operation

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from mucudnn.measuring.timing import cuda_clock
-from mucudnn.measuring.timing.comparison import Rounds, compare_in_turns
 from mucudnn.measuring.timing.cuda_clock import CudaClock
-from mucudnn.measuring.timing.timer import Stop, StoppingRule, Timer, WallClock
 
 CACHE_BYTES = 4096
 
@@ -96,32 +94,10 @@ def test_no_first_call_makes_the_device_wait_for_long(log: list[str], monkeypatc
     assert cycles[1] == cuda_clock._LONGEST_WAIT_S * cuda_clock._CYCLES_PER_S
 
 
-def test_candidates_and_whole_runs_take_less_time_than_on_the_cpu(log: list[str]) -> None:
-    clock = CudaClock()
-    assert clock.step_rule.sample_s < WallClock().step_rule.sample_s
-    compare_in_turns(lambda: log.append("torch"), [lambda: log.append("ours")], clock, Rounds(most=5))
-    assert log.count("ours") == 1 + 5  # a call takes longer than a sample: one warm-up, and one a round
-    log.clear()
-    timer = Timer(lambda: log.append("call"), clock, StoppingRule(sample_s=0.012, min_samples=1), calls_per_pass=2)
-    timer.sample()
-    assert timer.stop is Stop.QUIET
-    assert "".join(entry[0] for entry in log) == "sfrcrw" + "sfrccrfrccrw"
-
-
 def test_now_waits_for_what_was_started(log: list[str]) -> None:
     clock = CudaClock()
     assert clock.now() <= clock.now()
     assert log == ["wait for all"] * 2
-
-
-def test_lack_of_memory_ends_a_timer(log: list[str]) -> None:
-    def fail() -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    timer = Timer(fail, CudaClock())
-    timer.sample()
-    assert timer.stop is Stop.FAILED
-    assert not timer.samples_s
 
 
 def test_throttled_clocks_are_told_once_in_a_while(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,6 @@ def test_spread_is_the_interquartile_range_over_the_median() -> None:
     assert relative_spread([]) == 0.0
 
 
-def test_the_wall_clock_does_not_run_backwards() -> None:
-    clock = WallClock()
-    assert clock.now() <= clock.now()
-
-
 def rounds_of(run: WholeRun) -> int:
     assert run.raw is not None
     assert len(run.raw.baseline_samples_s) == len(run.raw.time_samples_s)

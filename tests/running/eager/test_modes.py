@@ -8,21 +8,8 @@ import torch
 from support.eager_layers import images, layer
 
 from mucudnn.running import operators
-from mucudnn.words.problem import Operation
 
 # ---- modes ----------------------------------------------------------------------------------------------------------
-
-
-def test_autocast_computes_in_its_type(registered: list[Operation]) -> None:
-    ours, x = layer(), images(True)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = ours(x)
-    assert y.dtype is torch.bfloat16
-    assert set(registered) == {Operation.FORWARD}
-    with torch.autocast("cpu", torch.bfloat16):  # a backward pass inside does not cast, as torch's does not
-        ours(x).float().sum().backward()
-    assert x.grad is not None
-    assert x.grad.dtype is torch.float32
 
 
 def test_modes_see_the_operator() -> None:
