@@ -36,8 +36,8 @@ _WORKSPACE_CLIFFS = (CliffKind.MORE_WORKSPACE, CliffKind.DOES_NOT_FIT)
 
 def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False) -> Table:
     """Time and workspace per sample at the measured batch sizes, or at every one."""
-    columns = ["batch", *(f"{curve} ms" for curve in Curve), "torch / divided"]
-    columns += [f"{curve} workspace" for curve in Curve]
+    columns = ["batch", *(f"{curve.label} ms" for curve in Curve), "PyTorch / divided"]
+    columns += [f"{curve.label} workspace" for curve in Curve]
     what = f"{sweep.source}, {name_of(curves)}, per sample, {memory_bound(sweep.config)}"
     printed = new_table(what, (), columns)
     printed.add_column("divided runs as")
@@ -63,15 +63,15 @@ def explanation(sweep: BatchSweep) -> str:
     """Say what is measured, and what is solved."""
     sizes = ", ".join(map(str, sweep.measured_sizes))
     lines = [
-        f"torch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
+        f"PyTorch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
         f"±: noise above {LEAST_MARGIN:.0%}, of a single sample 50 %",
         "divided: solved for every batch size from these measurements; times are predicted, the sum of the parts",
     ]
-    below = ", ".join(f"{curve} {n}" for curve, n in sweep.starving_below.items())
+    below = ", ".join(f"{curve.label} {n}" for curve, n in sweep.starving_below.items())
     lines.append(f"under {ENOUGH:.0%} of their best throughput, all convolutions together, below a batch of: {below}")
     if sweep.whole_run_speedup is not None:
         speedup = ratio(sweep.whole_run_speedup)
-        lines.append(f"whole runs at {sweep.up_to}: what tuning chose for each problem is {speedup} as fast as torch")
+        lines.append(f"whole runs at {sweep.up_to}: what tuning chose for each problem is {speedup} as fast as PyTorch")
     return "\n".join(lines)
 
 
@@ -134,7 +134,7 @@ def _merged(cliffs: Collection[Cliff], every_cliff: bool) -> dict[tuple[str, str
     merged: dict[tuple[str, str, str], list[str]] = {}
     for *others, shown in groups.values():
         batch = f"{shown.n}, also {', '.join(str(cliff.n) for cliff in others)}" if others else str(shown.n)
-        merged.setdefault((batch, shown.finding, shown.remedy), []).append(str(shown.curve))
+        merged.setdefault((batch, shown.finding, shown.remedy), []).append(shown.curve.label)
     return merged
 
 
@@ -191,7 +191,7 @@ def _csv_rows(curves: Curves) -> Iterator[Record]:
 
 
 _STYLES: Mapping[Curve, Mapping[str, Any]] = {
-    Curve.TORCH: {"color": TORCH_COLOUR, "marker": "o", "label": "torch, undivided (measured)"},
+    Curve.TORCH: {"color": TORCH_COLOUR, "marker": "o", "label": "PyTorch, undivided (measured)"},
     Curve.UNDIVIDED: {"color": OTHER_COLOUR, "marker": "s", "label": "best algorithm, undivided (measured)"},
     Curve.DIVIDED: {"color": OURS_COLOUR, "label": "divided (solved)"},
 }

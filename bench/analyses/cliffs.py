@@ -22,6 +22,11 @@ class Curve(StrEnum):
     UNDIVIDED = "undivided"
     DIVIDED = "divided"
 
+    @property
+    def label(self) -> str:
+        """Name of the curve for people."""
+        return "PyTorch" if self is Curve.TORCH else self.value
+
 
 class CliffKind(StrEnum):
     """Ways in which a larger batch is worse."""

@@ -139,14 +139,14 @@ def in_words(comparison: FolderComparison) -> str:
     """Return the counts, the method, what differs between the folders, and the rows that only one of them has."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
-    over_torch = ", each over torch's time in the same round" if is_torch_the_same(before, after) else ""
+    over_torch = ", each over PyTorch's time in the same round" if is_torch_the_same(before, after) else ""
     lines = [
         f"{len(rows)} rows are in both: {counts}; changes up to {comparison.tolerance:.0%} count as none",
         f"ratio: time after / time before{over_torch}; at level {FAMILY_LEVEL:g} for all rows together",
     ]
     if uncontrolled := sum(not row.is_controlled for row in rows):
         lines.append(
-            f"{uncontrolled} rows have no torch of the same kind beside them in both folders: slow phases of the "
+            f"{uncontrolled} rows have no PyTorch of the same kind beside them in both folders: slow phases of the "
             f"machine do not cancel, so that they are slower or faster only beyond a ratio of {PHASE:.2f}"
         )
     if differences := before.header.differences(after.header):

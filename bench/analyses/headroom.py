@@ -62,7 +62,7 @@ def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[Headr
     printed = new_table(
         f"{tuning.source}: one training step, peak {format_bytes(headroom.peak_bytes)}",
         ("layer", "operation", "configuration"),
-        ("in use", "free below the peak", "workspace", "torch ms", "chosen ms"),
+        ("in use", "free below the peak", "workspace", "PyTorch ms", "chosen ms"),
         footer=("total", "", "", "", "", "", *(_total(rows, name) for name in ("baseline_s", "time_s"))),
     )
     for row in rows:
@@ -77,8 +77,8 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
     fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
     traced = "without running it" if timeline.real_because is None else f"by running it ({timeline.real_because})"
     return (
-        f"{_gain(rows)}within torch's own peak, {format_bytes(headroom.peak_bytes)}: with their workspaces, of at most "
-        f"{format_bytes(largest)}, convolutions have no more than {format_bytes(fullest)} in use\n"
+        f"{_gain(rows)}within PyTorch's own peak, {format_bytes(headroom.peak_bytes)}: with their workspaces, of at "
+        f"most {format_bytes(largest)}, convolutions have no more than {format_bytes(fullest)} in use\n"
         f"parameters, buffers and input are {format_bytes(timeline.base_bytes)}; the step was traced {traced}"
     )
 
@@ -167,7 +167,7 @@ def draw_headroom(headroom: Headroom, source: str, rows: Sequence[HeadroomRow]) 
     live = [event.live_bytes / _MIB for event in headroom.timeline.events]
     axes.fill_between(range(events), live, step="mid", color=TORCH_COLOUR, alpha=0.35, linewidth=0, label="in use")
     _draw_calls(axes, rows)
-    peak_label = f"peak of torch's own step, {format_bytes(headroom.peak_bytes)}"
+    peak_label = f"peak of PyTorch's own step, {format_bytes(headroom.peak_bytes)}"
     axes.axhline(peak, color=ALARM_COLOUR, linestyle="--", linewidth=1.2, label=peak_label)
     for event, name in _names(rows, events):
         axes.text(event, 1.02 * peak, name, rotation=90, fontsize=7, ha="center", va="bottom")

@@ -106,7 +106,7 @@ def _version(folder: ResultFolder, change: FolderComparison | None) -> Version:
 def versions_table(history: History) -> Table:
     """Return a row for each version: geometric mean of its speedups, and what changed since the previous one."""
     printed = new_table(
-        f"{history.path}: speedups over torch in the same rounds",
+        f"{history.path}: speedups over PyTorch in the same rounds",
         ("version", "measured"),
         ("timed", "geometric mean", "95 % interval", *Verdict),
     )
@@ -123,7 +123,7 @@ def subjects_table(history: History) -> Table:
     """Return a row for each operation of each layer, with its speedup in the last versions, and the last interval."""
     shown = history.versions[-_SHOWN:]
     titles = (*(version.name for version in shown), "95 % interval")
-    printed = new_table("speedup over torch of each operation", ("operation",), titles)
+    printed = new_table("speedup over PyTorch of each operation", ("operation",), titles)
     for key in history.subjects:
         each = [version.speedups.get(key, Estimate()) for version in shown]
         printed.add_row(subject_name(key), *(_cells(one)[0] for one in each), _cells(each[-1])[1])

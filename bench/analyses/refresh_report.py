@@ -49,7 +49,7 @@ def measurements_table(refreshed: Refreshed) -> Table:
 
 def whole_runs_table(refreshed: Refreshed) -> Table:
     """Per whole run: torch's time and its own, before and now, and the verdict."""
-    columns = ("torch ms before", "now", "its own ms before", "now", "speedup before", "now")
+    columns = ("PyTorch ms before", "now", "its own ms before", "now", "speedup before", "now")
     printed = new_table("Whole runs again", ("problem", "configuration", "verdict"), columns)
     for run in refreshed.whole_runs:
         times = (run.before.baseline_s, run.now.baseline_s, run.before.time_s, run.now.time_s)

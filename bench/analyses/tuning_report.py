@@ -23,7 +23,7 @@ def tuning_table(tuning: TableTuning) -> Table:
     left_out = left_out_in_words([row.tuned for row in tuning.rows])
     why_slower = any(_why_slower(row.tuned) for row in tuning.rows)
     more = ("not measured",) * bool(left_out) + ("why slower",) * why_slower
-    columns = ("count", "torch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
+    columns = ("count", "PyTorch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
     printed = new_table(
         f"{tuning.source}, {memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),

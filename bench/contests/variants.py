@@ -10,6 +10,15 @@ from mucudnn.words.errors import InvalidInputError
 TORCH = "torch"  # the contestant with which result folders compare the others
 
 
+def shown_name(contestant: str) -> str:
+    """Name a contestant in headings: PyTorch's is stored as ``torch``.
+
+    >>> shown_name("torch-benchmark-10"), shown_name("mucudnn")
+    ('PyTorch-benchmark-10', 'mucudnn')
+    """
+    return f"PyTorch{contestant.removeprefix(TORCH)}" if contestant.startswith(TORCH) else contestant
+
+
 class Variant(StrEnum):
     """Convolutions of a step, and whether the model is compiled.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MOST_SUBJECTS = 6  # drawn side by side: those that take torch longest
+MOST_SUBJECTS = 6  # drawn side by side: those that take PyTorch longest
 MOST_PIECES = 16  # equal micro-batches that are drawn apart
 CANDIDATES = "candidates.jsonl, which bench deepbench and bench network write"
 _PROBLEMS = "rows of convolutions with all columns of their problems"
@@ -30,9 +30,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "speedups": Kind(
             "Speedup of each layer, by workspace limit",
-            "speedup over torch of each layer, under each workspace limit",
-            "Torch's time over ours, on a logarithmic scale; right of the line is faster. Bars are 95 % intervals over "
-            "rounds.",
+            "speedup over PyTorch of each layer, under each workspace limit",
+            "PyTorch's time over ours, on a logarithmic scale; right of the line is faster. Bars are 95 % intervals "
+            "over rounds.",
             f"{_PROBLEMS}, with torch and another contestant",
         ),
         "divided": Kind(
@@ -55,16 +55,16 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         ),
         "samples": Kind(
             "Samples of each contestant",
-            "every sample of each contestant, for the operations that take torch longest",
-            f"The {MOST_SUBJECTS} operations that take torch longest: every sample is a point, violins show where they "
-            "lie, boxes have half of them. mucudnn plot samples DIR --layer NAME draws those of any layer.",
+            "every sample of each contestant, for the operations that take PyTorch longest",
+            f"The {MOST_SUBJECTS} operations that take PyTorch longest: every sample is a point, violins show where "
+            "they lie, boxes have half of them. mucudnn plot samples DIR --layer NAME draws those of any layer.",
             "rows with samples",
         ),
         "algorithms": Kind(
             "Samples of each algorithm",
             "every sample of each algorithm on the undivided mini-batch",
             "The whole mini-batch by each algorithm, without what is done once a call, for the "
-            f"{MOST_SUBJECTS} operations that take torch longest: points are samples, violins show where they lie, "
+            f"{MOST_SUBJECTS} operations that take PyTorch longest: points are samples, violins show where they lie, "
             "boxes have half of them.",
             f"{CANDIDATES}, with samples: what the database knew already has none",
         ),
@@ -78,15 +78,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "desirable": Kind(
             "Desirable sets: what workspace buys",
             "time against workspace of the best configurations, undivided and divided",
-            f"The {MOST_SUBJECTS} operations that take torch longest. The line is the desirable set: no configuration "
-            "has less time with as much workspace. Squares are algorithms on the undivided mini-batch, the grey "
-            "one torch's own. Times are sums of measured parts.",
+            f"The {MOST_SUBJECTS} operations that take PyTorch longest. The line is the desirable set: no "
+            "configuration has less time with as much workspace. Squares are algorithms on the undivided mini-batch, "
+            "the grey one PyTorch's own. Times are sums of measured parts.",
             CANDIDATES,
         ),
         "micro-batches": Kind(
             "Time against micro-batch size",
             "time of a sample against the micro-batch size, by algorithm",
-            f"The {MOST_SUBJECTS} operations that take torch longest: one micro-batch by each algorithm, "
+            f"The {MOST_SUBJECTS} operations that take PyTorch longest: one micro-batch by each algorithm, "
             "without what is done once a call, over its number of samples. Where a line falls, small "
             "micro-batches cost.",
             f"{CANDIDATES}, of algorithms at more than one micro-batch size: take a --batch of 2 or more, and a "

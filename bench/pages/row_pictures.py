@@ -55,7 +55,7 @@ def speedups(report: Report) -> Figure | None:
     if rows.empty:
         return None
     layers, by_series = list(dict.fromkeys(rows["layer"])), colours(rows["series"])
-    figure, every = _by_operation(rows, layers, 0.2, "speedup over torch")
+    figure, every = _by_operation(rows, layers, 0.2, "speedup over PyTorch")
     for axes, of in every:
         for index, (name, colour) in enumerate(by_series.items()):
             points = of[of["series"] == name]

@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).parent / "shipped"
 DEVICES = ("cpu", "cuda")
 _SECTIONS = ("fixed", "mutable", "accept")
 _SHOWN_SOURCES = {"networks": "networks, a list,", "table": "table, one name"}
-_KEYS = ("title", "benchmark", "figure", "published", *_SECTIONS, *DEVICES)
+_KEYS = ("title", "takes", "benchmark", "figure", "published", *_SECTIONS, *DEVICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     top = read_sections(path)
     top.require_known(_KEYS)
     title = top.take("title", text, path.stem)
+    top.take("takes", text)
     name = top.take("benchmark", partial(_one_of, allowed=tuple(BENCHMARKS)), next(iter(BENCHMARKS)))
     figure = top.take("figure", partial(_one_of, allowed=tuple(KINDS)))
     benchmark = BENCHMARKS[name]

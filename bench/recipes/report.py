@@ -19,7 +19,7 @@ def results_table(outcome: Outcome) -> Table:
     printed = new_table(
         outcome.recipe.title,
         ("folder", "contestant", "policy", "workspace limit"),
-        ("measured", "ms", "speedup over torch", "largest workspace", "largest error"),
+        ("measured", "ms", "speedup over PyTorch", "largest workspace", "largest error"),
     )
     rows = outcome.rows
     torchs = rows[rows["contestant"] == TORCH]

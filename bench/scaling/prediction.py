@@ -63,7 +63,7 @@ class Device:
 
     def __post_init__(self) -> None:
         if not self._torch_s[1:].max() < float("inf"):
-            raise InvalidInputError("torch's own convolutions were not measured; tune them all, without a time limit")
+            raise InvalidInputError("PyTorch's own convolutions were not measured; tune them all, without a time limit")
 
     @property
     def _torch_s(self) -> FloatArray:

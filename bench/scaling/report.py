@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from mucudnn.bench.analyses.batch_sizes import ENOUGH
+from mucudnn.bench.contests.variants import shown_name
 from mucudnn.bench.report.plots import ALARM_COLOUR, OURS_COLOUR, TORCH_COLOUR, batch_axis, label, new_figure
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 _FAR = "~"
 _STEPS = (
-    *("ranks", "local batch", "torch ms", "mucudnn ms", "speedup", "torch samples/s", "mucudnn samples/s"),
-    *("torch efficiency", "mucudnn efficiency", "torch waits", "mucudnn waits", "all-reduces ms", "least ms"),
+    *("ranks", "local batch", "PyTorch ms", "mucudnn ms", "speedup", "PyTorch samples/s", "mucudnn samples/s"),
+    *("PyTorch efficiency", "mucudnn efficiency", "PyTorch waits", "mucudnn waits", "all-reduces ms", "least ms"),
 )
 _BUCKETS = (
     *("ranks", "local batch", "default", "waits ms", "best bucket_cap_mb", "buckets", "waits ms"),
@@ -45,8 +46,8 @@ def in_words(result: ScaleResult) -> str:
     """Say what starves, what was measured, and what the link is."""
     device, link = result.device, result.cluster.link
     lines = [
-        f"{which}: a device starves below a local batch of {device.starving_below(which)}, where it falls under "
-        f"{ENOUGH:.0%} of its best throughput"
+        f"{shown_name(which)}: a device starves below a local batch of {device.starving_below(which)}, where it falls "
+        f"under {ENOUGH:.0%} of its best throughput"
         for which in Convolutions
     ]
     measured = ", ".join(map(str, device.convolutions.measured))
@@ -61,7 +62,7 @@ def in_words(result: ScaleResult) -> str:
     return "\n".join(
         (
             *lines,
-            f"torch's convolutions were measured at {measured}, {whole} at {steps} samples; ours are solved from "
+            f"PyTorch's convolutions were measured at {measured}, {whole} at {steps} samples; ours are solved from "
             f"one tuning; {_FAR}: larger than all that was measured",
             f"{result.cluster.all_reduce} all-reduce of {format_bytes(device.steps.size_bytes)} in "
             f"{len(device.steps.gradients)} gradients, {hidden}; latency {format_seconds(link.latency_s)}, bandwidth "
@@ -207,7 +208,7 @@ def _draw_points(axes: Axes, result: ScaleResult, value: Callable[[Point], float
         for which, colour in _COLOURS.items():
             points = result.of(scaling, which)
             x, y = [point.ranks for point in points], [value(point) for point in points]
-            axes.plot(x, y, color=colour, markersize=4, label=f"{which}, {scaling} scaling", **style)
+            axes.plot(x, y, color=colour, markersize=4, label=f"{shown_name(which)}, {scaling} scaling", **style)
 
 
 def _draw_local(axes: Axes, result: ScaleResult) -> None:
@@ -217,7 +218,9 @@ def _draw_local(axes: Axes, result: ScaleResult) -> None:
         axes.plot(samples, samples / result.device.compute_s(which)[1:], color=colour)
         starving = result.device.starving_below(which)
         line = ":" if which is Convolutions.TORCH else "-."
-        axes.axvline(starving, color=ALARM_COLOUR, linestyle=line, linewidth=1, label=f"{which} starves below")
+        axes.axvline(
+            starving, color=ALARM_COLOUR, linestyle=line, linewidth=1, label=f"{shown_name(which)} starves below"
+        )
     label(axes, "one rank alone", "local batch", "samples / s")
     batch_axis(axes, result.device.convolutions.largest)
     axes.set_ylim(bottom=0)

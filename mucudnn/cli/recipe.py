@@ -20,15 +20,16 @@ def recipe() -> None:
 
 @recipe.command("list", cls=FileCommand)
 def list_recipes() -> None:
-    """List the recipes that come with mucudnn: the experiments of the paper."""
+    """List the recipes of the paper's experiments, and about how long each takes on two CPU cores."""
     from mucudnn.bench.recipes.recipe_file import shipped_recipes
     from mucudnn.bench.recipes.sections import read_sections
     from mucudnn.bench.report.tables import new_table
     from mucudnn.terminal.console import output
 
-    printed = new_table("", ("recipe", "what it shows"), ())
+    printed = new_table("", ("recipe", "what it shows"), ("about",))
     for name, path in shipped_recipes().items():
-        printed.add_row(name, str(read_sections(path).values["title"]))
+        values = read_sections(path).values
+        printed.add_row(name, values["title"], values["takes"])
     output().print(printed)
 
 

@@ -30,7 +30,7 @@ def test_it_prints_writes_and_draws(layers: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for expected in (
         "only forward, per sample",
-        "torch / divided",
+        "PyTorch / divided",
         "cliffs",
         "measured",
         "solved",

@@ -38,11 +38,11 @@ def training_table(torchs: Row, ours: Row) -> Table:
     printed.add_row("mucudnn, ms per step", milliseconds(our_s))
     printed.add_row("speedup of the whole step", ratio(torch_s / our_s))
     printed.add_row("loss, first and last step", f"{losses[0]:.3f} → {losses[-1]:.3f}")
-    for name, row in (("mucudnn", ours), ("torch in channels_last", torchs)):
+    for name, row in (("mucudnn", ours), ("PyTorch in channels_last", torchs)):
         loss, gradient = (f"{row.more[f'{of}_difference']:.1e}" for of in ("loss", "gradient"))
-        printed.add_row(f"{name} against torch: largest relative difference of the losses", loss)
-        printed.add_row(f"{name} against torch: ... and of the first step's gradients", gradient)
-    for name, row in (("torch", torchs), ("mucudnn", ours)):
+        printed.add_row(f"{name} against PyTorch: largest relative difference of the losses", loss)
+        printed.add_row(f"{name} against PyTorch: ... and of the first step's gradients", gradient)
+    for name, row in (("PyTorch", torchs), ("mucudnn", ours)):
         printed.add_row(f"{name} against float64: ... of the first step's gradients", f"{row.relative_error:.1e}")
     return printed
 

@@ -185,7 +185,7 @@ def numerics_tables(folder: ResultFolder) -> Iterator[Table | str]:
     Its sections are geometries; its cells have a value for each operation, or one where all are the same.
     """
     operations = " / ".join(dict.fromkeys(row["operation"] for row in folder.lines))
-    printed = new_table(f"beside torch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_CELLS])
+    printed = new_table(f"beside PyTorch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_CELLS])
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in folder.lines:
         geometry = f"{row['filter']}, {row['image']}".replace("x", "×")

@@ -26,14 +26,14 @@ _LEAST_OF_LARGEST = 1e-3  # shade of a map that has no errors, beside the larges
 _NAMES = ("operation", "algorithm")
 _OF_LAYERS = (
     "gradient: error of a derivative along a random direction, in the layer's own dtype, against differences",
-    "gradcheck: torch's own, in float64, of the layer cut down to few channels",
+    "gradcheck: PyTorch's own, in float64, of the layer cut down to few channels",
     "ms: median of a call through the module, as in training; overhead: what that takes longer than the algorithm "
     "alone in the same round",
 )
 _OF_MODULES = (
     "backward_data: the gradient of the input; backward_filter: those of all parameters together",
     "gradient: error of a derivative along the gradient, against differences of the module in float64",
-    "gradcheck: torch's own, of the module in float64 on two samples, element by element; of a large one of elements "
+    "gradcheck: PyTorch's own, of the module in float64 on two samples, element by element; of a large one of elements "
     "that are drawn",
     "ms: median of a call, as in training",
 )

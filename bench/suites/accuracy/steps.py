@@ -144,7 +144,7 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
 
     relative_error: of all parameters' gradients together. Columns: output: of all that the model returns; loss; worst:
     of ``worst_parameter``, whose own gradient has the largest error; operations: number of those that were tuned, and
-    ours: of those that do not run torch's own.
+    ours: of those that do not run PyTorch's own.
     """
     own = {name: relative_l2_error(gradient, exact.gradients[name]) for name, gradient in found.gradients.items()}
     worst = max(own, key=lambda name: own[name])
@@ -178,6 +178,6 @@ def errors_tables(folder: ResultFolder) -> Iterator[Table]:
         printed.add_row(row["contestant"], row["memory_format"], row["worst_parameter"], *texts, ours)
     printed.caption = (
         "relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the largest; "
-        "ours: operations of convolutions that do not run torch's own"
+        "ours: operations of convolutions that do not run PyTorch's own"
     )
     yield printed

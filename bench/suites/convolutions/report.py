@@ -10,7 +10,7 @@ import pandas
 from rich.table import Table
 
 from mucudnn.bench.contests.bounds import MachineLimits, means_by_kind
-from mucudnn.bench.contests.variants import TORCH
+from mucudnn.bench.contests.variants import TORCH, shown_name
 from mucudnn.bench.folders.header import SUMMARY_FILE
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import problem_of
@@ -35,9 +35,9 @@ def speedups(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of contestants, policies and limits, with the geometric means of their speedups over torch."""
+    """Yield a table of contestants, policies and limits, with the geometric means of their speedups over PyTorch."""
     printed = new_table(
-        f"{folder.header.source}: speedups over torch, geometric means",
+        f"{folder.header.source}: speedups over PyTorch, geometric means",
         ("contestant", "policy", "workspace limit"),
         ("problems", "forward", "backward data", "backward filter", "all"),
     )
@@ -92,7 +92,7 @@ def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
     network = _Network(folder)
     columns = ["count"]
     for memory_format in network.formats:
-        columns += [f"{name} ms {memory_format}" for name in network.contestants]
+        columns += [f"{shown_name(name)} ms {memory_format}" for name in network.contestants]
         columns += ["speedup", *(["/ bound"] if network.limits.are_known else [])]
     title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
     totals = ("total", "", "", "", *network.totals())
@@ -154,7 +154,7 @@ class _Network:
             return
         torch_s, ours_s = (min(self.total_s(name, f) for f in self.formats) for name in (TORCH, OURS))
         yield (
-            f"better torch / better mucudnn: {ratio(torch_s / ours_s)}; predicted against measured time: "
+            f"better PyTorch / better mucudnn: {ratio(torch_s / ours_s)}; predicted against measured time: "
             f"median error {_median_error(self.ours, 'time_s'):.1%}, "
             f"and {_median_error(self.ours, 'tuned_s'):.1%} right after tuning"
         )
@@ -193,7 +193,7 @@ def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
         if second.value < SLOWER:
             what = f"{row['layer']} {row['operation']} {row['memory_format']}"
             slower.append(f"{what} {ratio(second.value)} ({ratio(second.low)} to {ratio(second.high)})")
-    text = f"below {SLOWER} of torch: {len(rows)}; in a second look, of twice the rounds, {len(slower)}"
+    text = f"below {SLOWER} of PyTorch: {len(rows)}; in a second look, of twice the rounds, {len(slower)}"
     return f"{text}: {', '.join(slower)}" if slower else text
 
 
@@ -253,6 +253,6 @@ def _without_limit_in_words(folder: ResultFolder) -> str:
     if without.empty:
         return ""
     return (
-        f"without a limit, ours against torch: {_mean(without)} (geometric mean), least {ratio(without.min())}, "
+        f"without a limit, ours against PyTorch: {_mean(without)} (geometric mean), least {ratio(without.min())}, "
         f"median {ratio(without.median())}"
     )

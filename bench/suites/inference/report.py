@@ -22,18 +22,18 @@ _Cell = Mapping[str, Any]  # a row, with ``time_s``, ``noise``, ``speedup`` over
 _Variants = Mapping[str, _Cell]  # rows of one layer by contestant
 
 _COLUMNS: Mapping[str, Callable[[_Variants], str]] = {
-    "torch ms": lambda rows: milliseconds(rows[TORCH]["time_s"]),
+    "PyTorch ms": lambda rows: milliseconds(rows[TORCH]["time_s"]),
     "not kept ms": lambda rows: milliseconds(rows[NOT_KEPT]["time_s"]),
     "kept ms": lambda rows: milliseconds(rows[KEPT]["time_s"]),
     "± %": lambda rows: f"{rows[KEPT]['noise']:.0%}",
-    "over torch": lambda rows: ratio(rows[TORCH]["time_s"] / rows[KEPT]["time_s"]),
+    "over PyTorch": lambda rows: ratio(rows[TORCH]["time_s"] / rows[KEPT]["time_s"]),
     "over not kept": lambda rows: ratio(rows[NOT_KEPT]["time_s"] / rows[KEPT]["time_s"]),
 }
 _RUNTIME_COLUMNS: Mapping[str, Callable[[_Cell], str]] = {
     "ms": lambda one: milliseconds(one["time_s"]),
     "images/s": lambda one: images_per_s(one["batch_size"], one["time_s"]),
     "± %": lambda one: f"{one['noise']:.0%}",
-    "over torch": lambda one: ratio(one["speedup"]),
+    "over PyTorch": lambda one: ratio(one["speedup"]),
     "difference": lambda one: "inf" if one["relative_difference"] is None else f"{one['relative_difference']:.1e}",
     "ready after s": lambda one: f"{one['ready_after_s']:.1f}",
 }
@@ -103,12 +103,12 @@ def _notes(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Iterator[str]:
         best = min(others, key=lambda one: float(one["time_s"]))
         fused = "fused" if folder.header.settings["fuse"] else "not fused"
         yield f"best of the others, {best['contestant']} / mucudnn, {fused}: {ratio(best['time_s'] / ours['time_s'])}"
-    yield "each in a process of its own; ±: spread (IQR / median); difference: of outputs from torch's, relative L2"
+    yield "each in a process of its own; ±: spread (IQR / median); difference: of outputs from PyTorch's, relative L2"
     for one in runtimes:
         if one["failure"]:
             yield f"{one['contestant']} has no time: {one['failure']}"
         elif not _computes_the_same(one):
-            yield f"{one['contestant']} does not compute what torch does: its time says nothing"
+            yield f"{one['contestant']} does not compute what PyTorch does: its time says nothing"
 
 
 def _computes_the_same(one: _Cell) -> bool:

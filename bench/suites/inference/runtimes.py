@@ -108,7 +108,7 @@ def _kinds(process: _Process) -> dict[str, float]:
 
 def _require_torch(failures: Mapping[Runtime, str]) -> None:
     if Runtime.TORCH in failures:
-        raise UnavailableError(f"torch, with which all others are compared, fails: {failures[Runtime.TORCH]}")
+        raise UnavailableError(f"PyTorch, with which all others are compared, fails: {failures[Runtime.TORCH]}")
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:

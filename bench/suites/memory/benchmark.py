@@ -88,7 +88,7 @@ def benchmark_memory(
                 entrants, peaks = _measured((model, arguments), contestants, rounds, runs, clock, progress)
                 rows = [_row(subject, *given) for given in zip(contestants, entrants, peaks, strict=True)]
                 if rows[0].failure:
-                    raise UnavailableError(f"torch, with which all others are compared, fails: {rows[0].failure}")
+                    raise UnavailableError(f"PyTorch, with which all others are compared, fails: {rows[0].failure}")
                 folder.add(rows)
             folder.write_summary()
 

@@ -36,7 +36,7 @@ def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
         printed.add_row(_name(line), *peaks, milliseconds(step.time_s), images_per_s(n, step.time_s), speedup)
         if line is not torchs:
             needed = line["allocator_peak_bytes"] / torchs["allocator_peak_bytes"]
-            lines.append(f"{_name(line)}: {needed:.3f} of torch's memory, {ratio(step.speedup)} as fast")
+            lines.append(f"{_name(line)}: {needed:.3f} of PyTorch's memory, {ratio(step.speedup)} as fast")
     yield printed
     counted = "allocator: on top of parameters, buffers and input"
     if runs := folder.header.settings["runs"]:

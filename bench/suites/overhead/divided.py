@@ -88,7 +88,7 @@ def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
         return algorithm(_ON_CPU)
     offered = [engine for source in sources(device) for engine in source.offered(problem, [n])]
     if not offered:
-        raise UnavailableError(f"nothing is offered for {n} sample(s) of {problem} that torch's settings allow")
+        raise UnavailableError(f"nothing is offered for {n} sample(s) of {problem} that PyTorch's settings allow")
     return offered[0]
 
 

@@ -25,7 +25,7 @@ _NUMBERS: Mapping[str, Callable[[Cell], str]] = {
     "ratio": lambda cell: _to_torch(cell, lambda one: 1 / one["peak_bytes"], "{:.3f}".format),
 }
 _SPLIT = ("forward ms", "backward ms", "speedup", "rest ms", "rest ratio")
-_SUMMARY = ("torch ms", "mucudnn ms", "speedup", "in convolutions", "their share", "rest ratio")
+_SUMMARY = ("PyTorch ms", "mucudnn ms", "speedup", "in convolutions", "their share", "rest ratio")
 
 
 def cells_of(folder: ResultFolder) -> list[Cell]:
@@ -63,7 +63,7 @@ def training_summary(cells: Sequence[Cell], bound: str) -> Table:
             left = cell["network"], str(cell["batch_size"]), cell["precision"], cell["memory_format"]
             printed.add_row(*left, *_summed_up(cell))
     printed.caption = (
-        "speedups of the step, and of its convolutions in place; their share of torch's step; rest: all but them"
+        "speedups of the step, and of its convolutions in place; their share of PyTorch's step; rest: all but them"
     )
     return printed
 
@@ -99,7 +99,7 @@ def training_steps_table(cells: Sequence[Cell], bound: str) -> Table:
     for cell in cells:
         numbers = [cell["failure"]] if cell["failure"] else [shown(cell) for shown in _NUMBERS.values()]
         printed.add_row(*_left(cell), *numbers)
-    printed.caption = "speedup and memory to torch of the same precision and memory format"
+    printed.caption = "speedup and memory to PyTorch of the same precision and memory format"
     return printed
 
 
@@ -149,7 +149,7 @@ def _summed_up(cell: Cell) -> list[str]:
     """Texts under ``_SUMMARY``; the reason where there is nothing to compare."""
     torchs = cell["torch"]
     if cell["failure"] or torchs is None:
-        return [cell["failure"] or "torch's own failed"]
+        return [cell["failure"] or "PyTorch's own failed"]
     texts = [milliseconds(torchs["time_s"]), milliseconds(cell["time_s"]), ratio(torchs["time_s"] / cell["time_s"])]
     if not (_is_split(cell) and _is_split(torchs)):
         return texts

@@ -165,7 +165,7 @@ def test_times_of_torch_that_are_not_known_are_not_summed(known: Headroom, tunin
     assert first.tuned is not None
     rows = [replace(first, tuned=replace(first.tuned, baseline_s=None)), *others]
     assert "500.00" not in printed(headroom_table(known, tuning, rows))
-    assert in_words(known, rows).startswith("within torch's own peak")
+    assert in_words(known, rows).startswith("within PyTorch's own peak")
 
 
 def test_why_a_step_had_to_be_run_is_said(known: Headroom, rows: list[HeadroomRow]) -> None:

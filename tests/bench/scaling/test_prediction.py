@@ -180,7 +180,7 @@ def test_without_overlap_all_of_it_is_waited_for() -> None:
 
 def test_steps_without_torchs_convolutions_are_refused() -> None:
     other = tuning(layer([measured_ms("quick", 1, 1.0)], 1))
-    with pytest.raises(InvalidInputError, match="torch's own convolutions were not measured"):
+    with pytest.raises(InvalidInputError, match="PyTorch's own convolutions were not measured"):
         Device(local_batches(other, 1, 4), made_up_device().steps)
 
 

@@ -189,7 +189,7 @@ def test_the_command_prints_and_writes_what_the_folder_has(tmp_path: Path, monke
     asked = ("bench", "numerics", "--operations", "forward", "--dtype", "float16", "--threads", "1", *files)
     first = invoke(*asked)
     assert first.exit_code == 0, first.output
-    for expected in ("winograd-4x4", "float16", "NaN spoils", "3×3, 16×16", "beside torch's own (native): forward "):
+    for expected in ("winograd-4x4", "float16", "NaN spoils", "3×3, 16×16", "beside PyTorch's own (native): forward "):
         assert expected in first.output
     lines = read_folder(tmp_path / "folder").lines
     assert [(line["contestant"], line["dtype"]) for line in lines] == [(name, "float16") for name in case[1]]

@@ -65,7 +65,7 @@ def test_errors_are_those_of_the_definition(tmp_path: Path) -> None:
 
 
 def test_a_wrong_convolution_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def spoilt(model: nn.Module, arguments: object, config: Config) -> nn.Module:
+    def spoilt(model: nn.Module, arguments: object, config: Config, progress: bool) -> nn.Module:
         with torch.no_grad():
             next(model.parameters()).mul_(1.01)
         return model
@@ -102,7 +102,7 @@ def test_models_that_draw_at_random_draw_the_same_in_float64(tmp_path: Path) -> 
 
 def test_nothing_is_put_back_before_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(mucudnn, "optimize", lambda model, arguments, config: seen.append(config) or model)
+    monkeypatch.setattr(mucudnn, "optimize", lambda model, arguments, config, progress: seen.append(config) or model)
     measure(tiny(), tmp_path / "out")
     assert seen == [replace(CONFIG, confirm=False)]
 

@@ -155,4 +155,4 @@ def test_the_table_has_means_and_what_is_missing(bench: Bench) -> None:
     assert left_out == ""
     assert "workspace for the time of torch within 2%: theirs / ours 5.00× (geometric mean of 1 problems" in same_time
     assert "less than 1 MiB counts as that: theirs in 0, ours in 1, both in 0" in same_time
-    assert without.startswith("without a limit, ours against torch: 1.99× (geometric mean), least 1.99×")
+    assert without.startswith("without a limit, ours against PyTorch: 1.99× (geometric mean), least 1.99×")

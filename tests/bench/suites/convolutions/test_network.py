@@ -100,7 +100,7 @@ def test_one_format(bench: Bench) -> None:
     assert set(folder.rows["memory_format"]) == {"channels_last"}
     table, _ = network_tables(folder)
     assert [str(column.header) for column in table.columns][4:6] == [
-        "torch ms channels_last",
+        "PyTorch ms channels_last",
         "mucudnn ms channels_last",
     ]
 
@@ -114,7 +114,7 @@ def test_torch_in_benchmark_mode_has_columns_of_its_own(bench: Bench, monkeypatc
     folder = bench.run()
     assert set(folder.rows["contestant"]) == {"torch", "torch-benchmark-10", "mucudnn"}
     table, _ = network_tables(folder)
-    assert "torch-benchmark-10 ms contiguous" in [column.header for column in table.columns]
+    assert "PyTorch-benchmark-10 ms contiguous" in [column.header for column in table.columns]
 
 
 def test_what_seems_slower_is_measured_again(bench: Bench) -> None:

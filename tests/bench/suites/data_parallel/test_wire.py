@@ -1,4 +1,4 @@
-"""Communication of torch: after which steps all ranks have the same parameters. Four real ranks."""
+"""Communication of PyTorch: after which steps all ranks have the same parameters. Four real ranks."""
 
 from __future__ import annotations
 

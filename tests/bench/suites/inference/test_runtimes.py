@@ -74,7 +74,7 @@ def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
 
 def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
     job = partial(MadeUpRuntime, outputs={"mucudnn": [1.0]}, log=tmp_path / "log")
-    with pytest.raises(UnavailableError, match="torch, with which all others are compared, fails: killed by SIGKILL"):
+    with pytest.raises(UnavailableError, match="PyTorch, with which all others are compared, fails: killed by SIGKILL"):
         compared(tmp_path / "folder", job)
 
 

@@ -131,7 +131,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch
 
 def test_without_torch_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mucudnn.bench.suites.memory.step_job.allocator_peak_bytes", lambda *_: 1 / 0)
-    with pytest.raises(UnavailableError, match="torch, with which all others are compared, fails: division by zero"):
+    with pytest.raises(UnavailableError, match="PyTorch, with which all others are compared, fails: division by zero"):
         measured(tmp_path, variants=[])
     assert not read_folder(tmp_path / "folder").lines
 

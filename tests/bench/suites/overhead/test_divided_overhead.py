@@ -100,4 +100,4 @@ def test_without_a_gpu_it_says_so() -> None:
     result = CliRunner().invoke(main, ["--device", "cuda"])
     assert result.exit_code == 2
     assert result.output.startswith("Error: device is 'cuda', but torch")
-    assert len(result.stdout.splitlines()) == 1
+    assert len(result.output.splitlines()) == 1
