@@ -22,7 +22,7 @@ LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; th
 def test_every_promise_is_kept(name: str) -> None:
     bounds = {dtype: LOOSER.get(name, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
-    assert check_contract(algorithm(name), bounds, problems=strided) > 50
+    assert check_contract(algorithm(name), bounds, problems=strided, random_problems=10) >= 20  # test_fuzz has more
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import pytest
@@ -180,28 +178,4 @@ def test_an_engine_that_does_not_add_in_place_is_wrong_there_and_right_with_a_te
     assert isinstance(failure, Failure)
     assert "the result is wrong: its relative error is 0.5" in failure.reason
     assert {"cudnn:9 k2=-1", "cudnn:7", "cudnn:7 in-place"} <= results.keys()
-    assert all(isinstance(r, Measurement) and r.relative_error < 1e-6 for r in results.values())
-
-
-def test_an_engine_that_writes_behind_its_result_is_named_and_never_timed() -> None:
-    """From its address on, as cuDNN would."""
-
-    class Trespassing(FakeBackend):
-        def execute(self, *given: Any) -> None:
-            super().execute(*given)
-            plan, pointers, *_ = given
-            if plan.config == RANDOM:
-                size = FORWARD.item_bytes * prod(FORWARD.y_shape(plan.micro_batch_size))
-                ctypes.memset(pointers.y + size + 60, 0, 4)
-
-    backend = Trespassing(started=takes_a_while)
-    offered = CudnnEngines(backend).offered(FORWARD, [4])
-    candidates, _ = find_candidates(FORWARD, offered, [4])
-    results = {r.micro_config.algorithm: r for r in race_on(FORWARD, 4, candidates, CLOCK).measure()}
-    failure = results.pop("cudnn:9 k2=-1")
-    assert isinstance(failure, Failure)
-    where = "it wrote around the result: 4 bytes, up to 64 bytes behind the end"
-    assert failure.reason == f"cudnn:9 k2=-1 (version 91900): {where}"
-    assert [plan.config for plan in backend.executed].count(RANDOM) == 1
-    assert results
     assert all(isinstance(r, Measurement) and r.relative_error < 1e-6 for r in results.values())

@@ -27,7 +27,7 @@ from mucudnn.tuning.cached_filters import FINGERPRINT_BYTES_PER_S, FINGERPRINT_S
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun, WithCachedFilter, WithEpilogue
+from mucudnn.words.results import Configuration, Measurement, MicroConfig, WithCachedFilter, WithEpilogue
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
 PROBLEM = ConvProblem(Operation.FORWARD, c=2, h=6, w=6, k=2, r=3, s=3, padding=(1, 1))
@@ -267,22 +267,6 @@ def test_where_nothing_is_compiled_it_says_why_nothing_is_kept(world: World, mon
     finally:
         loaded_build.cache_clear()
     assert kept_algorithms(model) == [""]
-
-
-def test_whole_runs_with_kept_filters_are_stored_apart(world: World) -> None:
-    environment, micro_configs, versions = world.machine.environment, (MicroConfig("a", 1),), {"a": 1, "native": 2}
-    keeping_it = WithCachedFilter("a", (MicroConfig("native", 1),))
-    kept, unkept = WholeRun(3.0, 1.0, 0.1), WholeRun(3.0, 2.0, 0.1)
-    key = (environment, PROBLEM, micro_configs, versions)
-    with Database(":memory:") as database:
-        database.add_whole_run(*key, kept, keeping_it)
-        assert database.whole_run(*key) is None
-        database.add_whole_run(*key, unkept)
-        assert database.whole_run(*key) == unkept
-        assert database.whole_run(*key, keeping_it) == kept
-        assert database.whole_run(*key, replace(keeping_it, instead_of=micro_configs)) is None
-        assert database.prune(versions={"a": 1, "native": 3}, dry_run=True) == 1  # what it was compared with counts
-        assert database.prune(versions={"a": 2, "native": 2}, dry_run=True) == 2
 
 
 def test_what_follows_is_part_of_the_whole_runs_of_kept_filters(world: World) -> None:

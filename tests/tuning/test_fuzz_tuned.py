@@ -23,7 +23,7 @@ TESTS = Path(__file__).parents[1]
 def chunks() -> list[range]:
     if one := os.environ.get("MUCUDNN_FUZZ_SEED"):
         return [range(int(one), int(one) + 1)]
-    first, count = int(os.environ.get("MUCUDNN_FUZZ_FIRST", "0")), how_many(20, 5_000)
+    first, count = int(os.environ.get("MUCUDNN_FUZZ_FIRST", "0")), how_many(8, 5_000)
     return [range(start, min(start + CHUNK, first + count)) for start in range(first, first + count, CHUNK)]
 
 

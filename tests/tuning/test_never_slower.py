@@ -14,7 +14,6 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.effort import how_many
 from torch import Tensor
 
-from mucudnn.database.database import Database
 from mucudnn.tuning.choose import LEAST_GAIN, Outcome, choose
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.replay import replay
@@ -29,8 +28,6 @@ from mucudnn.words.results import (
     Measurement,
     MicroConfig,
     WholeRun,
-    WithCachedFilter,
-    WithFreshWorkspace,
 )
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
@@ -371,19 +368,3 @@ def test_what_was_faster_in_a_smaller_batch_is_run_there(bench: Bench) -> None:
     tune([FORWARD], 4, NO_LIMIT, database=bench.database, machine=bench.machine)
     tuned = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
     assert set(tuned.configurations(FORWARD)) == set(range(1, BATCH + 1))
-
-
-def test_all_whole_runs_are_read_back_and_no_others() -> None:
-    parts = (MicroConfig("quick", 4), MicroConfig("quick", 4), MicroConfig(TORCHS_OWN, 1))
-    runs = [WholeRun(1.0, float(number), 0.1) for number in range(1, 6)]
-    versions = {"quick": 2, TORCHS_OWN: 1}
-    with Database(":memory:") as database:
-        key = ENVIRONMENT, FORWARD
-        database.add_whole_run(*key, parts, versions, runs[0])
-        database.add_whole_run(*key, parts, versions, runs[1])  # the newest counts
-        database.add_whole_run(*key, parts[:2], {"quick": 1}, runs[2])
-        database.add_whole_run(*key, parts[2:], versions, runs[3], WithFreshWorkspace())
-        database.add_whole_run(*key, parts[:1], versions, runs[4], WithCachedFilter("quick", parts[2:]))
-        assert database.whole_runs(*key, versions) == {parts: runs[1]}
-        assert database.whole_runs(*key, {TORCHS_OWN: 1}, WithFreshWorkspace()) == {parts[2:]: runs[3]}
-        assert database.whole_runs(*key, {}) == {}

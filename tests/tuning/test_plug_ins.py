@@ -15,7 +15,6 @@ import mucudnn
 from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
 from mucudnn.kernels import registry
-from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import BatchSizePolicy, Config
@@ -110,11 +109,6 @@ def test_measurements_of_a_missing_package_are_solved_with_and_kept(database: Pa
         assert "test/quick" in opened.versions(bench.machine.environment)
         assert opened.prune(versions={"native": 1, "test/quick": 2}) > 0  # an installed one of another version
         assert "test/quick" not in opened.versions(bench.machine.environment)
-
-
-@pytest.mark.usefixtures("registered")
-def test_the_machine_has_it_while_it_is_registered() -> None:
-    assert "test/pointwise" in [a.name for a in Machine.current().algorithms]
 
 
 def test_solving_again_needs_no_package_and_says_that_running_does(database: Path) -> None:

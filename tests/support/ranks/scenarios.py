@@ -125,29 +125,8 @@ def other_config(rank: int, size: int, folder: Path) -> Found:
     return tuned(Bench(), None, replace(NO_LIMIT, max_relative_error=1e-5 if rank == 1 else None))
 
 
-def other_batch(rank: int, size: int, folder: Path) -> Found:
-    return tuned(Bench(), None, batch_size=BATCH // (1 + (rank == 1)))
-
-
 def other_problem(rank: int, size: int, folder: Path) -> Found:
     return tuned(Bench(), None, problems=[*PROBLEMS, replace(FORWARD, k=6 + (rank == 1))])
-
-
-def other_version(rank: int, size: int, folder: Path) -> Found:
-    before, sharing.VERSION = sharing.VERSION, "9.9.9" if rank == 1 else sharing.VERSION  # type: ignore[attr-defined]
-    try:
-        return tuned(Bench(), None)
-    finally:
-        sharing.VERSION = before  # type: ignore[attr-defined]
-
-
-def other_torch(rank: int, size: int, folder: Path) -> Found:
-    return with_another(rank, torch="9.9.9+cpu")
-
-
-def other_library(rank: int, size: int, folder: Path) -> Found:
-    """As with another cuDNN: what torch runs its own convolutions with."""
-    return with_another(rank, library="cuDNN 9.9.9")
 
 
 def with_another(rank: int, **environment: Any) -> Found:
@@ -262,7 +241,7 @@ def mixed_fates(rank: int, size: int, folder: Path) -> Found:
 
 SCENARIOS: Sequence[Scenario] = (
     *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only, network_folder),
-    *(other_threads, other_config, other_batch, other_problem, other_version, other_torch, other_library, other_kind),
+    *(other_threads, other_config, other_problem, other_kind),
     *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model, cached_filters),
 )
 
