@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import flag, shown, text, whole
 
@@ -17,7 +17,6 @@ GROUP = "mucudnn.algorithms"  # of entry points
 DEVICE_TYPES = ("cpu", "cuda")
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_MEMBERS = tuple(name for name in vars(Algorithm) if not name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,11 @@ def require_algorithm(value: object) -> Algorithm:
     remedy = "give an instance of a class that inherits from mucudnn.BaseAlgorithm"
     if isinstance(value, type):
         raise InvalidInputError(f"algorithm is the class {value.__name__}; {remedy}")
-    if lacking := [member for member in _MEMBERS if not hasattr(value, member)]:
-        raise InvalidInputError(f"algorithm is {shown(value)}, which lacks {', '.join(lacking)}; {remedy}")
-    assert isinstance(value, Algorithm)
+    if not isinstance(value, BaseAlgorithm):
+        raise InvalidInputError(f"algorithm is {shown(value)}; {remedy}")
+    inherited = [m for m in ("supports", "step") if getattr(type(value), m) is getattr(BaseAlgorithm, m)]
+    if lacking := [*(member for member in ("name", "version") if not hasattr(value, member)), *inherited]:
+        raise InvalidInputError(f"algorithm is {shown(value)}, which lacks {', '.join(lacking)}: define them")
     name = text(value.name, "name of an algorithm")
     if not _NAME.fullmatch(name):
         raise InvalidInputError(
@@ -54,15 +55,10 @@ def require_algorithm(value: object) -> Algorithm:
         )
     whole(value.version, f"version of {name}", 1)
     flag(value.deterministic, f"deterministic of {name}")
-    if device_type_of(value) not in DEVICE_TYPES:
+    if value.device_type not in DEVICE_TYPES:
         allowed = ", ".join(DEVICE_TYPES)
-        raise InvalidInputError(f"device_type of {name} is {shown(device_type_of(value))}; allowed are {allowed}")
+        raise InvalidInputError(f"device_type of {name} is {shown(value.device_type)}; allowed are {allowed}")
     return value
-
-
-def device_type_of(algorithm: Algorithm) -> str:
-    """Return the device type on which it runs: the CPU's, unless it names another."""
-    return getattr(algorithm, "device_type", "cpu")
 
 
 def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:

@@ -23,7 +23,7 @@ from mucudnn.words.results import package_of
 from mucudnn.words.values import shown
 
 if TYPE_CHECKING:
-    from mucudnn.kernels.cudnn.algorithms import Backend
+    from mucudnn.kernels.cudnn.backend import CudnnBackend
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
@@ -53,7 +53,7 @@ def register(algorithm: Algorithm) -> None:
     Raises ``InvalidInputError`` for what is no algorithm, and for a name that is taken or malformed.
     """
     algorithm = plug_ins.require_algorithm(algorithm)
-    known = _registered.setdefault((plug_ins.device_type_of(algorithm), algorithm.name), algorithm)
+    known = _registered.setdefault((algorithm.device_type, algorithm.name), algorithm)
     if known != algorithm:
         raise InvalidInputError(f"name of an algorithm is {algorithm.name!r}, which {shown(known)} has; choose another")
 
@@ -91,7 +91,7 @@ def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
     return (CudnnEngines(cudnn_backend()),)
 
 
-def cudnn_backend() -> Backend:
+def cudnn_backend() -> CudnnBackend:
     """Return what executes cuDNN's engines. Raises ``UnavailableError`` where there is no cuDNN."""
     from mucudnn.kernels.cudnn import backend
 

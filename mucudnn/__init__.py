@@ -13,8 +13,7 @@ from mucudnn.words.version import VERSION
 if TYPE_CHECKING:
     from mucudnn.enabling.status import Status
     from mucudnn.enabling.switch import disable, enable, status, tuned
-    from mucudnn.kernels.contract.algorithm import Workspace
-    from mucudnn.kernels.contract.base import BaseAlgorithm
+    from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
     from mucudnn.kernels.registry import register
     from mucudnn.modules.conv1d import Conv1d
     from mucudnn.modules.conv2d import Conv2d
@@ -74,8 +73,7 @@ __all__ = [
 _MODULES = {
     "enabling.status": ("Status",),
     "enabling.switch": ("disable", "enable", "status", "tuned"),
-    "kernels.contract.algorithm": ("Workspace",),
-    "kernels.contract.base": ("BaseAlgorithm",),
+    "kernels.contract.algorithm": ("BaseAlgorithm", "Workspace"),
     "kernels.registry": ("register",),
     "words.config": ("BatchSizePolicy", "Config"),
     "words.results": ("Configuration", "MicroConfig"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import loaded_build, why_not, why_too_large
 from mucudnn.kernels.compiled.stages import Entries
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.words.problem import ConvProblem, Operation
 
 _LEAST_CHANNELS = 4  # of a group in pointwise: fewer leave most of a register tile empty

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -42,21 +42,33 @@ class Workspace:
     scratch_bytes: int = 0
 
 
-@runtime_checkable
-class Algorithm(Protocol):
-    """Questions that general code asks an algorithm. ``BaseAlgorithm`` has the answers of simple ones.
+class BaseAlgorithm:
+    """Base of algorithms: what general code asks them. ``name``, ``version``, ``supports`` and ``step`` are their own.
 
-    Implementations are stateless: everything they need is handed in. Equal ones compute the same. Where a library fails
+    The other answers here are those of an algorithm on the CPU that promises nothing, shares nothing between
+    micro-batches, takes slices of any size, and is handed no workspace. Bytes that torch allocates inside are counted
+    by running it once.
+
+    Algorithms are stateless: everything they need is handed in. Equal ones compute the same. Where a library fails
     they raise ``LibraryError``: what was tuned goes on with one of the ``alternatives``, or with torch's own.
     """
 
-    @property
-    def name(self) -> str:
-        """Name in databases: stable for ever. That of another package's algorithm is ``package/name``."""
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # no attributes at run time: dataclasses would take them for the defaults of their fields
+
+        @property
+        def name(self) -> str:
+            """Name in databases: stable for ever. That of another package's algorithm is ``package/name``."""
+
+        @property
+        def version(self) -> int:
+            """Part of the database key: raised when speed, workspace or numerics change."""
 
     @property
-    def version(self) -> int:
-        """Part of the database key: raised when speed, workspace or numerics change."""
+    def device_type(self) -> str:
+        """Type of the devices on which it runs: ``cpu`` or ``cuda``."""
+        return "cpu"
 
     @property
     def deterministic(self) -> bool:
@@ -66,6 +78,7 @@ class Algorithm(Protocol):
         summed by one thread in a fixed order, so that it does not matter which thread comes first. False is for sums to
         which several threads add in any order (atomics), as in some algorithms on GPUs.
         """
+        return False
 
     @property
     def source(self) -> str | None:
@@ -73,6 +86,7 @@ class Algorithm(Protocol):
 
         What a source offers is compiled for each size, and its workspace is known exactly without running it.
         """
+        return None
 
     def is_foreign(self, problem: ConvProblem) -> bool:
         """Tell whether a library computes it in a form that the user's own step does not run.
@@ -80,25 +94,31 @@ class Algorithm(Protocol):
         Foreign code is proven before it is run: in a process of its own, between red zones, against float64, at every
         size. So is what a source offers, and what other packages bring, whatever they answer here.
         """
+        return False
 
     @property
     def is_torchs_own(self) -> bool:
         """Tell whether it is torch's convolution, which is always measured."""
+        return False
 
     @property
     def is_search(self) -> bool:
         """Tell whether the first run at each size builds and times what a library has, which takes seconds."""
+        return False
 
     @property
     def is_last_resort(self) -> bool:
         """Tell whether it is for limits that nothing else fits: a quick tuning passes over it where something does."""
+        return False
 
     @property
     def alignment_bytes(self) -> int:
         """Power of two on whose multiples x, w and y begin, else it is not called; 1: they may begin anywhere."""
+        return 1
 
     def supports(self, problem: ConvProblem) -> str | None:
         """Return ``None`` if the problem can be computed, else the reason why not, in words."""
+        raise NotImplementedError
 
     def is_local(self, problem: ConvProblem) -> bool:
         """Tell whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
@@ -108,21 +128,26 @@ class Algorithm(Protocol):
         since 0 * NaN is NaN. (The zeros of the padding may, as they do in some of torch's own backends: for dy and w.)
         False too where it is not known. No algorithm may hide such an element from a result that depends on it.
         """
+        return False
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         """Count multiplications and additions that a step cannot do without; 0: unknown.
 
         A quick tuning passes over what cannot be the fastest even at the machine's full rate.
         """
+        return 0
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Answer like ``supports``, for slices of one size of a supported problem."""
+        return None
 
     def can_run_undivided(self, problem: ConvProblem) -> bool:
         """Tell whether a whole mini-batch can be computed at once, even where slices of its size cannot."""
+        return self.is_torchs_own
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         """Return what to hand in for micro-batches of this size, with the current thread count. Allocates nothing."""
+        return Workspace()
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         """Return the most that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
@@ -131,12 +156,16 @@ class Algorithm(Protocol):
         nothing. Where there is no formula it is counted by running once, and cached: so ask only for what is going to
         be measured.
         """
+        from mucudnn.kernels.contract.allocation import counted_internal_bytes  # which runs algorithms
+
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Tell why it must not run now, although it was chosen; ``None``: it may.
 
         Asked when a configuration is made ready to run: the device or torch's settings may be others than in tuning.
         """
+        return None
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
         """List what may run in its place after it has failed, best first.
@@ -144,6 +173,7 @@ class Algorithm(Protocol):
         Each is at least as exact, and deterministic and local where this one is: the bounds under which it was chosen
         are not known any more. It may run here and now.
         """
+        return ()
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
         """Have ready what is built once, so that steps of this size can be captured in a CUDA graph."""
@@ -165,9 +195,13 @@ class Algorithm(Protocol):
 
         bias: (K,), added to y, only in FORWARD. prepared, scratch: 1-D uint8, aligned.
         """
+        raise NotImplementedError
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Add what is still in ``prepared`` to ``w``, in BACKWARD_FILTER; otherwise do nothing."""
+
+
+Algorithm = BaseAlgorithm
 
 
 class BoundStage(Protocol):

@@ -14,19 +14,21 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.cudnn.descriptor import MOST_ALIGNED_BYTES
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.torch_settings import TorchSettings
+
+if TYPE_CHECKING:
+    from mucudnn.kernels.cudnn.backend import CudnnBackend
 
 SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
 _IN_PLACE = " in-place"
@@ -57,41 +59,6 @@ class Pointers(NamedTuple):
     y: int
 
 
-class Backend(Protocol):
-    """Executes plans: cuDNN on the current CUDA device. Tests put another in its place."""
-
-    @property
-    def version(self) -> int:
-        """``cudnnGetVersion``: 91900. What an engine's number and knobs mean is fixed only within a version."""
-
-    def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
-        """Return the engines proposed for this size, best first; none where cuDNN cannot compute the problem."""
-
-    def engine(self, plan: Plan) -> Engine:
-        """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute it."""
-
-    def own_bytes(self, plan: Plan) -> int:
-        """Return the plan's workspace where that is more than its engine says; else 0.
-
-        It is known once the plan was built, which is done if need be. Raises ``CudnnError`` where it cannot be built.
-        """
-
-    def build(self, plan: Plan) -> None:
-        """Build all that is needed to execute the plan. Raises ``CudnnError`` where it cannot be built."""
-
-    def building_for_a_while(self) -> AbstractContextManager[object]:
-        """Give back, at the end, plans that this thread builds inside for the current device; not on errors."""
-
-    def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
-        """Start the plan on a CUDA stream, torch's current one.
-
-        workspace: address of as many bytes as the plan's engine says. Where the plan has ``own_bytes``, they are
-        allocated by torch, and used in its place.
-
-        Raises ``CudnnError`` where cuDNN refuses, ``CapturingError`` where the plan has to be built first and cannot.
-        """
-
-
 class _Step(NamedTuple):
     """Knowledge that a step on one micro-batch size needs. scratch: cuDNN's workspace, then dw of the micro-batch."""
 
@@ -110,14 +77,14 @@ class CudnnEngine(BaseAlgorithm):
     """
 
     config: EngineConfig
-    backend: Backend
+    backend: CudnnBackend
     deterministic: bool = field(default=False, compare=False)
     local: bool = field(default=False, compare=False)
     adds_in_place: bool = False
     _steps: dict[tuple[ConvProblem, int], _Step] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def named(cls, name: str, backend: Backend) -> Self:
+    def named(cls, name: str, backend: CudnnBackend) -> Self:
         """Make the engine of a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
 
         Raises ``InvalidInputError`` for what is no such name.
@@ -252,7 +219,7 @@ class CudnnEngines:
     cuDNN fails to list them there is a warning, and none of that size: other sizes and algorithms are measured.
     """
 
-    backend: Backend
+    backend: CudnnBackend
     name: str = SOURCE_NAME
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:

@@ -78,9 +78,11 @@ class CudnnBackend:
 
     @property
     def version(self) -> int:
+        """``cudnnGetVersion``: 91900. What an engine's number and knobs mean is fixed only within a version."""
         return self._library.version
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
+        """Return the engines proposed for this size, best first; none where cuDNN cannot compute the problem."""
         key = torch.cuda.current_device(), problem, micro_batch_size
         if key not in self._offered:
             here = self._here()
@@ -89,12 +91,17 @@ class CudnnBackend:
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
+        """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute it."""
         key = torch.cuda.current_device(), plan
         if key not in self._engines:
             self._engines[key] = self._listed(plan) or self._described(plan)
         return self._engines[key]
 
     def own_bytes(self, plan: Plan) -> int:
+        """Return the plan's workspace where that is more than its engine says; else 0.
+
+        It is known once the plan was built, which is done if need be. Raises ``CudnnError`` where it cannot be built.
+        """
         key = torch.cuda.current_device(), plan
         if key not in self._own_bytes:
             with nullcontext() if self._of_thread.searching else self.building_for_a_while():
@@ -102,6 +109,7 @@ class CudnnBackend:
         return self._own_bytes[key]
 
     def build(self, plan: Plan) -> None:
+        """Build all that is needed to execute the plan. Raises ``CudnnError`` where it cannot be built."""
         here = self._here()
         with here.lock:
             self._executable(here, plan)
@@ -126,6 +134,12 @@ class CudnnBackend:
             self._idle[number].append(mine)
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
+        """Start the plan on a CUDA stream, torch's current one.
+
+        workspace: address of as many bytes as the plan's engine says. Where the plan has ``own_bytes``, they are
+        allocated by torch, and used in its place. Raises ``CudnnError`` where cuDNN refuses, ``CapturingError`` where
+        the plan has to be built first and cannot.
+        """
         here = self._here()
         with here.lock:
             executable, own_bytes, what = here.executables.get(plan) or self._executable(here, plan)

@@ -19,9 +19,8 @@ from itertools import product
 
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
-from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, inside, torch_dtype
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 

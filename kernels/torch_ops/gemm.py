@@ -21,9 +21,8 @@ from math import nan
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
-from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, torch_dtype
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation

@@ -19,8 +19,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.torch_ops.native import NATIVE_OTHER_FORMAT, Native
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import TORCHS_OWN

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import why_not, why_too_large
 from mucudnn.kernels.compiled.stages import Entries
-from mucudnn.kernels.contract.algorithm import BoundStage, Workspace
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, BoundStage, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
-from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.winograd.cook_toom import CookToom, cook_toom
 from mucudnn.kernels.winograd.tiling import tiling

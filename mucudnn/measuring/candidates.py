@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import as_called
 from mucudnn.measuring.proofs import Proof, Proofs
@@ -92,7 +91,7 @@ class Candidate:
     @property
     def counts_any_run(self) -> bool:
         """Whether any run tells what it allocates inside, of which there is no formula."""
-        return type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes  # type: ignore[comparison-overlap]
+        return type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes
 
     @property
     def from_source(self) -> bool:

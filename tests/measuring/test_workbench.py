@@ -10,9 +10,8 @@ import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.base import BaseAlgorithm
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring import workbench

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.configured import run
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables

@@ -8,8 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.base import BaseAlgorithm
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.timing.timer import Clock
