@@ -1,4 +1,4 @@
-"""``mucudnn check``: whether torch's own convolutions of a source are right on this machine."""
+"""``mucudnn check``: whether PyTorch's own convolutions of a source are right on this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _WRONG = 1  # exit status
 @options.threads
 @click.pass_context
 def check(context: click.Context, /, source: str, **sizes: Any) -> None:
-    """Run torch's own convolutions of SOURCE in a process of their own, and compare them with float64.
+    """Run PyTorch's own convolutions of SOURCE in a process of their own, and compare them with float64.
 
     Each operation of each layer runs in both memory formats, between red zones and under checks of the heap. Shown is
     what is wrong, ends the process, hangs, or takes more than 20 times as long as the arithmetic in float32, with lines
-    of plain torch that show it. Nothing is tuned, and torch's own is run on this processor only.
+    of plain PyTorch that show it. Nothing is tuned, and PyTorch's own is run on this processor only.
 
     Exit status: 0, or 1 where something is wrong in the memory format that the model itself runs (--memory-format).
     """
@@ -44,6 +44,6 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
         console.print(f"\n{finding.problem}, batch {finding.layer.batch_size}: {finding.verdict}")
         console.print(finding.reproducer(), soft_wrap=True)
     right = len(found) - len(faults)
-    console.print(f"torch's own convolutions, in both memory formats: {right} of {len(found)} right")
+    console.print(f"PyTorch's own convolutions, in both memory formats: {right} of {len(found)} right")
     if any(finding.is_users and finding.is_fault for finding in found):
         context.exit(_WRONG)

@@ -71,14 +71,14 @@ def doctor() -> None:
 
 
 def machine() -> Iterator[Finding]:
-    """Yield the CPU, how busy it is, torch, its libraries and the place of the database."""
+    """Yield the CPU, how busy it is, PyTorch, its libraries and the place of the database."""
     from mucudnn.database.rows import default_path
     from mucudnn.measuring.timing.load import watch_of
     from mucudnn.measuring.timing.processor_use import Processors
     from mucudnn.running.environment import current_environment
 
     here = current_environment()
-    yield Finding("CPU", f"{here.device}, {os.cpu_count()} logical cores, torch uses {here.capability}")
+    yield Finding("CPU", f"{here.device}, {os.cpu_count()} logical cores, PyTorch uses {here.capability}")
     yield cores(here.threads, Processors().allowed_cores())
     yield load(watch_of("cpu"), here)
     yield Finding("torch", here.torch)
@@ -89,7 +89,7 @@ def machine() -> Iterator[Finding]:
 
 
 def cores(threads: int, allowed: float) -> Finding:
-    """Say how many threads torch uses, and how many cores this process may keep busy."""
+    """Say how many threads PyTorch uses, and how many cores this process may keep busy."""
     from mucudnn.measuring.timing.load import too_many_threads
 
     state = f"{threads}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
@@ -138,7 +138,9 @@ def proving() -> Finding:
     try:
         guards = prover().guards()
     except OSError as error:
-        reason = f"{_lacking(first_line(error))}; code of libraries is not tried, but torch's own as the model runs it"
+        reason = (
+            f"{_lacking(first_line(error))}; code of libraries is not tried, but PyTorch's own as the model runs it"
+        )
         return Finding("proving process", reason, "let this process start others")
     return Finding("proving process", f"with {' and '.join(guards)}" if guards else "without checks of its heap")
 
@@ -152,7 +154,7 @@ def compiled() -> Finding:
         return Finding("compiled algorithms", f"built for {build.name}")
     return Finding(
         "compiled algorithms",
-        _lacking(build.why_not_compiled) + "; the same algorithms run on torch's operators, more slowly",
+        _lacking(build.why_not_compiled) + "; the same algorithms run on PyTorch's operators, more slowly",
         "install g++, then: pip install --force-reinstall --no-deps mucudnn",
     )
 
@@ -194,11 +196,11 @@ def _gpus_and_driver() -> Iterator[Finding]:
         size, capability = format_bytes(properties.total_memory), f"sm{properties.major}{properties.minor}"
         yield Finding("GPU", f"{_devices(indices)}: {name}, {capability}, {size}")
     yield Finding("driver", driver())
-    yield Finding("CUDA of torch", str(torch.version.cuda))
+    yield Finding("CUDA of PyTorch", str(torch.version.cuda))
 
 
 def gpus() -> dict[str, list[int]]:
-    """Return the indices of the devices by their name; nothing where torch can use none."""
+    """Return the indices of the devices by their name; nothing where PyTorch can use none."""
     import torch
 
     named: dict[str, list[int]] = {}
@@ -240,7 +242,7 @@ def cupy() -> Finding:
     remedy = f"pip uninstall {distribution}, then {how_to_install()}"
     cuda = cuda_of_torch()
     if cuda in _CUPY_FOR and distribution in _CUPY_FOR.values() and distribution != _CUPY_FOR[cuda]:
-        return Finding("CuPy", f"{installed}, and torch is built for CUDA {cuda}", remedy)
+        return Finding("CuPy", f"{installed}, and PyTorch is built for CUDA {cuda}", remedy)
     try:
         import_module("cupy")
     except Exception as error:  # it loads libraries, which can fail in any way

@@ -55,10 +55,10 @@ def engines(
 ) -> None:
     """List cuDNN's engines for one layer of SOURCE, with the workspace that each needs for every micro-batch size.
 
-    They are those that cuDNN's heuristics offer, best first, then its fallbacks. Barred are those that torch's settings
-    forbid (torch.backends.cudnn.allow_tf32, deterministic algorithms), with the reason. With --device-properties no GPU
-    is needed, only cuDNN 9.8 or later; engines that depend on cuBLASLt are not listed then. SOURCE is as for mucudnn
-    tune.
+    They are those that cuDNN's heuristics offer, best first, then its fallbacks. Barred are those that PyTorch's
+    settings forbid (torch.backends.cudnn.allow_tf32, deterministic algorithms), with the reason. With
+    --device-properties no GPU is needed, only cuDNN 9.8 or later; engines that depend on cuBLASLt are not listed then.
+    SOURCE is as for mucudnn tune.
     """
     from mucudnn.bench.analyses.engines import engines_record, engines_rows, engines_table, list_engines
     from mucudnn.bench.sources.layers import load_source

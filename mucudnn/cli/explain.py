@@ -57,7 +57,7 @@ def explain(
 
     With --budget: what each operation of each layer gets of it, what the next faster configuration needs more and
     saves; for the whole network what more or less memory would change, and the curve of time against budget, which
-    --csv writes beside the table, into FILE-curve.csv. That is told of what was measured: without --thorough the best
+    --csv writes beside the table, into FILE-curve.csv. Only measured candidates appear: without --thorough the best
     two algorithms of each problem at all sizes, and the others at one.
 
     With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it

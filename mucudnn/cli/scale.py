@@ -115,8 +115,8 @@ def scale(
     """Predict data-parallel training of SOURCE, a network or package.module:factory, on many equal ranks.
 
     Convolutions are tuned once, at the largest local batch that is measured, which tells their times at every other
-    one; whole steps of torch are measured at a few. Communication is that of DistributedDataParallel, by latency and
-    bandwidth. Shows step time, throughput and efficiency with torch's convolutions and with ours, the best bucket
+    one; whole steps of PyTorch are measured at a few. Communication is that of DistributedDataParallel, by latency and
+    bandwidth. Shows step time, throughput and efficiency with PyTorch's convolutions and with ours, the best bucket
     sizes, and the local batch below which a device starves.
     """
     import torch.distributed as dist
@@ -200,7 +200,7 @@ def _measured_steps(
 
     together: see ``measure_steps``.
 
-    is_ours: with what was chosen in the database; else with torch's convolutions.
+    is_ours: with what was chosen in the database; else with PyTorch's convolutions.
     """
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model

@@ -18,7 +18,7 @@ from mucudnn.words.config import Config
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
 SOURCE is a network ({", ".join(NETWORKS)}), a built-in table ({", ".join(TABLES)}), a CSV file of layers, or
-package.module:factory or file.py:factory, a function that returns your own torch model (with --input 3x224x224). What
+package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224). What
 was measured before is not measured again.
 
 With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out over

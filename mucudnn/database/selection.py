@@ -101,7 +101,7 @@ def _notes(versions: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
 def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
     names = sorted(name for name in algorithms if package_of(name) is not None)
     what = "is an algorithm of another package" if len(names) == 1 else "are algorithms of other packages"
-    return (f"{_listed(names)} {what}: where it is missing, torch's own runs instead",) if names else ()
+    return (f"{_listed(names)} {what}: where it is missing, PyTorch's own runs instead",) if names else ()
 
 
 def _local(

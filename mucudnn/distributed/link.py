@@ -1,4 +1,4 @@
-"""Measures the link between the ranks of torchrun: all-reduces of several sizes, timed in turns."""
+"""Measures the link between the ranks of torchrun: all-reduces of several sizes, interleaved."""
 
 from __future__ import annotations
 

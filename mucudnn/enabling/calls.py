@@ -23,7 +23,7 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class DispatchedCall:
     """One shape of call: what does not depend on the values, and what computes it.
 
     problem: of the convolution in FORWARD, which a transposed call runs backward. batch_size: samples. device: of the
@@ -70,11 +70,11 @@ def call_of(
     is_transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Call | None:
+) -> DispatchedCall | None:
     """Read a call of ``aten::convolution``; ``None`` for what is never tuned.
 
-    That is what has three dimensions, other dtypes, no samples, and what is wrong: torch says so. x: (N, C, H, W) or
-    (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S); of a transposed one (C, K // groups, R, S).
+    These are calls with three dimensions, other dtypes or no samples, and invalid ones, which torch refuses. x: (N, C,
+    H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S); of a transposed one (C, K // groups, R, S).
     """
     is_1d = x.dim() == 3
     if not _are_images(x, w) or len(x) == 0 or groups < 1:
@@ -94,7 +94,7 @@ def call_of(
     if (tuple(x.shape), tuple(w.shape)) != (operand, problem.w_shape()):
         return None  # torch allows output padding that no convolution undoes
     fits = len(x) <= largest_batch_size(problem, x.device.type)
-    return Call(problem, len(x), x.device, is_1d, is_transposed) if fits else None
+    return DispatchedCall(problem, len(x), x.device, is_1d, is_transposed) if fits else None
 
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.enabling.calls import Call, as_images
+from mucudnn.enabling.calls import DispatchedCall, as_images
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import ShapeStats
 from mucudnn.running import operators
@@ -76,7 +76,7 @@ def _call(
     is_transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Call | None:
+) -> DispatchedCall | None:
     """Find the call by all that tells it apart; ``None``: torch's own."""
     if session.is_deciding:  # in another thread
         session.wait()
@@ -105,7 +105,7 @@ def _ours(
     return result
 
 
-def _result(choices: Choices, call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+def _result(choices: Choices, call: DispatchedCall, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
     if call.is_1d:
         x, w = as_images(x, True), as_images(w, True)
     if call.is_transposed:
@@ -120,7 +120,9 @@ def _result(choices: Choices, call: Call, x: Tensor, w: Tensor, bias: Tensor | N
     return y.squeeze(2) if y is not None and call.is_1d else y
 
 
-def _gradient(choices: Choices, call: Call, operation: Operation, dy: Tensor, x: Tensor, w: Tensor) -> Tensor | None:
+def _gradient(
+    choices: Choices, call: DispatchedCall, operation: Operation, dy: Tensor, x: Tensor, w: Tensor
+) -> Tensor | None:
     if call.is_1d:
         dy, x, w = (as_images(tensor, True) for tensor in (dy, x, w))
     if call.is_transposed:

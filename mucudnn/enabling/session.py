@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.enabling.background import Background
-from mucudnn.enabling.calls import Call, call_of
+from mucudnn.enabling.calls import DispatchedCall, call_of
 from mucudnn.enabling.nearest import nearest
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop
@@ -55,7 +55,7 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 _MOST_KEPT = 4096  # shapes that never come back must not pile up
-_MOST_FAILURES = 3  # in a row: what is broken, such as a file that is locked, is not tried for every layer
+_MOST_FAILURES = 3  # in a row: a lasting fault, such as a locked file, is not met again for every layer
 
 
 class Session:
@@ -72,7 +72,7 @@ class Session:
         self.workshop = workshop or Workshop(config)
         self.limit_bytes = config.workspace_limit_bytes
         self.torchs_limit_bytes = None if config.baseline_exempt else self.limit_bytes
-        self.calls: dict[tuple[object, ...], Call | None] = {}
+        self.calls: dict[tuple[object, ...], DispatchedCall | None] = {}
         self.met: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
@@ -82,7 +82,7 @@ class Session:
         self._layers: dict[tuple[object, ...], list[ShapeStats]] = {}
         self._lock = threading.RLock()
 
-    def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> Call | None:
+    def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> DispatchedCall | None:
         """Describe a call with a new key, and remember it. geometry: as ``call_of`` takes it."""
         call = call_of(x, w, *geometry)  # type: ignore[arg-type]
         if call is None:
@@ -92,7 +92,7 @@ class Session:
         self.calls[key] = call
         return call
 
-    def met_as(self, operation: Operation, call: Call, of_call: Operation | None = None) -> ShapeStats | None:
+    def met_as(self, operation: Operation, call: DispatchedCall, of_call: Operation | None = None) -> ShapeStats | None:
         """Return the statistics of an operation of a call; ``None`` where the config leaves it out.
 
         of_call: the operation of the call itself, if it is another, as in transposed ones: the config means that.
@@ -141,7 +141,7 @@ class Session:
             self.failures += 1
             met.has_failed, met.ask_at = True, inf
             met.use_torchs_own(f"its tuning failed: {first_line(error)}")
-            say_once(f"{met.problem}, batch {met.batch_size}: torch's own convolution runs, {met.why}")
+            say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
         finally:
             self.is_deciding = False
             self.spent_s += self.clock() - began

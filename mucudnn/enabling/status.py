@@ -163,14 +163,14 @@ class Status:
         yield f"{len(self.problems)} problems: {counts}; tuning took {format_seconds(self.spent_s)}"
         if self.gained_share is not None:
             yield filled(
-                f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of torch's time of these "
+                f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time of these "
                 "convolutions, by what was measured when they were tuned"
             )
         if self.waiting:
             yield f"to be measured between steps: {self.waiting}"
         reasons = Counter(one.why for one in self.problems if one.origin is Origin.NONE)
         for why, count in reasons.items():
-            yield filled(f"torch's own in {count} of {len(self.problems)} problems: {why}")
+            yield filled(f"PyTorch's own in {count} of {len(self.problems)} problems: {why}")
         yield from self._passed_by_in_words()
 
     def _passed_by_in_words(self) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _cell(one: ShapeStats | None) -> str:
     if one is None:
         return ""
     if one.configuration is None or one.configuration.is_baseline:
-        return "torch" if one.origin is not Origin.NONE else "torch, untuned"
+        return "PyTorch" if one.origin is not Origin.NONE else "PyTorch, untuned"
     parts = one.configuration.algorithms
     name = source_of(parts[0]) + f" +{len(parts) - 1}" * (len(parts) > 1)
     speedup = "" if not one.baseline_s or not one.time_s else f" {one.baseline_s / one.time_s:.2f}×"

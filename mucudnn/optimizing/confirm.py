@@ -23,7 +23,7 @@ SHORTEST_S, LONGEST_S = 0.002, 2.5  # of a step of torch that is confirmed witho
 
 
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
-    """Run steps in turns, and put torch's own back where ours is slower by more than the noise.
+    """Run interleaved steps, and put torch's own back where ours is slower by more than the noise.
 
     First each convolution is compared in place, then the step that remains; where that is slower, torch's own is put
     back everywhere, but for what would need more workspace than is allowed. What is undecided stays as it was tuned.
@@ -224,7 +224,7 @@ def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
     n = tuned.batch_size
     time_s = tuned.time_s if tuned.baseline_s is None else tuned.baseline_s
     own = baseline_of(tuned.measurements, n) or Configuration((MicroConfig(TORCHS_OWN, n),), time_s, 0)
-    reason = f"torch's own: {why}; tuning chose {tuned.configuration}"
+    reason = f"PyTorch's own: {why}; tuning chose {tuned.configuration}"
     error = relative_error_of(own, tuned.measurements)
     return replace(tuned, configuration=own, time_s=time_s, relative_error=error, reason=reason)
 

@@ -53,7 +53,7 @@ def confirm_model(
     team: Team | None = None,
     progress: Progress,
 ) -> Confirmation | None:
-    """Run the model's own step in turns, torch's own convolutions and ours; put torch's own back where ours is slower.
+    """Interleave steps of the model with torch's own convolutions and with ours; put torch's back where ours is slower.
 
     step: the user's; ``None``: forward and backward pass on the sample input, in ``eval()`` the forward pass alone.
     What such steps have shown is kept in the database; unless it is asked for, none is run again for what is known.

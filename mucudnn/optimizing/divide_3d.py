@@ -109,7 +109,7 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
         least = min(least, needed)
     warn(
         f"{name or 'the model itself'}: {operation} of {n} samples needs {exact_bytes(least)} in micro-batches, above "
-        f"{within}; torch's own runs, undivided, and takes {format_bytes(undivided)}: raise the workspace limit",
+        f"{within}; PyTorch's own runs, undivided, and takes {format_bytes(undivided)}: raise the workspace limit",
     )
     return made(UNDIVIDED, undivided, undivided, f"{format_bytes(least)} in micro-batches, above {within}")
 

@@ -60,8 +60,8 @@ class Spent:
 class InPlaceTimes:
     """Recorder of the convolutions of a model, on one type of device: while ``recording`` all calls are noted.
 
-    ``take`` hands them out. Modules are told by where their filters lie. Raises ``UnavailableError`` for a torch that
-    cannot hand out its kernels.
+    ``take`` returns them. Modules are identified by the addresses of their filters. Raises ``UnavailableError`` for a
+    torch that cannot hand out its kernels.
     """
 
     def __init__(self, model: nn.Module, device_type: str) -> None:

@@ -70,11 +70,11 @@ def optimize(
     if that is a terminal; False shows nothing.
     ``report(model)`` tells what was chosen.
 
-    At last the whole model runs a few steps in turns, torch's own convolutions and ours, if ``config.confirm`` says so
-    or leaves it open: torch's own is put back where ours is slower there, and ``report(model).confirmation`` says what
-    the step gained. ``step`` runs a step of the model that it is given, as training does: ``step(model)``. ``None``:
-    forward and backward pass on the sample input, or in ``eval()`` the forward pass. Afterwards parameters, gradients,
-    buffers, mode and random state are as they were; the state of an optimizer that ``step`` uses is not.
+    Tuning ends with a few interleaved steps of the whole model, with torch's own convolutions and with ours, unless
+    ``config.confirm`` is False: torch's own is put back where ours is slower, and ``report(model).confirmation`` has
+    the speedup of the step. ``step`` runs a step of the model that it is given, as training does: ``step(model)``.
+    ``None``: forward and backward pass on the sample input, or in ``eval()`` the forward pass. Afterwards parameters,
+    gradients, buffers, mode and random state are as they were; the state of an optimizer that ``step`` uses is not.
 
     With ``config.fuse``, for inference, the model stays as it is. A graph of it is returned (``torch.fx.GraphModule``),
     which shares its tensors. In it batch norm is folded into the convolutions, additions and ReLUs are computed with
@@ -116,7 +116,7 @@ def _optimize(
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
-            "Config(deterministic=True) holds for what mucudnn runs; torch's own convolutions, which run wherever "
+            "Config(deterministic=True) holds for what mucudnn runs; PyTorch's own convolutions, which run wherever "
             f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True"
         )
     team = team_of(config, process_group)

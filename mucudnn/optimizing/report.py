@@ -32,8 +32,7 @@ from mucudnn.words.values import instance
 if TYPE_CHECKING:
     import pandas
 
-_CELL_WIDTH = 23
-_TORCHS = "torch"
+_TORCHS = "PyTorch"
 _FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"
 _NO_LIMIT = "not reached by the sample input, or no workspace limit in bytes"
@@ -68,7 +67,10 @@ class Report:
         return self.confirmations[-1] if self.confirmations else None
 
     def __str__(self) -> str:
-        """Fit into 100 columns: a row for each layer, totals, and what is not tuned, and why."""
+        """Return a row for each layer, totals, and what is not tuned, and why.
+
+        Lines have at most 100 columns, unless names of algorithms need more.
+        """
         if not self.layers:
             return "\n".join(self._without_layers())
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
@@ -111,7 +113,7 @@ class Report:
         if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
             return [
                 f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
-                "what the sample input does not reach stays torch's own"
+                "what the sample input does not reach stays PyTorch's own"
             ]
         return [*self._divided_in_words(), *self._untuned_in_words()]
 
@@ -139,7 +141,7 @@ class Report:
     def _summary(self) -> Iterator[str]:
         every = [tuned for _, tuned in self.layers]
         time_s, torch_s = sum(one.time_s for one in every), _torch_s(every)
-        against = "" if torch_s is None else f"torch {format_seconds(torch_s)}, "
+        against = "" if torch_s is None else f"PyTorch {format_seconds(torch_s)}, "
         workspace = max(one.configuration.workspace_bytes for one in every)
         busy = sum(one.is_disturbed for one in every)
         yield (
@@ -156,8 +158,10 @@ class Report:
             yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
             yield filled(f"{confirmation.heading}: {confirmation}")
-            yield from _named_in("torch's own again, faster in the step,", confirmation.put_back)
-            yield from _named_in("slower in the step, but torch's own is above the workspace limit,", confirmation.kept)
+            yield from _named_in("PyTorch's own again, faster in the step,", confirmation.put_back)
+            yield from _named_in(
+                "slower in the step, but PyTorch's own is above the workspace limit,", confirmation.kept
+            )
         for reason in self.unconfirmed:
             yield filled(f"not confirmed: {reason}")
         yield from self._barred_in_words()
@@ -174,7 +178,7 @@ class Report:
             if tuned.barred is not None:
                 barred.setdefault(tuned.barred.reason, []).append(f"{_named(name)} ({tuned.problem.operation})")
         for reason, places in barred.items():
-            yield filled(f"torch's own is barred in {listed(places)}: {reason}")
+            yield filled(f"PyTorch's own is barred in {listed(places)}: {reason}")
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
         if unproven := next((f.reason for f in failures if f.is_unproven), None):
             yield filled(f"code of libraries was not tried: {unproven}")
@@ -194,7 +198,7 @@ class Report:
             most, torchs = max(one.divided_bytes for one in its_own), max(one.undivided_bytes for one in its_own)
             yield filled(
                 f"in micro-batches, {_named(name)}: {samples} samples at a time; at most {format_bytes(most)} a call, "
-                f"torch's own undivided {format_bytes(torchs)}"
+                f"PyTorch's own undivided {format_bytes(torchs)}"
             )
 
     def _untuned_in_words(self) -> Iterator[str]:
@@ -203,7 +207,7 @@ class Report:
         for name, reason in self.untuned:
             reasons.setdefault(reason, []).append(_named(name))
         for reason, names in reasons.items():
-            yield filled(f"torch's own in {listed(names)}: {reason}")
+            yield filled(f"PyTorch's own in {listed(names)}: {reason}")
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -291,9 +295,7 @@ def _cell(tuned: TunedProblem | None) -> str:
     if tuned.configuration.is_baseline:
         return _TORCHS
     algorithm, cut = _main_part(tuned.configuration)
-    rest = " ".join(filter(None, (cut, _speedup(tuned))))
-    room = _CELL_WIDTH - 1 - len(rest)
-    return f"{algorithm if len(algorithm) <= room else f'{algorithm[: room - 1]}…'} {rest}"
+    return " ".join(filter(None, (algorithm, cut, _speedup(tuned))))
 
 
 def _main_part(configuration: Configuration) -> tuple[str, str]:

@@ -108,7 +108,7 @@ def _choose(
     baseline = timed(baseline, None if is_timed(baseline) else verify(task, [baseline])[baseline])
     if failed.is_baseline or not _fits(task, baseline) or not is_timed(baseline):
         raise error
-    reason = f"torch's own: {failed} failed in a whole run: {error}"
+    reason = f"PyTorch's own: {failed} failed in a whole run: {error}"
     return TunedProblem.of(task, baseline, baseline.time_s, baseline.time_s, reason)
 
 
@@ -177,15 +177,15 @@ def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
 
 def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> TunedProblem:
     if best.is_baseline:
-        reason = "torch's own, undivided: nothing else that is allowed can compute this"
+        reason = "PyTorch's own, undivided: nothing else that is allowed can compute this"
         return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
     if not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
-        reason = f"fastest within the limit, speedup {with_noise(run)}; torch's own needs {needed}"
+        reason = f"fastest within the limit, speedup {with_noise(run)}; PyTorch's own needs {needed}"
     elif is_gain(run):
         reason = f"fastest in whole runs, speedup {with_noise(run)}"
     else:
-        reason = f"torch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
+        reason = f"PyTorch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
         reason += f", speedup {with_noise(run)}"
         return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
     return TunedProblem.of(task, best, run.baseline_s, run.time_s, reason, run.load)
@@ -196,17 +196,17 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
     if not is_timed(fastest):
         raise InfeasibleError(
             f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
-            f"{format_bytes(task.limit_bytes)}, and torch's own was neither measured nor run whole at this batch size: "
+            f"{format_bytes(task.limit_bytes)}, and PyTorch's own was neither measured nor run whole at this size: "
             "measure it with mucudnn tune, where there is memory for it"
         )
     if not is_timed(baseline):
-        reason = "fastest by prediction, not run; torch's own was not measured at this batch size"
+        reason = "fastest by prediction, not run; PyTorch's own was not measured at this batch size"
         return TunedProblem.of(task, fastest, None, fastest.time_s, reason)
     predicted = WholeRun(baseline.time_s, fastest.time_s, 0.0)
     if fastest.is_baseline or not _fits(task, baseline) or is_gain(predicted):
         reason = "fastest by prediction, not run"
         return TunedProblem.of(task, fastest, baseline.time_s, fastest.time_s, reason)
-    reason = f"torch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
+    reason = f"PyTorch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
     return TunedProblem.of(task, baseline, baseline.time_s, baseline.time_s, reason)
 
 

@@ -65,7 +65,7 @@ class InPlace:
     def __str__(self) -> str:
         together = ", with ".join(str(operation).replace("_", " ") for operation in self.operations)
         joint = f" ({together})" if len(self.operations) > 1 else ""
-        seconds = f"torch {format_seconds(self.call.torch_s)}, ours {format_seconds(self.call.time_s)}"
+        seconds = f"PyTorch {format_seconds(self.call.torch_s)}, ours {format_seconds(self.call.time_s)}"
         return f"{seconds}, {self.call.in_words}{joint}"
 
 
@@ -144,20 +144,20 @@ class Confirmation:
             f"step {_ms(step.torch_s)} -> {_ms(step.time_s)} ms, {step.speedup:.2f}x ± {step.uncertainty:.2f}{verdict}",
             f"convolutions {self.convolutions.speedup:.2f}x",
             f"{100 * self.share:.0f} % of the step were convolutions{bound}",
-            *(["torch's own runs everywhere"] if self.is_withdrawn else []),
+            *(["PyTorch's own runs everywhere"] if self.is_withdrawn else []),
             *([f"measured on a busy machine, {self.load:.0%} of its speed was missing"] if self.is_disturbed else []),
         )
         return "; ".join(parts)
 
     def details(self) -> str:
         """The line, and what else the steps have shown, a line each."""
-        lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with torch's own"]
+        lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with PyTorch's own"]
         if self.over_tuned is not None:
             lines.append(
                 f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
             )
-        lines += [f"torch's own again in {one}" for one in self.put_back]
-        lines += [f"torch's own needs more than the workspace limit in {one}" for one in self.kept]
+        lines += [f"PyTorch's own again in {one}" for one in self.put_back]
+        lines += [f"PyTorch's own needs more than the workspace limit in {one}" for one in self.kept]
         return "\n".join(lines)
 
 

@@ -142,7 +142,7 @@ class _Options:
         task = replace(self.task, limit_bytes=chosen.workspace_bytes)
         run, baseline_s = self.runs.get(chosen), self.baseline.time_s if is_timed(self.baseline) else None
         if chosen.is_baseline:
-            reason = "torch's own: nothing else is worth a segment of the budget"
+            reason = "PyTorch's own: nothing else is worth a segment of the budget"
             return TunedProblem.of(task, chosen, self._baseline_s, self._baseline_s, reason)
         if run is None:
             return TunedProblem.of(
@@ -150,7 +150,7 @@ class _Options:
             )
         reason = f"best use of the budget in whole runs, speedup {with_noise(run)}"
         if run.speedup < 1:
-            reason += f"; torch's own needs {format_bytes(self.baseline.workspace_bytes)}"
+            reason += f"; PyTorch's own needs {format_bytes(self.baseline.workspace_bytes)}"
         return TunedProblem.of(task, chosen, run.baseline_s, run.time_s, reason, run.load)
 
     @property

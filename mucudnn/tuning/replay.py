@@ -66,7 +66,7 @@ def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
             pieces[key] = pieces.get(key, 0) + 1
     return tuple(
         f"{count} of {len(tasks)} convolutions, batch {n}: measured in micro-batches of {', '.join(map(str, sizes))} "
-        "only, torch's own undivided not among them; the answer is of these alone, and torch's own may be faster: "
+        "only, PyTorch's own undivided not among them; the answer is of these alone, and PyTorch's own may be faster: "
         "measure it with mucudnn tune"
         for (n, sizes), count in sorted(pieces.items())
     )

@@ -139,7 +139,7 @@ class TunedProblem:
         return "\n".join(
             (
                 f"{self.problem}, batch {self.batch_size}{f', {self.epilogue}' if self.epilogue else ''}",
-                f"  torch      {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
+                f"  PyTorch    {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} ({predicted} {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",

@@ -59,7 +59,7 @@ class Config:
     ``time_limit`` says.
     background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
     at most a twentieth of the time (docs/training.md).
-    confirm: whether ``optimize`` ends with steps of the whole model, torch's own convolutions and ours in turns, and
+    confirm: whether ``optimize`` ends with interleaved steps of the whole model, with torch's own and ours, and
     puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
     and where processes that take part tune together; or where a step is given; what the database has of it is not run
     again.

@@ -193,7 +193,7 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """A configuration run whole, and its baseline, measured in turns: medians in seconds over the rounds.
+    """A configuration run whole, and its baseline, interleaved: medians in seconds over the rounds.
 
     The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
     noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as of a ``Measurement``.

@@ -106,7 +106,7 @@ def test_headroom_prints_writes_and_draws(memory_format: str, tmp_path: Path) ->
     result = invoke("explain", "some_models:two", "--headroom", *options, *files(tmp_path))
     assert result.exit_code == 0, result.output
     assert "some_models:two: one training step, peak" in result.output
-    assert "within torch's own peak" in result.output
+    assert "within PyTorch's own peak" in result.output
     record = json.loads((tmp_path / "out.json").read_text())
     rows = lines_of(tmp_path / "out.csv")
     assert [(row["layer"], row["operation"]) for row in rows] == [

@@ -79,16 +79,6 @@ def test_plot_of_one_layer_has_no_other(folder: Path, tmp_path: Path) -> None:
     assert names[0] not in texts
 
 
-def test_a_layer_that_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
-    told = fail("plot", "samples", folder, "--out", tmp_path / "picture.svg", "--layer", "conv99")
-    assert "has no layer 'conv99'" in told
-
-
-def test_the_file_says_what_is_drawn(folder: Path, tmp_path: Path) -> None:
-    told = fail("plot", "samples", folder, "--out", tmp_path / "picture.pdf")
-    assert "not a PNG or SVG file; name one that ends in .png or .svg" in told
-
-
 def test_what_a_folder_lacks_for_a_picture_is_told(tmp_path: Path) -> None:
     """Folders of before have no candidates."""
     pytest.importorskip("matplotlib")
@@ -158,11 +148,3 @@ def test_a_folder_with_nothing_that_can_be_read_is_refused(tmp_path: Path) -> No
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "environment.json").write_text("{")
     assert "half/environment.json, line 1: no JSON" in fail("report", tmp_path)
-
-
-def test_a_file_that_is_no_result_is_told_what_is_allowed(tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
-    path.write_text("import torch\n")
-    told = fail("report", path)
-    assert "half-written" not in told
-    assert "own.py, line 1: no result of a benchmark: name a folder that it wrote with --out" in told

@@ -58,20 +58,8 @@ def test_a_device_three_times_as_fast_takes_three_times_as_much(folder: Path) ->
     assert [int(line["equal_samples"]) for line in lines] == [32, 32]
 
 
-def test_equal_devices_have_nothing_to_gain(folder: Path) -> None:
-    record = share(folder, "fast.jsonl,fast.jsonl")
-    assert samples(record) == [32, 32]
-    assert record["step_s"] == record["equal_step_s"]
-
-
 def test_the_rest_of_a_step_counts(folder: Path) -> None:
     assert samples(share(folder, "slow.jsonl,fast.jsonl", "--rest", "1s,1s")) == [32, 32]
-
-
-def test_one_device_takes_all(folder: Path) -> None:
-    record = share(folder, "fast.jsonl")
-    assert samples(record) == [64]
-    assert record["speedup_over_fastest"] == record["speedup_over_equal"] == 1
 
 
 def test_times_of_the_rest_that_are_not_one_for_each_are_refused(folder: Path) -> None:

@@ -11,8 +11,6 @@ from support.command_line import HEADING, TUNE, fail, invoke
 
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.suites.convolutions import division
-from mucudnn.database.database import Database
-from mucudnn.running.environment import Environment
 
 LAYERS = HEADING + "one,4,8,8,4,3,3,1,1,1,1\ntwo,4,8,8,8,1,1,0,0,1,1\n"
 SIZES = ("--batch", "2")
@@ -64,7 +62,7 @@ def test_a_batch_that_was_never_measured_undivided_has_a_note(
     given = (folder / "full.sqlite", "--network", folder / "layers.csv", "--batch", batch)
     result = invoke("solve", *given, "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
-    expected = f"measured in micro-batches of {sizes} only, torch's own undivided not among them"
+    expected = f"measured in micro-batches of {sizes} only, PyTorch's own undivided not among them"
     assert f"Note: 6 of 6 convolutions, batch {batch}: {expected}" in result.stderr
     record = json.loads((tmp_path / "out.json").read_text())
     assert expected in record["notes"][0]
@@ -110,20 +108,6 @@ def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch
     invoke(*command, "alexnet", "--workspace-budget", "1MiB")
     assert seen[0].workspace_budget_bytes == 2**20
     assert seen[0].workspace_limit_bytes is None
-
-
-def test_environments_are_picked(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "mixed.sqlite"
-    with Database(path) as database:
-        database.merge(folder / "full.sqlite")
-        (here,) = database.environments()
-        for problem in database.problems(here):
-            versions = {name: found[-1] for name, found in database.versions(here).items()}
-            for measured in database.measurements(here, problem, versions):
-                database.add(Environment("A CPU", "none", 1, "torch", "", "torch"), problem, 1, measured)
-    given = ("solve", path, "--network", folder / "layers.csv", *SIZES)
-    assert "several environments, which are never mixed; pick one with --environment" in fail(*given)
-    assert "measured on A CPU" in invoke(*given, "--environment", "a cpu").stdout
 
 
 @pytest.mark.parametrize(

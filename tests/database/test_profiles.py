@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, fill
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database
@@ -117,24 +117,6 @@ def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
         heading, older, newer = exported(database, "csv").splitlines()
     with read_profile(write(tmp_path / "profile", "\n".join((heading, newer, older)))) as read:
         assert [m.step_s for m in read.measurements(HERE, PROBLEM, VERSIONS)] == [1.0]
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_same_rows_are_exported_in_the_same_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.database.database.now", lambda: "2026-01-31T12:00:00.000000+00:00")
-    rows = [
-        (HERE, PROBLEM, VERIFIED),
-        (HERE, OTHER, FAST),
-        (replace(HERE, threads=1), OTHER, FAST),
-        (HERE, OTHER, FAILED),
-    ]
-    texts = set()
-    for order in (rows, rows[::-1]):
-        with Database(":memory:") as database:
-            for row in order:
-                add(database, row)
-            texts.add(exported(database, name))
-    assert len(texts) == 1
 
 
 def test_columns_in_any_order_and_empty_lines_will_do(tmp_path: Path) -> None:
@@ -297,16 +279,3 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, expected: str) 
         open_stored(path)
     assert str(path) in str(caught.value)
     assert expected in str(caught.value)
-
-
-def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
-    for path, expected in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(DatabaseError, match=f"{path} cannot be read: {expected}.*; name another"):
-            open_stored(path)
-
-
-def test_databases_of_other_programs_are_refused(tmp_path: Path) -> None:
-    path = fill(tmp_path / "full.sqlite")
-    change(path, "PRAGMA application_id = 7")
-    with pytest.raises(DatabaseError, match="belongs to another program"):
-        open_stored(path)

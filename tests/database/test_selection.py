@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -59,12 +59,6 @@ def fill(
         database.add(environment, problem, version, measured(algorithm, size))
 
 
-def damage(database: Database, table: str, changes: Mapping[str, object], where: str = "TRUE") -> None:
-    with database._file.writing() as connection:
-        for name, value in changes.items():
-            connection.execute(f"UPDATE {table} SET {name} = ? WHERE {where}", [value])
-
-
 def refusal(database: Database, *tasks: Task, policy: BatchSizePolicy = POWERS, **choice: object) -> str:
     with pytest.raises(InvalidInputError) as caught:
         select_measurements(database, tasks, policy, **choice)  # type: ignore[arg-type]
@@ -104,14 +98,6 @@ def test_sizes_are_those_of_the_policy_and_cover_the_batch(
         else:
             assert batch_size in covered
             assert [m.micro_config.micro_batch_size for m in stored.measurements(task)] == sorted(usable)
-
-
-def test_newest_row_counts_and_a_newer_failure_ends_it(opened: Database) -> None:
-    fill(opened)
-    opened.add(HERE, FORWARD, 1, measured("native", 4, step_s=9.0))
-    opened.add_failure(HERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
-    found = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED).measurements(Task(FORWARD, 4))
-    assert tuple(found) == (measured("native", 4, step_s=9.0),)
 
 
 # One environment
@@ -191,12 +177,6 @@ def test_older_versions_are_set_aside_and_named(opened: Database) -> None:
     assert stored.versions == {"gemm": 10, "native": 9}
     assert stored.notes == ("gemm was measured in versions 9, 10: only 10, the newest, is used",)
     assert len(stored.measurements(Task(FORWARD, 4))) == 2
-
-
-def test_the_newest_version_is_that_of_the_environment(opened: Database) -> None:
-    fill(opened, [FORWARD], algorithms=["gemm"])
-    fill(opened, [DATA], algorithms=["gemm"], version=2)
-    assert "measured with other algorithms, or older versions of them, only" in refusal(opened, Task(FORWARD, 4))
 
 
 def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:

@@ -148,7 +148,7 @@ def test_another_number_of_threads_is_tuned_anew(session: Session, workshop: Mad
 def test_an_error_of_tuning_is_said_once_and_torchs_own_runs(session: Session, workshop: MadeUpWorkshop) -> None:
     warning._said.clear()
     workshop.fails = RuntimeError("a made-up failure\nand a stack trace")
-    with pytest.warns(RuntimeWarning, match="torch's own convolution runs, its tuning failed: a made-up failure"):
+    with pytest.warns(RuntimeWarning, match="PyTorch's own convolution runs, its tuning failed: a made-up failure"):
         convolve()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

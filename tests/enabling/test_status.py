@@ -34,7 +34,7 @@ def test_the_table_fits_and_names_what_was_met() -> None:
     assert lines[1].split("  ")[0] == "4x8x8 -> 6, 3x3, batch 4"
     assert "gemm 2.00×" in lines[1]
     assert "~gemm 2.00×" in lines[2]
-    assert "torch, untuned" in lines[3]
+    assert "PyTorch, untuned" in lines[3]
     assert "4 problems: 2 measured, 1 nearest size, 1 not tuned; tuning took 2 s" in text
     assert "to be measured when it has been met 2 times" in text
     assert "never tuned, 1 shape of call: three dimensions" in text

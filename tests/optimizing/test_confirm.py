@@ -142,7 +142,7 @@ def test_each_choice_knows_its_time_in_place() -> None:
     assert (forward.in_place.call.torch_s, forward.in_place.call.time_s) == pytest.approx((0.010, 0.005))
     assert data.in_place.operations == (DATA, FILTER)  # torch computes both in one call
     assert (data.in_place.call.torch_s, data.in_place.call.time_s) == pytest.approx((0.020, 0.010))
-    assert "in place   torch 20 ms, ours 10 ms, 2.00 ± 0.00 (backward data, with backward filter)" in str(data)
+    assert "in place   PyTorch 20 ms, ours 10 ms, 2.00 ± 0.00 (backward data, with backward filter)" in str(data)
     assert found.over_tuned == pytest.approx(1.0)  # 5 ms were tuned, 5 of forward, 6 of dx and 4 of dw are in place
 
 
@@ -152,7 +152,7 @@ def test_torchs_own_is_put_back_where_ours_loses_in_place() -> None:
     found = confirmed(steps)
     assert steps.torchs == {("a", FORWARD)}
     assert [(one.module, one.problem) for one in found.put_back] == [("a", SMALL)]
-    assert steps.tuned["a"][0].reason == "torch's own: slower in the step, 0.80 ± 0.00; tuning chose gemm 8"
+    assert steps.tuned["a"][0].reason == "PyTorch's own: slower in the step, 0.80 ± 0.00; tuning chose gemm 8"
     assert steps.tuned["a"][0].time_s == TORCHS_S[FORWARD]
     assert found.step.time_s == pytest.approx(0.095)  # measured again, with torch's own there
     assert not found.is_withdrawn
@@ -211,7 +211,7 @@ def test_torchs_own_is_not_put_back_above_the_workspace_limit() -> None:
     assert not found.put_back
     assert not steps.torchs
     assert [(one.module, one.why) for one in found.kept] == [("a", "slower in the step, 0.80 ± 0.00")]
-    assert "torch's own needs more than the workspace limit in a: forward" in found.details()
+    assert "PyTorch's own needs more than the workspace limit in a: forward" in found.details()
 
 
 def test_a_slower_step_has_torchs_own_everywhere() -> None:
@@ -224,7 +224,7 @@ def test_a_slower_step_has_torchs_own_everywhere() -> None:
     assert found.rest == pytest.approx(0.09 / 0.05)
     assert str(found) == (
         "step 120 -> 130 ms, 0.92x ± 0.00, slower; convolutions 1.75x; 58 % of the step were convolutions, so at most "
-        "2.40x; torch's own runs everywhere"
+        "2.40x; PyTorch's own runs everywhere"
     )
     assert "the step was slower with what was chosen, 0.92 ± 0.00" in steps.tuned["a"][0].reason
 

@@ -62,9 +62,9 @@ def test_torchs_own_is_put_back_where_ours_is_slower_in_place(machine: Machine) 
     assert found.step.time_s == pytest.approx(REST_S + 2 * 0.002 + 3 * 0.001)
     text = str(mucudnn.report(net))
     assert f"confirmed: {found}"[:90] in text
-    assert "torch's own again, faster in the step, in first" in text
+    assert "PyTorch's own again, faster in the step, in first" in text
     details = mucudnn.report(net).details()
-    assert "why        torch's own: slower in the step, 0.67 ± 0.00; tuning chose gemm 2" in details
+    assert "why        PyTorch's own: slower in the step, 0.67 ± 0.00; tuning chose gemm 2" in details
     assert "all that is not a convolution takes 1.00 times as long" in details
 
 

@@ -128,6 +128,6 @@ def test_the_report_says_what_was_chosen_and_what_was_left_alone() -> None:
     report = mucudnn.report(ours)
     lines = " ".join(str(report).split())
     assert "in micro-batches, 0: forward 4 of 7 samples at a time; at most" in lines
-    assert "torch's own in 1: OwnForward has a forward of its own" in lines
+    assert "PyTorch's own in 1: OwnForward has a forward of its own" in lines
     assert "0: forward 7x4x6x6x6: 4 of 7 samples at a time" in report.details()
     assert "in micro-batches, 0" in report._repr_html_()

@@ -116,7 +116,7 @@ def test_names_tell_models_apart(machine: Machine) -> None:
 def test_inputs_limits_autocast_and_versions_tell_them_apart(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     tight, headroom = Config(workspace_limit=999), Config(workspace_limit="headroom")
     confirmed(tuned_net(limit_bytes=999), OPEN)
-    assert is_new(confirmed(tuned_net(limit_bytes=999), tight)), "torch's own may not be put back"
+    assert is_new(confirmed(tuned_net(limit_bytes=999), tight)), "PyTorch's own may not be put back"
     assert is_new(confirmed(tuned_net(limit_bytes=999), headroom)), "the workspace is freed after each call"
     assert is_new(confirmed(tuned_net(x=X[:1]), OPEN, x=X[:1]))
     assert is_new(confirmed(tuned_net(), OPEN, x=X.clone().requires_grad_()))

@@ -28,7 +28,7 @@ from mucudnn.words.results import Configuration, MicroConfig
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "one layer": (lambda: nn.Conv2d(16, 32, 5, padding=2), (8, 16, 24, 24)),
-    "a layer that is torch's own alone": (
+    "a layer that is PyTorch's own alone": (
         lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 16, 5, padding=2)),
         (4, 8, 20, 20),
     ),
@@ -47,10 +47,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 OURS, TORCHS, TORCHS_PIECES = (("implicit-gemm", 0), ("native", 0), ("native", 2))  # with the micro-batch; 0: undivided
 WAYS = {  # by operation, of the layers in turn
-    "torch's own dw": [(OURS, OURS, TORCHS)],
-    "torch's own dx and dw": [(OURS, TORCHS, TORCHS)],
-    "torch's own in pieces": [(OURS, OURS, TORCHS_PIECES)],
-    "whole layers of torch's own": [(OURS, OURS, OURS), (TORCHS, TORCHS, TORCHS)],
+    "PyTorch's own dw": [(OURS, OURS, TORCHS)],
+    "PyTorch's own dx and dw": [(OURS, TORCHS, TORCHS)],
+    "PyTorch's own in pieces": [(OURS, OURS, TORCHS_PIECES)],
+    "whole layers of PyTorch's own": [(OURS, OURS, OURS), (TORCHS, TORCHS, TORCHS)],
 }
 
 

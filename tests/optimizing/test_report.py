@@ -78,12 +78,12 @@ def lines(model: nn.Module) -> list[str]:
 def test_each_layer_has_a_row_with_its_operations(net: Net) -> None:
     heading, first, second, *_ = lines(net)
     assert heading.split("  ")[0] == "layer, batch 8"
-    assert first.split() == ["first", "winograd-4x4", "2×4", "2.00×", "torch", "cudnn", "3×2", "+1", "2.00×", "1.50×"]
-    assert second.split() == ["second", "torch", "1.00×"]
+    assert first.split() == ["first", "winograd-4x4", "2×4", "2.00×", "PyTorch", "cudnn", "3×2", "+1", "2.00×", "1.50×"]
+    assert second.split() == ["second", "PyTorch", "1.00×"]
 
 
 def test_the_totals_follow(net: Net) -> None:
-    assert "all together: torch 8 ms, mucudnn 6 ms, speedup 1.33×; workspace at most 1 MiB a call" in lines(net)
+    assert "all together: PyTorch 8 ms, mucudnn 6 ms, speedup 1.33×; workspace at most 1 MiB a call" in lines(net)
 
 
 def test_what_is_not_tuned_is_said_and_why(net: Net) -> None:
@@ -97,9 +97,9 @@ def test_what_is_not_tuned_is_said_and_why(net: Net) -> None:
     }
     for name, reason in mucudnn.report(net).untuned:
         if reason != "not reached by the sample input":  # which is said of several at once
-            assert f"torch's own in {name}: {reason}" in lines(net)
-            assert f"torch's own in {name}: {reason}" in mucudnn.report(net).details()
-    assert "torch's own in spare, parametrized: not reached by the sample input" in lines(net)
+            assert f"PyTorch's own in {name}: {reason}" in lines(net)
+            assert f"PyTorch's own in {name}: {reason}" in mucudnn.report(net).details()
+    assert "PyTorch's own in spare, parametrized: not reached by the sample input" in lines(net)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,21 @@ def test_what_was_moved_since_is_said(net: Net, move: Any, reason: str) -> None:
 
 def test_many_layers_with_long_names_fit_the_screen() -> None:
     model = nn.ModuleDict({f"a_very_long_name_of_a_block_{i}" * 3: nn.Conv2d(3, 4, 3) for i in range(30)})
-    chosen = Configuration((MicroConfig("native-other-format", 2),) * 3 + (MicroConfig("gemm", 2),), 1.0, 8)
+    chosen = Configuration((MicroConfig("winograd-4x4", 2),) * 4, 1.0, 8)
     for i, module in enumerate(model.values()):
         if i < 20:
             make_tuned(module, *(tuned(chosen, operation) for operation in Operation))
     assert max(map(len, lines(model))) <= WIDTH
-    assert sum("native-ot… 2×3 +1 2.00×" in line for line in lines(model)) == 20
+    assert sum("winograd-4x4 2×4 2.00×" in line for line in lines(model)) == 20
     assert "_19  " in lines(model)[20]  # its end tells it apart
     assert "and 6 more: not reached by the sample input" in " ".join(" ".join(lines(model)).split())
+
+
+def test_names_of_algorithms_are_whole() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    chosen = Configuration((MicroConfig("winograd-4x4-5x5-stride2", 2),) * 4, 1.0, 8)
+    make_tuned(model[0], *(tuned(chosen, operation) for operation in Operation))
+    assert lines(model)[1].count("winograd-4x4-5x5-stride2 2×4 2.00×") == 3
 
 
 def test_other_batch_sizes_have_rows_of_their_own(net: Net) -> None:
@@ -222,7 +229,7 @@ def test_notebooks_get_the_same_table_escaped() -> None:
     assert "script" not in page.tags
     assert page.tags.count("tr") == 2
     assert "<script>" in page.text
-    assert any("torch's own in b & c: Special has a forward of its own" in text for text in page.text)
+    assert any("PyTorch's own in b & c: Special has a forward of its own" in text for text in page.text)
 
 
 def test_what_steps_of_the_model_have_shown_is_told(net: Net) -> None:
@@ -234,13 +241,13 @@ def test_what_steps_of_the_model_have_shown_is_told(net: Net) -> None:
     report = mucudnn.report(net)
     assert report.confirmations == (found,)
     assert "confirmed: step 613 -> 487 ms, 1.26x ± 0.03; convolutions 1.61x; 76 % of the step were" in str(report)
-    assert "torch's own again, faster in the step, in second" in lines(net)
+    assert "PyTorch's own again, faster in the step, in second" in lines(net)
     assert max(map(len, lines(net))) <= WIDTH
     assert "1.26x ± 0.03; convolutions 1.61x; 76 % of the step were convolutions, so at most" in report._repr_html_()
     details = report.details()
-    assert "all that is not a convolution takes 1.35 times as long as with torch's own" in details
+    assert "all that is not a convolution takes 1.35 times as long as with PyTorch's own" in details
     assert "a tuned convolution takes 1.05 times as long as tuning measured, in the median" in details
-    assert f"torch's own again in second: {PROBLEM}, batch 8: slower in the step, 0.93 ± 0.02" in details
+    assert f"PyTorch's own again in second: {PROBLEM}, batch 8: slower in the step, 0.93 ± 0.02" in details
 
 
 def test_parts_that_were_optimized_by_themselves_have_a_line_each(net: Net) -> None:

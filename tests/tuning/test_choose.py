@@ -96,7 +96,7 @@ def test_a_slower_one_is_taken_where_torch_needs_too_much() -> None:
     slower = next(c for c in divided.choices.values() if c.configuration.algorithms == ("small",))
     assert slower.baseline_s is not None
     assert slower.time_s > slower.baseline_s
-    assert "torch's own needs 1000 B" in slower.reason
+    assert "PyTorch's own needs 1000 B" in slower.reason
 
 
 def test_what_cannot_run_whole_is_left_out() -> None:
@@ -139,7 +139,7 @@ def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:
     assert choose(FIRST, [TORCH, lead], unknown).configuration.is_baseline
     alone = choose(FIRST, [LARGE], unknown)
     assert alone.baseline_s is None
-    assert "torch's own was not measured" in alone.reason
+    assert "PyTorch's own was not measured" in alone.reason
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_alone_what_runs_slower_is_not_chosen_while_torchs_own_fits(limit: int |
         if not chosen.is_baseline:
             assert lead(run) > 0 or not world.fits(limit), f"seed {seed}"
             assert limit is None or chosen.workspace_bytes <= limit
-        if "torch's own needs" in choice.reason:
+        if "PyTorch's own needs" in choice.reason:
             slower += 1
             assert not world.fits(limit)
         if choice.reason.startswith("fastest in whole runs"):
@@ -153,7 +153,7 @@ def test_of_a_budget_what_runs_slower_is_not_chosen_where_torchs_own_would_fit_i
             if isinstance(run, WholeRun) and lead(run) < 0 and not choice.configuration.is_baseline:
                 instead = in_all - choice.configuration.workspace_bytes + worlds[task].baseline_bytes
                 assert instead > (inf if budget is None else budget), f"seed {seed}"
-            if "torch's own needs" in choice.reason:
+            if "PyTorch's own needs" in choice.reason:
                 assert f"needs {worlds[task].baseline_bytes} B" in choice.reason
 
 
@@ -213,7 +213,7 @@ def test_torchs_own_that_cannot_be_measured_is_run_whole(bench: Bench, limit: in
         assert tuned.configuration.time_s == tuned.time_s == tuned.baseline_s == pytest.approx(0.16)
         assert "is not faster" in tuned.reason
     else:
-        assert f"torch's own needs {DECLARED * BATCH} B" in tuned.reason
+        assert f"PyTorch's own needs {DECLARED * BATCH} B" in tuned.reason
     json.dumps(tuned.to_json(), allow_nan=False)
 
 

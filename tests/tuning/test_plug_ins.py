@@ -120,6 +120,6 @@ def test_solving_again_needs_no_package_and_says_that_running_does(database: Pat
         (solved,) = replay([task], NO_LIMIT, selected).problems
         strict = select_measurements(opened, [task], BatchSizePolicy.POWER_OF_TWO, strict=True)
     assert solved.configuration == tuning.problems[0].configuration
-    said = "test/quick is an algorithm of another package: where it is missing, torch's own runs instead"
+    said = "test/quick is an algorithm of another package: where it is missing, PyTorch's own runs instead"
     assert said in selected.notes
     assert "not known to be strict for each problem, and not used there: test/quick" in strict.notes

@@ -28,7 +28,7 @@ COMMANDS = (
 
 @click.group()
 def bench() -> None:
-    """Measure torch against mucudnn, in turns in one run; how long the solvers take; what differs in the numbers."""
+    """Benchmark mucudnn against PyTorch, interleaved in one run; time the solvers; compare numerical results."""
 
 
 for name in COMMANDS:

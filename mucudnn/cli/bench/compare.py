@@ -38,11 +38,11 @@ def parse_tolerance(text: str) -> float:
 @click.option("--all", "all_rows", is_flag=True, help="Show the rows that are the same or undecided, too.")
 @click.pass_context
 def compare(context: click.Context, before: Path, after: Path, tolerance: float, all_rows: bool) -> None:
-    """The result folder B against A: which rows became faster or slower, are the same, or cannot be told apart.
+    """Compare the result folder AFTER with BEFORE: rows that became faster or slower, are the same, or are undecided.
 
-    The samples' spread decides, never one number. Where torch and the machine are the same in both, times are compared
-    over torch's in the same round. Exit status 1: something became slower by more than the tolerance; 2: no row is in
-    both.
+    The samples' spread decides, never one number. Where PyTorch and the machine are the same in both, times are
+    compared over PyTorch's in the same round. Exit status 1: something became slower by more than the tolerance; 2: no
+    row is in both.
     """
     from mucudnn.bench.analyses.comparison import compare_folders, comparison_table, in_words
     from mucudnn.bench.analyses.verdicts import Verdict

@@ -29,7 +29,7 @@ _LONGEST_PERIOD = 1000  # steps, all of which are run for a sample
 
 
 def parse_caps(text: str) -> tuple[float | None, ...]:
-    """Read values of ``bucket_cap_mb``; ``default`` stands for torch's. Raises ``InvalidInputError``.
+    """Read values of ``bucket_cap_mb``; ``default`` stands for PyTorch's. Raises ``InvalidInputError``.
 
     >>> parse_caps("default, 0.5, 25")
     (None, 0.5, 25.0)
@@ -112,7 +112,7 @@ class _Measuring:
     "bucket_caps",
     type=parameters.Text("MIB,...", parse_caps),
     default="default",
-    help="Sizes of buckets, measured in turns: of DistributedDataParallel, as default,1,25.",
+    help="Bucket sizes of DistributedDataParallel, interleaved, as default,1,25.",
 )
 @options.rounds(9, "Samples of each kind of step.")
 @options.input_shape
@@ -147,9 +147,9 @@ def data_parallel(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Steps of data-parallel training of SOURCE, a network or package.module:factory: torch and mucudnn, in turns.
+    """Steps of data-parallel training of SOURCE, a network or package.module:factory: PyTorch and mucudnn, interleaved.
 
-    Every rank trains on samples of its own, in torch's DistributedDataParallel. The time of a step is split into
+    Every rank trains on samples of its own, in PyTorch's DistributedDataParallel. The time of a step is split into
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
@@ -181,12 +181,12 @@ def data_parallel(
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
-    """Raises ``UsageError`` for what torch cannot send, or sends in a way that changes what is measured."""
+    """Raises ``UsageError`` for what PyTorch cannot send, or sends in a way that changes what is measured."""
     if communication is Communication.BF16 and device == "cpu":
-        raise click.UsageError("torch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
+        raise click.UsageError("PyTorch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
     if communication.averages_parameters and memory_format is MemoryFormat.CHANNELS_LAST:
         raise click.UsageError(
-            f"torch's averaging leaves parameters contiguous, so {communication} does not go with "
+            f"PyTorch's averaging leaves parameters contiguous, so {communication} does not go with "
             "--memory-format channels-last: leave it out, or give another --communication"
         )
 

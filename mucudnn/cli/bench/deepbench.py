@@ -91,9 +91,9 @@ def deepbench(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """DeepBench's convolutions: torch, our best undivided algorithm, and ours under each limit and policy, in turns.
+    """Benchmark DeepBench: PyTorch, the best undivided algorithm, and mucudnn under each limit and policy.
 
-    All samples are kept in the folder DIR. The same command goes on there where it was stopped, or its time was over.
+    Samples are interleaved, and all are kept in the folder DIR, where the same command continues after it was stopped.
     """
     if batch_scale is not None and batch is not None:
         raise click.UsageError("--batch is instead of DeepBench's own sizes: give it or --batch-scale, not both")

@@ -25,7 +25,7 @@ def errors(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """One training step of SOURCE's model in float32, by torch and by mucudnn, against the same step in float64.
+    """One training step of SOURCE's model in float32, by PyTorch and by mucudnn, against the same step in float64.
 
     Output, loss and gradients, with the same parameters, images and random numbers, without dropout. On the CPU.
     SOURCE is a network of mucudnn layers, or a model of your own, as for mucudnn tune.

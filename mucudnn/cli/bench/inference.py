@@ -53,7 +53,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
     "--runtimes",
     type=parameters.Text("NAME,...|none", parse_runtimes),
     default=",".join(Runtime),
-    help=f"Compare calls of the whole network by these, each in a process of its own, in turns: {', '.join(Runtime)}.",
+    help=f"Compare calls of the whole network by these, each in its own process, interleaved: {', '.join(Runtime)}.",
 )
 @click.option(
     "--fuse/--no-fuse",
@@ -74,14 +74,14 @@ def inference(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Inference of SOURCE: torch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
+    """Inference of SOURCE: PyTorch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
 
     SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
-    own torch model (with --input 3x224x224). Then torch, torch.compile with frozen parameters, ONNX Runtime, OpenVINO,
-    mucudnn, and mucudnn under torch.compile take turns in calls of the whole model: images a second, and where layers
-    are not compiled the share of each kind in the time. What is not installed (pip install 'mucudnn[runtimes]') is
-    told, and the others go on. On the CPU, where alone filters are kept. What the folder of --out has already is not
-    measured again.
+    own PyTorch model (with --input 3x224x224). Then PyTorch, torch.compile with frozen parameters, ONNX Runtime,
+    OpenVINO, mucudnn, and mucudnn under torch.compile take turns in calls of the whole model: images a second, and
+    where layers are not compiled the share of each kind in the time. What is not installed (pip install
+    'mucudnn[runtimes]') is told, and the others go on. On the CPU, where alone filters are kept. What the folder of
+    --out has already is not measured again.
     """
     if not (layers or runtimes):
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")

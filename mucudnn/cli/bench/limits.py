@@ -46,7 +46,7 @@ def limits(
     """Compare the best undivided algorithm with what mucudnn makes of micro-batches, under equal workspace limits.
 
     SOURCE is as for mucudnn tune; by default DeepBench's training layers with 3x3 and 5x5 filters. All is measured
-    thoroughly, then whole runs decide under each limit, and without one. On CUDA torch runs with
+    thoroughly, then whole runs decide under each limit, and without one. On CUDA PyTorch runs with
     torch.backends.cudnn.benchmark, too. What the folder of --out has already is not measured again.
     """
     from mucudnn.bench.sources.layers import load_source, with_filters

@@ -25,7 +25,7 @@ from mucudnn.words.problem import MemoryFormat
 @click.option(
     "--variants",
     type=parameters.several(Variant),
-    help="Which, beside torch's own, with which all are compared; default: all that the device has.",
+    help="Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
 )
 @options.config(options.memory_bounds("headroom", headroom=True), *options.MEASURING)
 @options.threads
@@ -43,11 +43,11 @@ def memory(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Peak memory and time of a training step of SOURCE's model: torch and mucudnn, both under torch.compile, too.
+    """Peak memory and time of a training step of SOURCE's model: PyTorch and mucudnn, both under torch.compile, too.
 
     SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
-    own torch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it
-    with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in torch's allocator, that of
+    own PyTorch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it
+    with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in PyTorch's allocator, that of
     the whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model

@@ -39,7 +39,7 @@ def parse_configuration(text: str) -> Configuration:
     "--algorithm",
     "algorithms",
     type=parameters.Text("NAME,...", parameters.parse_names),
-    help="Only these beside torch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
+    help="Only these beside PyTorch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
 )
 @click.option(
     "--configuration",
@@ -80,7 +80,7 @@ def metrics(
     outputs: Outputs,
     **sizes: Any,
 ) -> None:
-    """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: torch's own and each algorithm.
+    """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: PyTorch's own and each algorithm.
 
     Or configurations, which divide the mini-batch, or any module of a model, against a copy of it in float64.
 

@@ -1,4 +1,4 @@
-"""``mucudnn bench network``: all convolutions of a network, torch against mucudnn."""
+"""``mucudnn bench network``: all convolutions of a network, PyTorch against mucudnn."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def network(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """All convolutions of SOURCE, each counted as often as it occurs.
+    """Benchmark all convolutions of SOURCE, each counted as often as it occurs.
 
     Torch on contiguous and on channels_last tensors, mucudnn on contiguous and on channels_last: tuned first, then
-    measured. On CUDA also torch with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them.
-    What seems slower than torch's is measured once more. SOURCE is whatever mucudnn tune takes.
+    measured. On CUDA also PyTorch with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them.
+    What seems slower than PyTorch's is measured once more. SOURCE is whatever mucudnn tune takes.
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions

@@ -1,4 +1,4 @@
-"""``mucudnn bench numerics``: what differs from torch in the numbers."""
+"""``mucudnn bench numerics``: what differs from PyTorch in the numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def numerics(
     operations: tuple[Operation, ...],
     outputs: Outputs,
 ) -> None:
-    """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside torch's own.
+    """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside PyTorch's own.
 
     Computed on small images, in seconds. docs/compatibility.md says why, and what to do about it.
     """

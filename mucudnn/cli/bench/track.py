@@ -47,7 +47,7 @@ def machine_name(device: str, capability: str, threads: int) -> str:
     help="Folder of this version; default: version and commit.",
 )
 @click.option("--history", "only_history", is_flag=True, help="Measure nothing: show what there is.")
-@options.rounds(81, "Samples of torch and of ours; with fewer, smaller changes are not found.")
+@options.rounds(81, "Samples of PyTorch and of ours; with fewer, smaller changes are not found.")
 @options.threads
 @options.device
 def track(

@@ -31,7 +31,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @click.option(
     "--variants",
     type=parameters.several(Variant),
-    help="Which, beside torch's own, with which all are compared; default: all that the device has.",
+    help="Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
 )
 @click.option(
     "--how",
@@ -59,10 +59,11 @@ def training(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Training steps of each SOURCE: torch, mucudnn, both under torch.compile, on CUDA also torch with benchmark=True.
+    """Training steps of each SOURCE: PyTorch, mucudnn, both under torch.compile, on CUDA also PyTorch with
+    benchmark=True.
 
     Each has a process of its own, and they take turns. SOURCE is a network of mucudnn layers, or package.module:factory
-    or file.py:factory, a function that returns your own torch model (with --input 3x224x224), which learns to give
+    or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224), which learns to give
     small outputs. Forward pass, loss, backward pass and gradient descent, in every precision and memory format: images
     a second, and peak memory. On the CPU, in steps of their own, each layer is timed in place, so that convolutions and
     what is left can be compared, too. What the folder of --out has already is not measured again.

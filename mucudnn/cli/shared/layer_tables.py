@@ -37,7 +37,7 @@ def load_limited(
 
 
 def tuning_environment(device: str, config: Config) -> Environment:
-    """Return the environment in which a device is tuned: torch's settings, and what the config asks beyond them.
+    """Return the environment in which a device is tuned: PyTorch's settings, and what the config asks beyond them.
 
     Raises ``UnavailableError`` for a device that is not there.
     """

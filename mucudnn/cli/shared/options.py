@@ -53,38 +53,32 @@ def rounds(default: int, what: str, least: int = 1) -> Decorator:
     return click.option("--rounds", type=Count(least), default=default, help=what)
 
 
-input_shape = click.option(
-    "--input", "input_shape", type=Text("CxHxW", parse_shape), help="One sample of your own model, as 3x224x224."
+def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
+    """Return ``--name``, whose text is its help. variable: argument of the command, if it has another name."""
+    variable = variable or name.replace("-", "_")
+    return click.option(f"--{name}", variable, type=kind, default=default, help=text)
+
+
+def flag(name: str, text: str) -> Decorator:
+    return click.option(f"--{name}", is_flag=True, help=text)
+
+
+input_shape = option(
+    "input", Text("CxHxW", parse_shape), "One sample of your own model, as 3x224x224.", variable="input_shape"
 )
-dtype = click.option("--dtype", type=click.Choice(list(ITEM_BYTES)[::-1]), default="float32", help="Of all tensors.")
-memory_format = click.option(
-    "--memory-format",
-    type=choice(MemoryFormat),
-    default="contiguous",
-    help="How activations and filters lie in memory.",
+dtype = option("dtype", click.Choice(list(ITEM_BYTES)[::-1]), "Of all tensors.", "float32")
+memory_format = option(
+    "memory-format", choice(MemoryFormat), "How activations and filters lie in memory.", "contiguous"
 )
-memory_formats = click.option(
-    "--memory-format",
-    "memory_formats",
-    type=several(MemoryFormat),
-    default="contiguous,channels-last",
-    help="Which memory formats.",
+memory_formats = option(
+    "memory-format", several(MemoryFormat), "Which memory formats.", "contiguous,channels-last", "memory_formats"
 )
-operations = click.option(
-    "--operations",
-    type=several(Operation),
-    default="forward,backward-data,backward-filter",
-    help="Which operations.",
-)
-database = click.option(
-    "--database",
-    type=InputFile(),
-    help="SQLite file of the measurements; default: in your cache folder.",
-)
+operations = option("operations", several(Operation), "Which operations.", "forward,backward-data,backward-filter")
+database = option("database", InputFile(), "SQLite file of the measurements; default: in your cache folder.")
 
 
 def use_threads(threads: int | None) -> None:
-    """Let torch compute with so many threads; ``None``: as many as it takes by itself."""
+    """Let PyTorch compute with so many threads; ``None``: as many as it takes by itself."""
     import torch
 
     if threads is not None:
@@ -100,7 +94,9 @@ def _with_threads(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_threads
 
 
-known_threads = click.option("--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what torch uses.")
+known_threads = click.option(
+    "--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what PyTorch uses."
+)
 threads = together(known_threads, _with_threads)
 """They are set before the command runs."""
 
@@ -121,11 +117,11 @@ def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
     return on_device
 
 
-known_device = click.option(
-    "--device",
-    type=Text("TEXT", parse_device),
-    default="cpu",
-    help="Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.",
+known_device = option(
+    "device",
+    Text("TEXT", parse_device),
+    "Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.",
+    "cpu",
 )
 device = together(known_device, _made_current)
 """A GPU by its number is the current one while the command runs."""
@@ -145,68 +141,55 @@ def filters(option: str, default: str) -> Decorator:
 layer_of_source = click.option(
     "--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them."
 )
-devices = click.option(
-    "--devices",
-    type=Text("TEXT,...", lambda text: tuple(parse_device(part.strip()) for part in text.split(","))),
-    default=(),
-    help="Several instead, as cuda:0,cuda:1: each measures a part, in a process of its own.",
+devices = option(
+    "devices",
+    Text("TEXT,...", lambda text: tuple(parse_device(part.strip()) for part in text.split(","))),
+    "Several instead, as cuda:0,cuda:1: each measures a part, in a process of its own.",
+    (),
 )
-policy = click.option(
-    "--policy",
-    type=choice(BatchSizePolicy),
-    default="power-of-two",
-    help="Micro-batch sizes that are measured.",
+policy = option("policy", choice(BatchSizePolicy), "Micro-batch sizes that are measured.", "power-of-two")
+algorithms = option(
+    "algorithms",
+    Text("NAME,...", parse_names),
+    "Choose from these only (mucudnn doctor lists them); PyTorch's own is always a candidate.",
 )
-algorithms = click.option(
-    "--algorithms",
-    type=Text("NAME,...", parse_names),
-    help="Choose from these only (mucudnn doctor lists them); torch's own is always a candidate.",
+max_relative_error = option(
+    "max-relative-error",
+    Finite(min=LEAST_MAX_RELATIVE_ERROR),
+    "Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
 )
-max_relative_error = click.option(
-    "--max-relative-error",
-    type=Finite(min=LEAST_MAX_RELATIVE_ERROR),
-    help="Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
+environment = option(
+    "environment",
+    Text("TEXT|NUMBER", str),
+    "Where it was measured, if there are several: part of the description, or its number in the list.",
 )
-environment = click.option(
-    "--environment",
-    type=Text("TEXT|NUMBER", str),
-    help="Where it was measured, if there are several: part of the description, or its number in the list.",
-)
-deterministic = click.option(
-    "--deterministic", is_flag=True, help="Only algorithms that give the same bits on every run."
-)
-strict = click.option(
-    "--strict", is_flag=True, help="Only algorithms with which NaN and infinities spread no further than with torch."
-)
-thorough = click.option(
-    "--thorough", is_flag=True, help="Measure every candidate that is not surely slower: minutes instead of seconds."
-)
+deterministic = flag("deterministic", "Only algorithms that give the same bits on every run.")
+strict = flag("strict", "Only algorithms with which NaN and infinities spread no further than with PyTorch.")
+thorough = flag("thorough", "Measure every candidate that is not surely slower: minutes instead of seconds.")
 confirm = click.option(
     "--confirm/--no-confirm",
     default=None,
-    help="End tuning with steps in turns; torch's own is put back where ours is slower. Default: where they are short.",
+    help="End tuning with interleaved steps, and put PyTorch's own back where ours is slower. Default: if short.",
 )
 _time = Text("TIME", checked_by(parse_time_limit))
-time_limit = click.option("--time-limit", type=_time, help="Most measuring per problem, as 60s or 2min.")
-run_time_limit = click.option(
-    "--run-time-limit",
-    type=Text("TIME", parse_seconds),
-    help="Of the whole run, as 10min: begin nothing that would not be done by then. Default: everything.",
+time_limit = option("time-limit", _time, "Most measuring per problem, as 60s or 2min.")
+run_time_limit = option(
+    "run-time-limit",
+    Text("TIME", parse_seconds),
+    "Of the whole run, as 10min: begin nothing that would not be done by then. Default: everything.",
 )
-first_call_time = click.option(
-    "--first-call-time",
-    type=_time,
-    default=Config().first_call_time,
-    help="With --how enable: most measuring of a problem that is met, as 60s, or none: no bound but --time-limit.",
+first_call_time = option(
+    "first-call-time",
+    _time,
+    "With --how enable: most measuring of a problem that is met, as 60s, or none: no bound but --time-limit.",
+    Config().first_call_time,
 )
-background = click.option(
-    "--background", is_flag=True, help="With --how enable: measure between steps, not in the call that meets a problem."
-)
+background = flag("background", "With --how enable: measure between steps, not in the call that meets a problem.")
 limits_torch = click.option(
     "--limit-torch/--no-limit-torch",
     "limits_torch",
     default=None,
-    help="Whether the limit holds torch's own convolution, too, so that something slower runs where it needs more. "
+    help="Whether the limit holds PyTorch's own convolution, too, so that something slower runs where it needs more. "
     f"Default: yes, but for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
 )
 share_tuning = click.option(
@@ -289,7 +272,7 @@ def _config(**values: Any) -> Config:
             )
         if values.pop("limits_torch") is not None:
             raise click.UsageError(
-                "a budget holds torch's own convolution in any case: give --limit-torch or --no-limit-torch beside a "
+                "a budget holds PyTorch's own convolution in any case: give --limit-torch or --no-limit-torch beside a "
                 "--workspace-limit only"
             )
         del values["workspace_limit"]
