@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -200,6 +200,31 @@ class BaseAlgorithm:
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Add what is still in ``prepared`` to ``w``, in BACKWARD_FILTER; otherwise do nothing."""
 
+    def fuses(self, problem: ConvProblem) -> bool:
+        """Tell whether ``step`` computes an ``Epilogue`` where it writes y, of any activation and any addition.
+
+        Of problems that are FORWARD and supported. ``step`` then takes the epilogue as a last argument, of which what
+        is added lies as y does; y is not read and written once more.
+        """
+        return False
+
+    def bound(
+        self,
+        problem: ConvProblem,
+        batch_size: int,
+        slices: Sequence[slice],
+        workspace: Workspace,
+        *,
+        is_open: bool = False,
+    ) -> BoundStage | None:
+        """Bind these slices of a mini-batch, buffers of these sizes, and the current thread count to one call.
+
+        It has the results of ``open``, ``step`` and ``close``, which are three Python calls and more for each slice.
+        is_open: ``prepared`` is what ``open`` has made of the filter in another call, and is only read. ``None``: it
+        cannot be done for this problem here.
+        """
+        return None
+
 
 Algorithm = BaseAlgorithm
 
@@ -233,54 +258,9 @@ class BoundStage(Protocol):
         """
 
 
-@runtime_checkable
-class Bindable(Protocol):
-    """An algorithm that can compute its part of a call at once, with the results of ``open``, ``step`` and ``close``.
-
-    Three Python calls and more for each slice become one, which matters where a convolution takes microseconds.
-    """
-
-    def bound(
-        self,
-        problem: ConvProblem,
-        batch_size: int,
-        slices: Sequence[slice],
-        workspace: Workspace,
-        *,
-        is_open: bool = False,
-    ) -> BoundStage | None:
-        """Bind these slices of a mini-batch, buffers of these sizes, and the current thread count.
-
-        is_open: ``prepared`` is what ``open`` has made of the filter in another call, and is only read.
-
-        ``None``: it cannot be done for this problem here, and general code calls ``open``, ``step`` and ``close``.
-        """
-
-
-@runtime_checkable
-class Fusing(Protocol):
-    """An algorithm that can compute an ``Epilogue`` where it writes y, which is then not read and written once more."""
-
-    def fuses(self, problem: ConvProblem) -> bool:
-        """Tell whether it can for this problem, which is FORWARD and supported: any activation, any addition."""
-
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-        epilogue: Epilogue | None = None,
-    ) -> None:
-        """Compute what ``step`` of every algorithm does, and the epilogue. What is added lies as y does."""
-
-
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
     """Tell whether an algorithm computes epilogues of a problem that it supports."""
-    return problem.operation is Operation.FORWARD and isinstance(algorithm, Fusing) and algorithm.fuses(problem)
+    return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
 
 
 class AlgorithmSource(Protocol):

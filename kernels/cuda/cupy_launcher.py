@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +25,12 @@ class LaunchError(MucudnnError, RuntimeError):
     """A CUDA function cannot be compiled for a device, or not be started with such sizes; the message says why."""
 
 
-class Launcher(Protocol):
-    """Compiles CUDA C++ and starts its functions: ``CupyLauncher``, and what tests put in its place."""
+class CupyLauncher:
+    """Compiles CUDA C++ and starts its functions."""
 
     def why_not(self) -> str | None:
         """Return why nothing can be compiled or started in this process, or ``None``. Found out once, then cheap."""
+        return _why_not()
 
     def launch(
         self,
@@ -49,24 +50,6 @@ class Launcher(Protocol):
 
         Raises ``LaunchError`` where it cannot be compiled, ``RuntimeError`` where the device refuses it.
         """
-
-
-class CupyLauncher:
-    """See ``Launcher``."""
-
-    def why_not(self) -> str | None:
-        return _why_not()
-
-    def launch(
-        self,
-        source: str,
-        function: str,
-        grid_blocks: int,
-        block_threads: int,
-        pointers: Sequence[int],
-        sizes: Sequence[int],
-        device: torch.device,
-    ) -> None:
         import cupy
 
         # A numpy array of one element is passed by value: here a structure of 32-bit integers.

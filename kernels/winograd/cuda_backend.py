@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, Launcher, LaunchError
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
 from mucudnn.kernels.winograd.cook_toom import CookToom
 from mucudnn.kernels.winograd.cuda_source import winograd_source
 from mucudnn.kernels.winograd.tiling import Tiling, tiling
@@ -31,7 +31,7 @@ _LARGEST_PLANE = 2**31 - 1  # elements, which the CUDA functions count in 32 bit
 class CudaWinograd:
     """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
 
-    launcher: Launcher = field(default_factory=CupyLauncher)
+    launcher: CupyLauncher = field(default_factory=CupyLauncher)
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         prepared, scratch = (

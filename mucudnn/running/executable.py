@@ -14,7 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Algorithm, Bindable, BoundStage, Fusing, Workspace, fuses
+from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace, fuses
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.registry import algorithm as algorithm_named
@@ -82,8 +82,8 @@ class Stage:
                 if epilogue is None:
                     algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
                 elif self.fuses:
-                    fusing: Fusing = algorithm  # type: ignore[assignment]
-                    fusing.step(problem, x_in, w, y_in, bias, prepared, scratch, epilogue.of(micro_batch))
+                    call = (problem, x_in, w, y_in, bias, prepared, scratch)
+                    algorithm.step(*call, epilogue.of(micro_batch))  # type: ignore[call-arg]
                 else:
                     algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
                     epilogue.of(micro_batch).apply(y_in)
@@ -314,7 +314,7 @@ class Executable:
 def _bound(stage: Stage, problem: ConvProblem, batch_size: int, scratch_bytes: int) -> Stage:
     """Bind a stage, where its algorithm can do so."""
     algorithm, workspace = stage.algorithm, Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
-    if not isinstance(algorithm, Bindable) or algorithm.alignment_bytes > 1:
+    if algorithm.alignment_bytes > 1:
         return stage
     bound = algorithm.bound(problem, batch_size, stage.slices, workspace, is_open=stage.is_cached)
     return replace(stage, bound=bound)

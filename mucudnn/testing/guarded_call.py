@@ -113,7 +113,7 @@ class Call:
         bias: Tensor | None = None,
         epilogue: Epilogue | None = None,
     ) -> Tensor:
-        """Open, step over slices of these sizes, close; return the output. epilogue: for one that is ``Fusing``.
+        """Open, step over slices of these sizes, close; return the output. epilogue: for one that ``fuses``.
 
         Raises ``AssertionError`` where a byte was written that is neither in the output nor in the workspace.
         """

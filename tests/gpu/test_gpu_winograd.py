@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import empty_activation
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, Launcher
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
 from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -25,7 +25,7 @@ MARGIN_BYTES, PATTERN = 256, 0xA5
 @dataclass(frozen=True)
 class Place:
     device: str
-    launcher: Launcher
+    launcher: CupyLauncher | EmulatedLauncher
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ extern "C" bool run_{name}(unsigned blocks, unsigned threads, void* const* point
 
 @dataclass(eq=False)
 class EmulatedLauncher:
-    """See ``Launcher``. launched: the names of the functions, as they are started."""
+    """In the place of ``CupyLauncher``. launched: the names of the functions, as they are started."""
 
     launched: list[str] = field(default_factory=list)
 
