@@ -1,4 +1,4 @@
-"""Measures when the machine is quiet, as far as it becomes so, and remembers what was disturbed all the same."""
+"""Waits for a quiet machine before measuring, and keeps track of disturbed results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUSY = (
 
 
 class Quiet:
-    """Waits for a quiet machine, measures again what was disturbed, and warns once if something remains doubtful.
+    """Waits for a quiet machine, measures disturbed candidates again, and warns once of results that remain doubtful.
 
     tell: called with why it waits. All waits together take at most ``most_s``.
     """
@@ -35,7 +35,7 @@ class Quiet:
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
 
     def is_now(self) -> bool:
-        """Whether nothing disturbs at this moment, as far as that can be seen, if need be in half a second."""
+        """Whether the machine is known to be quiet now; may watch it for half a second to tell."""
         self._begin()
         if not self.watch.current().is_known and not self._load_unknown:
             self.watch.pause()
@@ -43,13 +43,13 @@ class Quiet:
         return not self._load_unknown and self.watch.current().is_quiet
 
     def wait(self) -> Load:
-        """Wait for free cores, as long as there is patience. Returns the load then."""
+        """Wait for free cores, within the remaining patience; return the load then."""
         self._begin()
         self._patience_s -= self.watch.wait(self._tell, self._patience_s)
         return self.watch.current()
 
     def measured(self, search: Race) -> Iterator[Measurement | Failure]:
-        """Measure what is missing, and once more what was disturbed, if it is quiet then: newer results count."""
+        """Measure the missing candidates, and disturbed ones once more if it is quiet then: newer results count."""
         if search.is_done:
             return
         self.wait()
@@ -102,7 +102,7 @@ class Quiet:
             say_once(_BUSY)
 
     def _begin(self) -> None:
-        """Before the first look: learn what rate earlier runs saw, and warn once of more threads than cores."""
+        """Read the best rate of earlier runs, and warn once of more threads than cores; before the first look."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -130,5 +130,5 @@ def _undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement |
 
 
 def _undoubted(sound: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-    """Return what stands without the disturbed others: what was passed over was compared with those."""
+    """Return sound results without candidates passed over, which were compared with disturbed ones."""
     return [result for result in sound if isinstance(result, Measurement) or not result.is_passed_over]

@@ -85,14 +85,14 @@ class Entry:
     is_look: bool = False
 
     def final(self) -> Measurement:
-        """Return what all samples say, with them and with the load meanwhile."""
+        """Return the measurement with its raw samples and the load meanwhile."""
         load = self.watch.since(self.began)
         samples = (self.setup_samples_s, tuple(self.timer.samples_s))
         raw = MeasuredSamples(*samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
         return replace(self.measurement(), load=load.share, raw=raw)
 
     def measurement(self) -> Measurement:
-        """Return what the samples say so far, and no more: the race reads it all the time."""
+        """Return the measurement so far, without raw samples: the race reads it after every round."""
         return Measurement(
             micro_config=self.candidate.micro_config,
             setup_s=median(self.setup_samples_s),
@@ -179,7 +179,7 @@ class Race(ABC):
         return self.job.machine.clock.now() > self.deadline
 
     def _has_answer(self) -> bool:
-        """Whether something that fits was measured. The time limit applies once it was."""
+        """Whether a candidate that fits was measured. The time limit applies from then on."""
         known = (c for c in self.job.candidates if c.micro_config in self.known)
         fitting = (c for c in known if c.fits(self.job.task.limit_bytes))
         return any(self.job.task.batch_size % c.micro_batch_size == 0 for c in fitting)
@@ -241,7 +241,7 @@ class Race(ABC):
         return self._setup_samples_s[name]
 
     def _add(self, entry: Entry) -> None:
-        """Let others be compared with what the entry's samples say so far."""
+        """Update the results that others are compared with by the samples of this entry."""
         self.known[entry.candidate.micro_config] = entry.measurement()
         self.fastest_s[entry.candidate.micro_config] = min(entry.timer.samples_s)
 

@@ -35,10 +35,10 @@ Priors = dict[Environment, Prior]
 
 
 class Benchmarker:
-    """Measures tasks under one config, and stores each result as it is made. What is stored is not measured again.
+    """Measures tasks under one config, and stores each result as it is made. Stored results are not measured again.
 
-    A stored failure of torch's own, undivided, is not believed: everything is compared with it. Other stored failures
-    are, unless nothing is left that fits.
+    A stored failure of the baseline is retried, since everything is compared with it. Other stored failures count,
+    unless no candidate that fits is left.
 
     ranks: those that tune the same together. ready: problems that were tuned so far, whose interruption loses none.
     """
@@ -65,7 +65,7 @@ class Benchmarker:
         self._priors = {} if priors is None else priors
 
     def tuning(self) -> Tuning:
-        """Return what is ready."""
+        """Return the problems that were tuned so far."""
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
     def begin(self, jobs: Sequence[Job]) -> None:
@@ -75,7 +75,7 @@ class Benchmarker:
             self.machine.watch.forget()
 
     def end(self) -> None:
-        """Let the proving process rest, and warn of what remains doubtful."""
+        """Have the proving process free its memory, and warn of results that remain doubtful."""
         if self.machine.prover is not None:
             self.machine.prover.rest()
         if self.in_passing:
@@ -85,7 +85,7 @@ class Benchmarker:
         self.progress("done", 1.0)
 
     def job(self, task: Task) -> Job:
-        """Find the candidates of a task, and what the store knows of them."""
+        """Find the candidates of a task, and their stored results."""
         self.progress(f"{task}: finding algorithms", 0.0)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
         algorithms = permitted_algorithms(self.machine, self.config, task.problem, sizes)
@@ -105,7 +105,7 @@ class Benchmarker:
     def measure(
         self, job: Job, limit_bytes: int | None, start: float, share: float, *, thoroughly: bool = False
     ) -> None:
-        """Measure what is missing within a limit. start, share: of the progress of the whole tuning."""
+        """Measure the missing candidates within a limit. start, share: of the progress of the whole tuning."""
         self.at = start
         self.progress(f"{job.task}: measuring", start)
         measured = self._measured.setdefault(job.task.problem, {})
@@ -129,7 +129,7 @@ class Benchmarker:
             job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
-        """Measure what is missing. The quick race may find nothing within a small limit; then all are measured."""
+        """Measure the missing candidates; all of them where the quick race finds none within a small limit."""
         yield from self.quiet.measured(self._race(job, limit_bytes))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
             yield from self.quiet.measured(ThoroughRace(self._race_job(job, limit_bytes)))
@@ -154,7 +154,7 @@ class Benchmarker:
         )
 
     def _prior(self) -> Prior:
-        """Return what this machine has measured before, to which this tuning adds."""
+        """Return the measurements of this machine so far, to which this tuning adds."""
         environment = self.machine.environment
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
@@ -163,7 +163,7 @@ class Benchmarker:
         return self._priors[environment]
 
     def expected_cost(self, job: Job) -> float:
-        """Estimate what it takes to measure what is missing. Something always is: whole runs may have to be made."""
+        """Estimate the cost of measuring the missing candidates; never 0, since whole runs may have to be made."""
         full_s = expected_s(job.task.problem, job.task.batch_size)
         if not job.measurements():
             return full_s
@@ -172,12 +172,12 @@ class Benchmarker:
         return full_s * (1 + len(self._race(job, limit).missing())) / (1 + len(job.candidates))
 
     def verifier(self, jobs: Sequence[Job]) -> Verify:
-        """Return what looks up whole runs of these tasks, and makes those that are missing."""
+        """Return a function that looks up whole runs of these tasks, and makes the missing ones."""
         of_task = {job.task: job for job in jobs}
         return lambda task, configurations: self.outcomes(of_task[task], configurations)
 
     def outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return whole runs, made now where the task is measured here; None: the rank that measures it made none."""
+        """Return whole runs, made now if this rank measures the task; None: the rank that does has made none."""
         if job.barred is not None:  # nothing can be compared with it
             return dict.fromkeys(configurations)
         unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
@@ -187,7 +187,7 @@ class Benchmarker:
         return {c: job.outcomes.get(c.micro_configs) for c in configurations}
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return whole runs against torch; those that were not made before are made now."""
+        """Return whole runs against torch; missing ones are made now."""
         problem, how = task.problem, task.how
         known: dict[Configuration, Outcome] = {
             c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
@@ -217,7 +217,7 @@ class Benchmarker:
 def permitted_algorithms(
     machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
 ) -> list[Algorithm]:
-    """Return the algorithms that a config allows; for a problem those that sources offer, too, and that are strict.
+    """Return the algorithms that a config allows; for a problem also those of sources, and only strict ones if asked.
 
     Raises ``InvalidInputError`` for unknown names.
     """
@@ -233,7 +233,7 @@ def permitted_algorithms(
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """Whether name or source are asked for, and its determinism is enough. Torch's own always is allowed."""
+    """Whether its name or source is asked for and it is as deterministic as required; torch's own always is allowed."""
     name = algorithm.name
     named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
     return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)

@@ -37,8 +37,8 @@ from mucudnn.words.results import Configuration, Measurement, MicroConfig, Whole
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.warning import warn
 
-# The cost of looking at a filter instead of preparing it: less than measured, and constant, so that equal measurements
-# give equal answers. Whole runs have the real cost.
+# The cost of fingerprinting a filter instead of preparing it: less than measured, and constant, so that equal
+# measurements give equal answers. Whole runs include the real cost.
 FINGERPRINT_BYTES_PER_S = 20e9
 FINGERPRINT_S = 5e-6
 
@@ -200,7 +200,7 @@ class _Chooser:
                 self.options[tuned].remove(option)
 
     def cached_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
-        """Return what the cost stands for; ``None``: nothing is cached."""
+        """Return the cached filter of a cost that the division chose; ``None``: nothing is cached."""
         option = self._option(tuned, cost)
         if option is None:
             return None

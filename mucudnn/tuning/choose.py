@@ -22,16 +22,16 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
 MOST_CONTENDERS = 3
-NEARLY_AS_FAST = 1.15  # predictions this close are within what sums of parts and noise get wrong
-JUST_AS_FAST = 1.07  # predictions this close are within what noise alone gets wrong, mostly
+NEARLY_AS_FAST = 1.15  # predictions this close differ by noise and by the error of adding up parts
+JUST_AS_FAST = 1.07  # predictions this close mostly differ by noise alone
 _EVEN = 1.03  # times the fastest in whole runs: within their noise
-_COARSE = 4  # times the error of torch's own: half of it is worth being only just as fast
+_COARSE = 4  # times the baseline's error: beyond it, half the error is preferred within JUST_AS_FAST
 
-# A smaller lead is not worth it: tomorrow's machine may be another, and torch's own is never slower than torch.
+# A smaller lead is ignored: another machine may not show it, and the baseline is never slower than torch.
 LEAST_GAIN = 0.03
-_SURPRISING = 1.25  # times what was predicted: more is not the noise, so that others may be faster
+_SURPRISING = 1.25  # times the prediction: a slower whole run is no noise, and others may be faster
 
-Outcome = WholeRun | Exception | None  # the whole run; why it cannot run; None: nobody has run it
+Outcome = WholeRun | Exception | None  # the whole run; the error of running it; None: it was not run
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
 
 
@@ -71,9 +71,9 @@ def _surprising_s(
     baseline: Configuration,
     measurements: Sequence[Measurement],
 ) -> float | None:
-    """Return the seconds that others must be below by prediction to be worth a whole run; ``None``: none is.
+    """Return the predicted seconds below which further candidates deserve a whole run; ``None``: none do.
 
-    What slows torch's own as well is no surprise, nor that torch's own is faster than it was measured.
+    A slowdown that the baseline shares is no surprise, nor is a baseline faster than it was measured.
     """
     runs = _runs(outcomes)
     if not runs:
@@ -113,7 +113,7 @@ def _choose(
 
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Return whether something covers the batch: what was measured within the limit, or torch's own without one."""
+    """Return whether a configuration covers the batch: a measured one within the limit, or an exempt baseline."""
     if task.in_headroom or task.baseline_exempt:
         return True
     return bool(fastest_within(measurements, task.batch_size, task.limit_bytes))
@@ -122,7 +122,7 @@ def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
 def refuted(
     task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
-    """Return what whole runs of smaller batches show not to be worth it, where torch's own is within the limit."""
+    """Return configurations of smaller batches that were no gain in whole runs, where the baseline fits the limit."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {
@@ -143,7 +143,7 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
 def baseline_or_declared(
     measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None
 ) -> Configuration:
-    """Return torch's own convolution as it was measured, else with the time inf.
+    """Return the baseline as it was measured, else with an infinite time.
 
     Whole runs may still tell its time: measuring takes more memory. Undivided it needs no less than in micro-batches.
     """
@@ -162,7 +162,7 @@ def is_timed(baseline: Configuration) -> bool:
 
 
 def timed(baseline: Configuration, run: Outcome) -> Configuration:
-    """Return it with the time of a whole run where it was not measured."""
+    """Return the baseline with the time of a whole run where it was not measured."""
     if is_timed(baseline) or not isinstance(run, WholeRun):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
@@ -192,7 +192,7 @@ def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configura
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> TunedProblem:
-    """Choose where nobody has run anything whole."""
+    """Choose by prediction, where there are no whole runs."""
     if not is_timed(fastest):
         raise InfeasibleError(
             f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
@@ -217,7 +217,7 @@ def _fits(task: Task, baseline: Configuration) -> bool:
 
 
 def is_gain(run: WholeRun) -> bool:
-    """Whether the configuration is faster than what it was compared with, by more than the noise."""
+    """Whether the configuration is faster than its baseline by more than the noise."""
     return run.speedup - max(run.noise, LEAST_GAIN) > 1
 
 
@@ -232,10 +232,10 @@ def contenders_near(
     limit_bytes: int | None,
     margin: float,
 ) -> list[Configuration]:
-    """Return those of which the best is ``margin`` times as fast at most, in the order of prediction.
+    """Return the configurations predicted within ``margin`` times the fastest, fastest first.
 
-    found: the fastest of all by prediction, if anything fits. To it come the best of single algorithms: at all, divided
-    and undivided. Torch's own, undivided, is only returned where there is no other.
+    found: the fastest of all by prediction, if any fits. The best of each single algorithm are added: of all sizes,
+    divided, and undivided. The baseline is returned only where there is no other.
     """
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
@@ -252,7 +252,7 @@ def contenders_near(
 
 
 def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
-    """Algorithm -> seconds that no configuration of it alone can be below: its best time per sample, without setup."""
+    """Return, by algorithm, a lower bound in seconds: its best time per sample times the batch, without setup."""
     least: dict[str, float] = {}
     for m in measurements:
         name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
@@ -262,16 +262,16 @@ def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[s
 
 
 def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
-    """Return the fastest by prediction; nothing where nothing fits."""
+    """Return the fastest by prediction; an empty set where none fits."""
     fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
     return set() if fastest is None else {fastest}
 
 
 def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
-    """Return the fastest. Of those that are as good as even, it is the one in the fewest parts.
+    """Return the fastest; among configurations within noise of it, the one in the fewest parts.
 
-    Where its error is many times that of torch's own, one with at most half of it is taken that is just as fast: the
-    error of a network is that of its coarsest layers.
+    Where its error is many times the baseline's, one with at most half the error is preferred if it is just as fast:
+    the least accurate layers determine the error of a network.
     """
     most = max(run.speedup for run in runs.values())
     even = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)

@@ -15,7 +15,7 @@ from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
-_NO_GAIN = 1.001  # times torch's own for what is not surely faster: ties go to the baseline
+_NO_GAIN = 1.001  # times the baseline, for configurations that are no gain: ties go to the baseline
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
 Wanted = Mapping[Task, Sequence[Configuration]]  # what is verified next
@@ -96,7 +96,7 @@ class _Options:
         return desirable_sets(measurements, n).of(n) if measurements else ()
 
     def _offer_baseline(self) -> None:
-        """Add it once its time is known: whole runs may show that it is not as dominated as it seems."""
+        """Add the baseline once its time is known: whole runs may show that it is not dominated."""
         if is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
             self.configurations.append(self.baseline)
 
@@ -108,7 +108,7 @@ class _Options:
         self._offer_baseline()
 
     def telling(self, budget_bytes: int | None) -> Configuration:
-        """Return what to run first where an epilogue follows: most likely what will be chosen."""
+        """Return the configuration to run first where an epilogue follows: the one that is likeliest to be chosen."""
         fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
         return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
 

@@ -41,34 +41,34 @@ class Job:
     is_chosen: bool | None = None
 
     def findings(self) -> Mapping[str, Any]:
-        """Return what was found out here. Errors become some that other processes can read."""
+        """Return what other ranks need to choose alike. Exceptions are replaced by ones that can be pickled."""
         outcomes = self.outcomes.items()
         readable = {of: MucudnnError(str(one)) if isinstance(one, Exception) else one for of, one in outcomes}
         found = {name: getattr(self, name) for name in _FOUND}
         return found | {"outcomes": readable, "is_chosen": self.choice is not None}
 
     def learn(self, told: Mapping[str, Any]) -> None:
-        """Take over what another rank found out."""
+        """Take over the findings of another rank."""
         for name in _FOUND:
             setattr(self, name, told[name])
 
     @property
     def barred(self) -> Failure | None:
-        """The failure of torch's own, undivided, for a reason that lasts: then it is neither run nor chosen."""
+        """The lasting failure of the baseline, which is then neither run nor chosen; ``None``: there is none."""
         result = self.results.get(self.task.baseline)
         is_barred = isinstance(result, Failure) and result.is_lasting and not result.is_passed_over
         return cast(Failure, result) if is_barred else None
 
     def measured_task(self, limit_bytes: int | None) -> Task:
-        """Return the task under another limit. Torch's own is no way out of it where it is barred."""
+        """Return the task under another limit, from which a barred baseline is not exempt."""
         fits = self.task.baseline_exempt and self.barred is None
         in_headroom = self.task.in_headroom and self.barred is None
         return replace(self.task, limit_bytes=limit_bytes, baseline_exempt=fits, in_headroom=in_headroom)
 
     def baseline_bytes(self) -> int | None:
-        """Count what torch's own needs where it was not measured, by running it; None: measured, or not to be told.
+        """Count the workspace of an unmeasured baseline by running it; None: it was measured, or cannot be counted.
 
-        It is counted anew: perhaps there was no memory when it was first tried.
+        It is counted anew: there may have been no memory the first time.
         """
         if self.barred is not None or isinstance(self.results.get(self.task.baseline), Measurement):
             return None
@@ -76,7 +76,7 @@ class Job:
         return baseline.workspace_bytes if baseline.is_countable else None
 
     def forget_failures(self) -> None:
-        """Let them be tried again, but for those of foreign code: its first run may have ended a process."""
+        """Forget failures, so that they are retried, except those of foreign code, which may have ended a process."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
             of: r
@@ -93,7 +93,7 @@ class Job:
         return allowed(self.measurements(), self.error_bound)
 
     def failed_candidates(self) -> list[Failure]:
-        """Return failures, but not of what an algorithm does not support, or of sizes that the policy does not have."""
+        """Return the failures of candidates that ran: not of unsupported problems, nor of candidates passed over."""
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
 
@@ -114,21 +114,21 @@ class Job:
         return choice.knowing(measured, self.failures(), **known)
 
     def smallest_feasible_bytes(self) -> int | None:
-        """Return the least workspace of candidates that did not fail and are not barred by their error.
+        """Return the least workspace of a configuration of candidates that did not fail and are within the error bound.
 
-        There may be memory for torch's own even where there was none to measure it, which takes more.
+        A baseline that failed for lack of memory counts: measuring takes more memory than running.
         """
         return _least_declared_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
-        """Return the same for the smallest micro-batches alone, so that little must run to find out what it needs."""
+        """Return the same for the smallest micro-batches alone, so that few candidates must run."""
         usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
         return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
-        """Whether anything fits. Torch's own comes first: mostly it does, and little must run to know."""
+        """Whether any configuration fits. The baseline is checked first: it mostly fits, and few runs tell."""
         if self.is_chosen is not None:
             return self.is_chosen
         if (self.task.in_headroom or self.task.baseline_exempt) and self.barred is None:
@@ -155,7 +155,7 @@ class Job:
 
 
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Solve for the least workspace. It is declared, so nothing must be measured: any time will do."""
+    """Solve for the least declared workspace, with made-up times: nothing has to be measured."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
 
 
@@ -172,14 +172,14 @@ class Alone:
     are_several = False
 
     def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Return the tasks that are measured here. cost: expected one of a task, in any unit."""
+        """Return the jobs that this rank measures. cost: the expected cost of a job, in any unit."""
         return jobs
 
     def exchange(self, jobs: Sequence[Job]) -> None:
-        """Tell the ranks of this kind what was found out here, and learn what they did."""
+        """Exchange findings with the ranks of the same kind of device."""
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether something holds on all ranks, of any kind: so that they go on alike."""
+        """Return whether a condition holds on all ranks, of any kind of device, so that they go on alike."""
         return holds
 
 

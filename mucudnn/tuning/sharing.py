@@ -51,7 +51,7 @@ class Sharing(Alone):
         self._team, self._known = team, known
 
     def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Tasks of one problem stay together. Only the first rank of its kind asks what they cost."""
+        """Deal out jobs; those of one problem stay together. The first rank of a kind of device estimates costs."""
         numbers: dict[ConvProblem, list[int]] = {}
         for number, job in enumerate(jobs):
             numbers.setdefault(job.task.problem, []).append(number)
@@ -64,7 +64,7 @@ class Sharing(Alone):
         return [job for job in jobs if job.is_own]
 
     def exchange(self, jobs: Sequence[Job]) -> None:
-        """Rows are exchanged too, among ranks of any kind."""
+        """Exchange findings, and rows among ranks of any kind of device."""
         self.exchange_rows(self._known.fresh_rows())
         own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
         for told in self._team.of_kind(self._team.gather(own)):
@@ -77,7 +77,7 @@ class Sharing(Alone):
         self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether something holds on all ranks, of any kind: so that they go on alike."""
+        """Return whether a condition holds on all ranks, of any kind of device, so that they go on alike."""
         return self._team.everywhere(holds)
 
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
@@ -97,7 +97,7 @@ def described(tuned: TunedProblem) -> Mapping[str, str]:
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:
-    """Return what other ranks must know of this one before anything is measured."""
+    """Return the properties of this rank that others compare before anything is measured."""
     environment = machine.environment
     release, _, _ = environment.torch.partition("+")
     everywhere = {"mucudnn": VERSION, "torch": release} | {

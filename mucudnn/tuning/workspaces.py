@@ -87,7 +87,7 @@ def _measure(benchmarker: Benchmarker, jobs: Sequence[Job], budget: int | None, 
 
 
 def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Task, Sequence[Configuration]]) -> None:
-    """Run whole what will be asked for next: on each rank what it has measured."""
+    """Prefetch whole runs that will be asked for next: each rank makes those of its own jobs."""
     if benchmarker.ranks.are_several:
         for job in jobs:
             if job.is_own:
@@ -96,13 +96,13 @@ def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Ta
 
 
 def _is_affordable(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether the smallest configurations are within the budget together. The smallest micro-batches come first."""
+    """Whether the smallest configurations together fit the budget. The smallest micro-batches are tried first."""
     each = (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes)
     return any(_fit(map(smallest, jobs), budget) for smallest in each)
 
 
 def _is_divisible(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether what was measured fits the budget. The quick search may pass over what needs least."""
+    """Whether measured configurations fit the budget. The quick race may pass over those that need least."""
     return _fit((smallest_bytes(job.allowed(), job.task.batch_size) for job in jobs), budget)
 
 

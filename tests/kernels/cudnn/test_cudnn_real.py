@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import re
 import subprocess
 import sys
@@ -15,19 +14,17 @@ from enum import IntEnum
 from pathlib import Path
 
 import pytest
-import torch
 from support.command_line import invoke
-from support.cudnn import recording as recordings
-from support.cudnn.recording import recorded, recorded_offers, recorded_problems, recording
+from support.cudnn.recording import recorded, recorded_offers
 
 from mucudnn.kernels.cudnn import constants
 from mucudnn.kernels.cudnn import descriptor as graphs
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
-from mucudnn.kernels.cudnn.device import OLDEST_DESCRIBED_VERSION, Device, current_device, described_device
+from mucudnn.kernels.cudnn.device import OLDEST_DESCRIBED_VERSION, Device, described_device
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.cudnn
@@ -110,15 +107,6 @@ def test_what_is_offered_equals_the_recording(device: Device) -> None:
     assert not differing
 
 
-def test_a_recording_can_be_read_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = list(recorded_problems())[:2]
-    monkeypatch.setattr(recordings, "recorded_problems", lambda: iter(problems))
-    made = json.loads(json.dumps(recording(device)))
-    assert made["device"]["deviceName"] == device.name == "NVIDIA H200"
-    if made["cudnn"] == recorded()["cudnn"]:
-        assert made["problems"] == recorded()["problems"][:2]
-
-
 def test_every_offered_configuration_is_made_again_from_its_name(device: Device) -> None:
     for operation in Operation:
         graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
@@ -173,48 +161,10 @@ def test_every_descriptor_is_destroyed(device: Device, handed_out: list[int]) ->
     assert handed_out == [0]
 
 
-def test_results_outlive_what_they_were_found_with(cudnn: Library) -> None:
-    device = described_device("h200")
-    graph = operation_graph(cudnn, PROBLEM, 8)
-    heuristic = Descriptor(cudnn, DescriptorKind.ENGINEHEUR).refer(Attribute.ENGINEHEUR_OPERATION_GRAPH, graph)
-    heuristic.set(Attribute.ENGINEHEUR_MODE, constants.AttributeType.HEUR_MODE, HeuristicMode.A)
-    heuristic.refer(Attribute.ENGINEHEUR_DEVICEPROP, device.properties).finalize()
-    (first,) = heuristic.descriptors(Attribute.ENGINEHEUR_RESULTS, DescriptorKind.ENGINECFG, 1)
-    before = described(first)
-    del heuristic, graph, device
-    gc.collect()
-    assert described(first) == before
-
-
 def test_errors_have_cudnns_own_words(cudnn: Library) -> None:
     with pytest.raises(CudnnError, match=r"finalize TENSOR: CUDNN_STATUS_BAD_PARAM.*: \S") as caught:
         Descriptor(cudnn, DescriptorKind.TENSOR).finalize()
     assert not caught.value.is_unsupported
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"warpSize": None}, "BAD_PARAM.*it lacks warpSize"),
-        ({"deviceVer": "nine"}, "BAD_PARAM"),
-        ({"deviceVer": 300}, "ARCH_MISMATCH"),
-    ],
-)
-def test_a_device_that_cudnn_does_not_take_is_refused(
-    device: Device, tmp_path: Path, change: dict[str, object], reason: str
-) -> None:
-    properties = json.loads(device.properties_json) | change
-    path = tmp_path / "device.json"
-    path.write_text(json.dumps({key: value for key, value in properties.items() if value is not None}))
-    with pytest.raises(InvalidInputError, match=f"device.json is no device that this cuDNN takes.*{reason}"):
-        described_device(str(path))
-
-
-def test_without_a_gpu_there_is_no_current_device(cudnn: Library) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(UnavailableError, match=r"no CUDA device can be used here: .*cudaGetDeviceCount"):
-        current_device()
 
 
 def test_without_cublaslt_the_process_goes_on(cudnn: Library, tmp_path: Path) -> None:
