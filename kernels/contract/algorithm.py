@@ -108,7 +108,7 @@ class BaseAlgorithm:
 
     @property
     def is_last_resort(self) -> bool:
-        """Tell whether it is for limits that nothing else fits: a quick tuning passes over it where something does."""
+        """Tell whether it is for limits that no other algorithm fits; a quick tuning passes over it otherwise."""
         return False
 
     @property
@@ -176,7 +176,7 @@ class BaseAlgorithm:
         return ()
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
-        """Have ready what is built once, so that steps of this size can be captured in a CUDA graph."""
+        """Build whatever steps of this size need, so that they can be captured in a CUDA graph."""
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Prepare what micro-batches share. w: (K, C // groups, R, S); prepared: 1-D uint8, aligned."""
@@ -230,7 +230,7 @@ Algorithm = BaseAlgorithm
 
 
 class BoundStage(Protocol):
-    """Part of a configuration that one algorithm computes, with all resolved that does not change from call to call."""
+    """Part of a configuration that one algorithm computes, with everything resolved that is constant across calls."""
 
     @property
     def entry(self) -> tuple[int, int] | None:

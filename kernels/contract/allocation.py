@@ -1,4 +1,4 @@
-"""Counts bytes that torch allocates by itself: what an algorithm cannot be handed, it must at least declare."""
+"""Counts bytes that torch allocates by itself: an algorithm declares the memory that it cannot be handed."""
 
 from __future__ import annotations
 

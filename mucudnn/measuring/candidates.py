@@ -1,4 +1,4 @@
-"""Candidates of a problem: the micro-configs that can run, in the order in which to look at them."""
+"""Candidates of a problem: the micro-configs that can run, in the order in which they are measured."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Candidate:
 
     @cached_property
     def _internal(self) -> int | Exception:
-        """Bytes allocated inside, or why they cannot be counted: a run that fails is not tried again and again."""
+        """Bytes allocated inside, or the error of counting them, so that a failing run is not repeated."""
         try:
             if (proof := self.proof()) is not None:
                 return proof.internal_bytes
@@ -72,25 +72,25 @@ class Candidate:
         return failed
 
     def proof(self) -> Proof | None:
-        """Return what was proven of it in a process of its own; ``None``: this process checks it.
+        """Return the proof from a process of its own; ``None``: this process checks the candidate.
 
-        Raises what bars it.
+        Raises the error that bars it.
         """
         return None if self.proofs is None or not self.is_foreign else self.proofs.of(self)
 
     @property
     def is_countable(self) -> bool:
-        """Whether the workspace can be told. Only a failing run prevents that."""
+        """Whether the workspace is known or can be counted: false after a failing run."""
         return self.stored is not None or not isinstance(self._internal, Exception)
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is known what it allocates inside, since somebody has asked."""
+        """Whether the bytes allocated inside were counted already."""
         return "_internal" in self.__dict__ and not isinstance(self._internal, Exception)
 
     @property
     def counts_any_run(self) -> bool:
-        """Whether any run tells what it allocates inside, of which there is no formula."""
+        """Whether any run counts the bytes allocated inside, for which there is no formula."""
         return type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes
 
     @property
@@ -128,7 +128,7 @@ class Candidate:
         return self.is_countable and self.workspace_bytes <= limit_bytes
 
     def at_any_time(self) -> Measurement:
-        """A measurement with the declared workspace and a made-up time: it tells what would fit, not what is fast."""
+        """A measurement with the declared workspace and made-up times, to find out what would fit."""
         return Measurement(
             micro_config=self.micro_config,
             setup_s=1.0,
@@ -140,7 +140,7 @@ class Candidate:
 
 
 def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:
-    """Tell whether other people's code computes a problem, in a form that the user's step does not run.
+    """Tell whether a problem is computed by foreign code in a form that the user's own step does not run.
 
     Torch's own is foreign in every form. In that of the user's step it is proven, too, but runs where it cannot be.
     """
@@ -155,7 +155,7 @@ def find_candidates(
     known: Sequence[Measurement] = (),
     proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
-    """All micro-configs that can run, in the order in which to look at them, and those that cannot, with the reason.
+    """Return micro-configs that can run, in the order of measuring, and failures with the reasons of the others.
 
     Small micro-batches are first: they tell what larger ones need not be tried. A source can offer more than there is
     time for, best first. So all sizes of its best algorithms come before any of the others. The largest size is the

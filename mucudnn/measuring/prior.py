@@ -1,4 +1,4 @@
-"""Tells what like problems say about an algorithm before it runs: the nearest that this machine has measured."""
+"""Expected times of an algorithm before it runs, from similar problems that this machine has measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Place = tuple[float, float, float]
 
 
 class Expectation(NamedTuple):
-    """The least multiple of the fastest time in like problems, and from which multiple on there is no hope."""
+    """The least multiple of the fastest time in similar problems, and the multiple from which on it is hopeless."""
 
     ratio: float
     hopeless: float

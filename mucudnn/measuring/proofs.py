@@ -1,4 +1,4 @@
-"""Proofs of foreign candidates: what they did in a process of their own, before they are run in this one."""
+"""Proofs of foreign candidates, which run in a process of their own before they run in this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UnprovenError(RuntimeError):
-    """Foreign code could not be proven, for a reason that may pass; so it is not run."""
+    """Foreign code could not be proven, for a transient reason; it is not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Proofs:
         self._found: dict[MicroConfig, Proof | Exception] = {}
 
     def ask(self, candidates: Iterable[Candidate]) -> None:
-        """Have those proven of which nothing is known."""
+        """Have candidates without results proven, in one batch."""
         wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
         if wanted:
             self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)

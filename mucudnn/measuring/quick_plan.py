@@ -1,4 +1,4 @@
-"""The order of the quick race: which candidates of a problem it looks at next, by what is known of them.
+"""The order of the quick race: which candidates of a problem it probes next, given the results so far.
 
 Each algorithm is looked at where it is at its best, with the largest micro-batch that fits, unless a small part of the
 mini-batch shows that it is hopeless. Only the best one is then measured at other sizes too. What like problems say is
@@ -43,27 +43,27 @@ class QuickPlan:
         return [(c, self.known[c.micro_config]) for c in self.job.candidates if c.micro_config in self.known]
 
     def beside(self, others: Mapping[MicroConfig, Measurement]) -> QuickPlan:
-        """Return the plan as it would be if these were known too."""
+        """Return the plan with further results."""
         return replace(self, known={**self.known, **others})
 
     def too_large(self) -> list[Failure]:
-        """Return the candidates that had to run to know that they do not fit: so the next search need not."""
+        """Return candidates that a run showed not to fit, so that the next race need not run them."""
         asked = [c for c in self.job.candidates if c.is_counted and self._is_new(c)]
         return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
 
     def baselines(self) -> list[Candidate]:
-        """Return undivided torch's own, whether it fits or not, where nothing is known of it."""
+        """Return the baseline if it has no result yet, whether it fits or not."""
         own = [c for c in self.job.candidates if self.job.is_baseline(c)]
         return [c for c in own if self._is_new(c)]
 
     def foreign(self) -> list[Candidate]:
-        """Return the foreign candidates that are to be proven at once: of each algorithm the largest that may fit."""
+        """Return the foreign candidates to prove in the first batch: of each algorithm the largest that may fit."""
         fitting = [c for c in self.job.candidates if c.is_foreign and c.handed_bytes <= self.job.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
         return [c for c in largest.values() if self._is_new(c)]
 
     def parts(self) -> list[Candidate]:
-        """Return each algorithm of which nothing is known on a small part of the mini-batch, one that is checked.
+        """Return, for each algorithm without results, a candidate of a small part of the mini-batch.
 
         Foreign code is not among them: it is proven at each size, and so looked at once. Nor are last resorts, unless a
         budget is divided, in which they may have a share.
@@ -79,11 +79,11 @@ class QuickPlan:
         return [c for c in (*others, *resorts) if self.job.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
-        """Whether its micro-batch is not so small a part of the mini-batch that it says little of it."""
+        """Whether its micro-batch is a large enough part of the mini-batch to be representative."""
         return CHECKED_PART * candidate.micro_batch_size >= self.job.task.batch_size
 
     def leads(self) -> list[Candidate]:
-        """Return the candidate of each algorithm that is looked at first: the largest that fits, and has not failed.
+        """Return the candidate of each algorithm that is probed first: the largest that fits and has not failed.
 
         Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
         what like problems say is fast, then what has little to compute, then the others, last resorts last. Torch's own
@@ -105,11 +105,11 @@ class QuickPlan:
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(self) -> list[Candidate]:
-        """Leads of which nothing is known."""
+        """Leads without results."""
         return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
     def _is_out(self, candidate: Candidate) -> bool:
-        """Whether it failed or was passed over. What was passed over under another limit may win under this one.
+        """Whether a candidate failed or was passed over. One passed over under another limit may win under this one.
 
         So may what was passed over for its arithmetic, once a higher rate is seen.
         """
@@ -123,7 +123,7 @@ class QuickPlan:
         return not (is_asked_again and self.hopeless(candidate) is None)
 
     def sizes(self) -> list[Candidate]:
-        """Smaller sizes that are to be measured next: of the best algorithm all, half the size of one close to it.
+        """Smaller sizes to measure next: all of the best algorithm, half the size of one close to it.
 
         Where a budget is divided, all sizes of each algorithm that is the best, or close to it, in its own workspace.
         """
@@ -140,7 +140,7 @@ class QuickPlan:
         return [c for c in wanted if self._is_new(c)]
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
-        """Return why a candidate cannot win before it has run; None: it is to be looked at."""
+        """Return why a candidate cannot win, before it has run; None: it is worth a probe."""
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
@@ -153,7 +153,7 @@ class QuickPlan:
         return passed_over(candidate.micro_config, reason, by_arithmetic=True)
 
     def is_spared(self, candidate: Candidate) -> bool:
-        """Whether a candidate is a last resort, and something else is within limit and error bound."""
+        """Whether a candidate is a last resort, and another one is within limit and error bound."""
         resorts = {c.algorithm.name for c in self.job.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
@@ -174,17 +174,17 @@ class QuickPlan:
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
-        """Return how many times the seconds of the fastest beside it a candidate takes; inf: it must not win."""
+        """Return a candidate's time as a multiple of the fastest one's; inf: it must not win."""
         if not self.job.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
-        """Workspace that counts: what is kept from call to call does not."""
+        """Workspace that counts: without prepared bytes where they may be cached from call to call."""
         return measurement.scratch_bytes + (0 if self.job.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
-        """Workspace that counts, or the part of it that is known without a run."""
+        """Workspace that counts, or as much of it as is known without a run."""
         scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
         return scratch + (0 if self.job.may_keep else candidate.workspace.prepared_bytes)
 
@@ -193,7 +193,7 @@ class QuickPlan:
         return expected is not None and expected.ratio > expected.hopeless * self._least_expected(candidate)
 
     def _least_expected(self, candidate: Candidate) -> float:
-        """The least multiple that like problems say of what fits: 1, but where a limit bars the fastest.
+        """The least expected multiple among candidates that fit: 1, unless a limit bars the fastest.
 
         Where a budget is divided, so does what needs more workspace than the candidate.
         """
@@ -224,22 +224,22 @@ class QuickPlan:
         return {name: self.prior.expected(self.job.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
-        """Return the seconds of its arithmetic at full rate, for the mini-batch."""
+        """Return the seconds that the FLOPs of the mini-batch take at full rate."""
         if self.flops_per_s == inf:
             return 0.0
         return self._least_flops(candidate) / self._full_rate()
 
     def _full_rate(self) -> float:
-        """Return the rate that was seen, or more: what is measured here may show that it was seen at a bad moment."""
+        """Return the highest rate seen: measurements here may exceed a rate that was sampled at a busy moment."""
         return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in self._measured()), 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
-        """Return what it must compute for the mini-batch. Torch's own multiplies directly on processors."""
+        """Return the least FLOPs of the mini-batch. Torch's own multiplies directly on processors."""
         problem, n = self.job.task.problem, self.job.task.batch_size
         return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
-        """Return the order in which to look: what is known to be fast, what has little to compute, what is unknown."""
+        """Return a sort key: expected to be fast, few FLOPs, unknown; last resorts at the end."""
         expected = self._expected(candidate)
         rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
         return candidate.algorithm.is_last_resort, expected is None, rank

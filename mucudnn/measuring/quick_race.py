@@ -47,7 +47,7 @@ class QuickRace(Race):
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is missing. Where not even torch's own is known, nothing must run to tell."""
+        """Whether no candidate is missing. Without a result of the baseline this is known without a run."""
         return not (self._plan.baselines() or self.missing())
 
     def _of(self, job: RaceJob) -> QuickRace:
@@ -73,7 +73,7 @@ class QuickRace(Race):
         plan.prior.learn(self.job.task.problem, self.known.values())
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return all, unless time is up: then torch's own alone, and others only until something fits."""
+        """Return all, unless time is up: then the baseline, and others only until one fits."""
         if not self._is_late():
             return candidates
         return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
@@ -91,7 +91,7 @@ class QuickRace(Race):
             yield from self._look_at(candidate)
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
-        """Look at algorithms on small parts of the mini-batch. Those that are hopeless, or spared, end with that."""
+        """Probe algorithms on small parts of the mini-batch; hopeless and spared ones end there."""
         looks = [self._try_first_sample(part) for part in self._plan.parts() if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
@@ -104,7 +104,7 @@ class QuickRace(Race):
                 yield entry.final()
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        """Look at one. If it is not hopeless it stays in the race; else the result is yielded."""
+        """Probe a candidate. It stays in the race unless it is hopeless; then its result is yielded."""
         if self._is_late() and self._has_answer() and not self.job.is_baseline(candidate):
             return
         entry = self._try_first_sample(candidate)
@@ -148,12 +148,12 @@ class QuickRace(Race):
         return self._plan.margin(entry.candidate, own) <= margin
 
     def _is_look(self, candidate: Candidate) -> bool:
-        """Whether it has not run at another size, or may have something to load or to build for this one."""
+        """Whether the first sample is a probe: code may have to be loaded or built before this size runs at speed."""
         own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
         return not (own and candidate.algorithm.name in self._has_run)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Check an algorithm of ours on few samples: it is tested at every size. Where that fails, on all of them."""
+        """Check an algorithm of ours on few samples, since it is tested at every size; on all where that fails."""
         own = [c for c in self.job.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:

@@ -1,4 +1,4 @@
-"""Choices of what runs, and their executables, which are made when a call first needs them."""
+"""Chosen configurations, and their executables, which are made when a call first needs them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ _registered: dict[int, Choices] = {}
 
 
 def choices_of(handle: int) -> Choices | Measured | None:
-    """Find what has a handle; ``None``: nothing. Raises ``KeyError`` for what was measured and is gone."""
+    """Find the choices of a handle; ``None``: there are none. Raises ``KeyError`` for a ``Measured`` that is gone."""
     return _registered.get(handle) if handle >= UNTUNED else _measured[handle]
 
 
@@ -144,7 +144,7 @@ class Measured:
         _measured[self.handle] = self
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Return the one that there is; ``None`` for another number of samples."""
+        """Return the executable; ``None`` for another number of samples."""
         return self._executable if n == self._executable.configuration.batch_size else None
 
 
@@ -153,7 +153,7 @@ _numbers = count(1)
 
 
 def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
-    """Hash what would run, and how, to 63 bits; never ``UNTUNED``."""
+    """Hash configurations and settings to 63 bits; never ``UNTUNED``."""
     lines = sorted(
         f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
     )

@@ -42,7 +42,7 @@ def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes:
 
 
 def make_room(most_bytes: float) -> None:
-    """Give back the workspace that this thread keeps if it is larger: for what allocates by itself within a limit."""
+    """Free this thread's workspace if it is larger, before a call that allocates by itself within a limit."""
     kept = _of_this_thread.workspace
     if kept.buffer is not None and kept.buffer.numel() > most_bytes:
         kept.release()

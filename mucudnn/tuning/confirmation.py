@@ -1,4 +1,4 @@
-"""Results of confirming: steps and convolutions of a model, torch's own and ours in turns, and what follows of it."""
+"""Results of confirming a model: its steps and convolutions with torch's own and ours, interleaved, and verdicts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Confirmation:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others worked all the time, so that nothing was decided by these steps."""
+        """Whether the machine was busy all the time, so that nothing was decided by these steps."""
         return is_busy(self.load)
 
     @property
@@ -150,7 +150,7 @@ class Confirmation:
         return "; ".join(parts)
 
     def details(self) -> str:
-        """The line, and what else the steps have shown, a line each."""
+        """The summary line, and further findings, a line each."""
         lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with PyTorch's own"]
         if self.over_tuned is not None:
             lines.append(

@@ -1,4 +1,4 @@
-"""Measures again what is doubtful in a database: disturbed by others, or noisier than it should be."""
+"""Measures doubtful results of a database again: disturbed ones, and ones that are too noisy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ R = TypeVar("R", Measurement, WholeRun)
 
 @dataclass(frozen=True, slots=True)
 class Again(Generic[R]):
-    """A measurement or a whole run as it was, and as it is now. of: what was measured."""
+    """A measurement or a whole run before and after. of: the micro-config or configuration."""
 
     problem: ConvProblem
     of: MicroConfig | Configuration
@@ -54,7 +54,7 @@ class Again(Generic[R]):
 
 
 def has_turned(run: Again[WholeRun]) -> bool:
-    """Whether it is faster now than what it is compared with, and was not before, or the other way round."""
+    """Whether the verdict has changed: a gain became none, or the other way round."""
     return is_gain(run.before) != is_gain(run.now)
 
 
@@ -77,13 +77,13 @@ class Refreshed:
 
     @property
     def disturbed(self) -> int:
-        """Number of those that were disturbed once more."""
+        """Number of results that were disturbed again."""
         measured = sum(one.now.is_disturbed for one in self.measurements)
         return measured + sum(run.now.is_disturbed for run in self.whole_runs)
 
     @property
     def left(self) -> int:
-        """Number of those that are still to be measured again."""
+        """Number of doubtful results that are left."""
         return self.doubtful - len(self.measurements) - len(self.whole_runs) - self.passed_over
 
 
@@ -148,7 +148,7 @@ class _Refresh:
         return Refreshed(self.machine.environment, len(wanted), *made, self.passed_over, busy, interrupted)
 
     def _refresh(self, problem: ConvProblem, rows: Sequence[Row], again: Sequence[Row]) -> None:
-        """Refresh one problem. rows: all that count. again: those to be measured again."""
+        """Refresh one problem. rows: all that count. again: the rows to measure again."""
         measured, doubtful = ([row for row in some if row["kind"] == "measurement"] for some in (rows, again))
         sizes = sorted({row["micro_batch_size"] for row in measured}) or [1]
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
@@ -187,7 +187,7 @@ class _Refresh:
             self.measurements += now.values()
 
     def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
-        """Run whole again what can be run here; of one batch size in the same turns, as when it was chosen."""
+        """Repeat whole runs of algorithms that are here; those of one batch size are interleaved, as when chosen."""
         together: dict[tuple[int, How], dict[Configuration, WholeRun]] = defaultdict(dict)
         for row in rows:
             micro_configs, versions, how = whole_run_from(row["configuration"])

@@ -150,7 +150,7 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
 
 
 def _tune(benchmarker: Benchmarker, tasks: Sequence[Task]) -> Tuning:
-    """Find candidates, measure them, solve and run whole what is chosen. Ctrl-C leaves what is ready."""
+    """Find candidates, measure them, solve, and verify choices by whole runs. Ctrl-C keeps the finished problems."""
     try:
         jobs = [benchmarker.job(task) for task in tasks]
         benchmarker.begin(jobs)

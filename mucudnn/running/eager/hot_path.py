@@ -39,7 +39,7 @@ UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name
 
 
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
-    """Hand over what torch has. Raises ``AttributeError`` and ``ValueError`` where it has no such DLPack."""
+    """Pass torch's functions to the extension. Raises ``AttributeError`` or ``ValueError`` for another DLPack."""
     _call.set_up(
         *(Tensor, Parameter, Tensor.__dlpack_c_exchange_api__),
         *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
@@ -72,7 +72,7 @@ _plain_keys_on_cuda = cache(lambda: _plain_keys("cuda"))
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tell whether its elements are what its bytes say, and no subclass wants to see what is done to it."""
+    """Tell whether a tensor's bytes are its values, and no subclass intercepts operations on it."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter:
         return False
