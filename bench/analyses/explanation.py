@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from mucudnn.bench.report.budget_plot import draw_curve, draw_segments
 from mucudnn.bench.report.export import CURVE, write_csv, write_each
-from mucudnn.bench.report.plots import new_figure
+from mucudnn.bench.report.plots import draw_curve, draw_segments, new_figure
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import long_name, milliseconds, new_table, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer

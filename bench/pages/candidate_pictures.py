@@ -23,8 +23,7 @@ from mucudnn.bench.pages.drawing import (
 )
 from mucudnn.bench.pages.kinds import MOST_SUBJECTS
 from mucudnn.bench.pages.report import Report, Subject
-from mucudnn.bench.report.budget_plot import draw_curve, draw_segments
-from mucudnn.bench.report.plots import batch_axis, label, new_figure, ratio_axis
+from mucudnn.bench.report.plots import batch_axis, draw_curve, draw_segments, label, new_figure, ratio_axis
 from mucudnn.solver.curve import next_faster, time_curve
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Configuration, counts_in

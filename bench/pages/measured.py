@@ -116,7 +116,7 @@ def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _kinds(kinds_s: object) -> str | None:
-    from mucudnn.bench.contests.kind_times import shares  # here and not above: it loads torch
+    from mucudnn.bench.contests.step_parts import shares  # here and not above: it loads torch
 
     if not isinstance(kinds_s, dict) or not all(isinstance(seconds, (int, float)) for seconds in kinds_s.values()):
         return None

@@ -6,16 +6,21 @@ The same command goes on where it was stopped: what the result folders have is n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 
 import pandas
+from rich.table import Table
 
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.pages.pictures import write_picture
 from mucudnn.bench.recipes.benchmarks import Place
-from mucudnn.bench.recipes.judging import Judgement, all_rows, judge
+from mucudnn.bench.recipes.criteria import size_in_words
+from mucudnn.bench.recipes.judging import Judgement, all_rows, groups, judge, speedup
 from mucudnn.bench.recipes.recipe_file import RecipeFile
 from mucudnn.bench.report.export import write_json
+from mucudnn.bench.report.tables import milliseconds, new_table, ratio
 from mucudnn.terminal.files import whole_text
 from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.words.progress import share_of
@@ -134,3 +139,45 @@ def _record(outcome: Outcome) -> dict[str, object]:
         "figures": [path.name for path in outcome.figures],
         "notes": list(outcome.notes),
     }
+
+
+def results_table(outcome: Outcome) -> Table:
+    """Return a row for each contestant, policy and limit of each folder; times of all its problems together."""
+    printed = new_table(
+        outcome.recipe.title,
+        ("folder", "contestant", "policy", "workspace limit"),
+        ("measured", "ms", "speedup over PyTorch", "largest workspace", "largest error"),
+    )
+    rows = outcome.rows
+    torchs = rows[rows["contestant"] == TORCH]
+    for group in groups(rows):
+        timed = group.rows[group.rows["time_s"].notna()]
+        over_torch = nan if group.contestant == TORCH else speedup(group.rows, torchs).value
+        error = group.rows["relative_error"].max()
+        printed.add_row(
+            *(group.folder, group.contestant, group.policy or ""),
+            _size(group.limit_bytes, "" if group.policy is None else "none"),
+            f"{len(timed)} of {len(group.rows)}",
+            "" if timed.empty else milliseconds(float((timed["time_s"] * timed["count"]).sum())),
+            "" if pandas.isna(over_torch) else ratio(over_torch),
+            _size(group.rows["workspace_bytes"].max(), ""),
+            "" if pandas.isna(error) else f"{error:.1e}",
+        )
+    return printed
+
+
+def criteria_table(outcome: Outcome) -> Table:
+    """Return a row for each criterion: whether it passed, and the worst that was found."""
+    printed = new_table("", ("", "criterion", "found"), ())
+    for one in outcome.judgements:
+        printed.add_row("pass" if one.passed else "FAIL", str(one.criterion), str(one))
+    return printed
+
+
+def published_in_words(outcome: Outcome) -> str:
+    """Say what others have published of the same; empty: nothing is known."""
+    return "\n".join(f"published elsewhere: {one}" for one in outcome.recipe.published)
+
+
+def _size(value: float, missing: str) -> str:
+    return missing if pandas.isna(value) else size_in_words(value)

@@ -151,7 +151,7 @@ def refresh(everything: bool, days: float | None, device: str, database: Path | 
 
 def _print_refreshed(found: Refreshed) -> None:
     """Raises ``UnavailableError`` where the machine was too busy to go on, and ``KeyboardInterrupt`` after Ctrl-C."""
-    from mucudnn.bench.analyses.refresh_report import measurements_table, refresh_in_words, whole_runs_table
+    from mucudnn.bench.analyses.tuning_report import measurements_table, refresh_in_words, whole_runs_table
     from mucudnn.terminal.console import output
     from mucudnn.words.errors import UnavailableError
 

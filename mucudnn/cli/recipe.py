@@ -57,8 +57,7 @@ def run(context: click.Context, name: str, database: Path | None, device: str, o
     """
     from mucudnn.bench.recipes.benchmarks import Place
     from mucudnn.bench.recipes.recipe_file import find_recipe, read_recipe
-    from mucudnn.bench.recipes.report import criteria_table, published_in_words, results_table
-    from mucudnn.bench.recipes.running import run_recipe
+    from mucudnn.bench.recipes.running import criteria_table, published_in_words, results_table, run_recipe
     from mucudnn.words.progress import progress_bar
 
     read = read_recipe(find_recipe(name), device)

@@ -24,9 +24,8 @@ from mucudnn.bench.contests import peak_memory
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.sources import table_tuning
-from mucudnn.bench.suites.memory import benchmark as memory_benchmark
-from mucudnn.bench.suites.memory import step_job
-from mucudnn.bench.suites.memory.benchmark import benchmark_memory
+from mucudnn.bench.suites import memory as memory_benchmark
+from mucudnn.bench.suites.memory import benchmark_memory
 from mucudnn.cli.shared import layer_tables
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
@@ -52,7 +51,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         asked.append((device_type, current[-1]))
         return 2**20
 
-    for module in (step_job, memory_benchmark):
+    for module in (memory_benchmark,):
         monkeypatch.setattr(module, "device_of", lambda model: GPU)
         monkeypatch.setattr(module, "made_current", made_current)
     monkeypatch.setattr(peak_memory, "peak_allocated_bytes", peak_allocated_bytes)

@@ -14,7 +14,7 @@ from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 from support.database_rows import change
 
-from mucudnn.bench.analyses.refresh_report import refresh_in_words
+from mucudnn.bench.analyses.tuning_report import refresh_in_words
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.optimize import optimize

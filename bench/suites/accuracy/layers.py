@@ -21,8 +21,15 @@ from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, Subject, problem_co
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.accuracy.calls import alone, configuration_of, of_few, through_module
-from mucudnn.bench.suites.accuracy.errors import with_errors
-from mucudnn.bench.suites.accuracy.gradients import SAMPLES, Compute, cut_down, directional_error, exact, gradcheck
+from mucudnn.bench.suites.accuracy.metrics import (
+    SAMPLES,
+    Compute,
+    cut_down,
+    directional_error,
+    exact,
+    gradcheck,
+    with_errors,
+)
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.timing.timer import EVERY_ROUND

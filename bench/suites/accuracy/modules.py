@@ -27,9 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
-from mucudnn.bench.suites.accuracy.errors import with_errors
-from mucudnn.bench.suites.accuracy.gradients import SAMPLES, gradcheck_elements
 from mucudnn.bench.suites.accuracy.layers import Choices, Untimed, timed
+from mucudnn.bench.suites.accuracy.metrics import SAMPLES, gradcheck_elements, with_errors
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Operation, dtype_name

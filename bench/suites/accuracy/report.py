@@ -12,7 +12,7 @@ from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.report.plots import new_figure
 from mucudnn.bench.report.tables import milliseconds, new_table
-from mucudnn.bench.suites.accuracy.gradients import PASSED
+from mucudnn.bench.suites.accuracy.metrics import PASSED
 from mucudnn.bench.suites.accuracy.modules import MODULE
 from mucudnn.words.units import format_bytes
 

@@ -6,31 +6,33 @@ time is over, goes on in the same folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.contests.torch_variants import torch_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.sources.layers import LayerTable
+from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import problems_to_tune
 from mucudnn.bench.suites.convolutions.choices import Choices
 from mucudnn.bench.suites.convolutions.contest import Contests, subject_of
 from mucudnn.bench.suites.convolutions.division import NetworkTuner, TunedNetwork
-from mucudnn.bench.suites.convolutions.order import Balance, Pace, Wanted
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.tuning.job import expected_s
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem, MemoryFormat
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.units import format_seconds
 
@@ -168,3 +170,55 @@ class _Run:
 
     def _subjects(self, wanted: Wanted) -> list[Mapping[str, Any]]:
         return [subject_of(wanted[0], problem) for problem in self._problems(wanted)]
+
+
+Wanted = tuple[Layer, ConvProblem]
+
+
+class Balance:
+    """Picks what comes next: of the kinds of layers and of the operations that were met least, what has least work.
+
+    met: what is measured already.
+    """
+
+    def __init__(self, met: Iterable[Wanted]) -> None:
+        self._kinds: Counter[str] = Counter()
+        self._operations: Counter[Operation] = Counter()
+        self._both: Counter[tuple[str, Operation]] = Counter()
+        for one in met:
+            self.meet(one)
+
+    def meet(self, wanted: Wanted) -> None:
+        """Count a problem as met."""
+        _, problem = wanted
+        kind = kind_of_layer(problem)
+        self._kinds[kind] += 1
+        self._operations[problem.operation] += 1
+        self._both[kind, problem.operation] += 1
+
+    def next_of(self, left: Iterable[Wanted]) -> Wanted:
+        """Return the one that comes next; ``left`` has some."""
+        return min(left, key=self._often_met)
+
+    def _often_met(self, wanted: Wanted) -> tuple[int, int, int]:
+        layer, problem = wanted
+        kind = kind_of_layer(problem)
+        alone = self._kinds[kind] + self._operations[problem.operation]
+        return alone, self._both[kind, problem.operation], problem.flops(layer.batch_size)
+
+
+class Pace:
+    """Estimate of how long problems take, from those that are done: the first is always begun."""
+
+    def __init__(self) -> None:
+        self._ratios: list[float] = []
+
+    def learn(self, wanted: Wanted, seconds: float) -> None:
+        """Note how long a problem took."""
+        layer, problem = wanted
+        self._ratios.append(seconds / expected_s(problem, layer.batch_size))
+
+    def expected_s(self, wanted: Wanted) -> float:
+        """Return the seconds that a problem is expected to take; 0 before the first."""
+        layer, problem = wanted
+        return median(self._ratios) * expected_s(problem, layer.batch_size) if self._ratios else 0.0

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
-from mucudnn.bench.contests.step_splitter import StepSplit, StepSplitter
+from mucudnn.bench.contests.step_parts import StepSplit, StepSplitter
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.contests.kind_times import shares
+from mucudnn.bench.contests.step_parts import shares
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.report.tables import images_per_s, milliseconds, new_table, ratio, spread

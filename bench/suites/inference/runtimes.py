@@ -1,34 +1,195 @@
-"""Compares runtimes in inference: each in a process of its own, in turns, on the same model, input and threads."""
+"""Compares runtimes in inference: each in a process of its own, in turns, on the same model, input and threads.
+
+Each has its own ways of preparing a model: it is exported, compiled, frozen or tuned. ONNX Runtime and OpenVINO read
+the same file, which torch exports; they are the extra ``runtimes``, and nothing else needs them.
+"""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import islice
 from math import inf, isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from mucudnn.bench.contests.apart import PAUSE_S, OwnProcess, Ready
-from mucudnn.bench.contests.kind_times import median_by_kind
+import mucudnn
+from mucudnn.bench.contests.apart import PAUSE_S, OwnProcess, Ready, Stored, store
 from mucudnn.bench.contests.processes import OwnProcessError
+from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
 from mucudnn.bench.suites.inference.runtime import Runtime
-from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, store_model, version_of
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer, sample_in_rounds
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer, WallClock, sample_in_rounds
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress, silent
 
 _Arrays = list[np.ndarray[Any, Any]]
+_Outputs = Callable[[], _Arrays]  # one call of the model
+_OF_EXPORT = ("onnx", "onnxscript")
+_PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
+    {Runtime.ONNX_RUNTIME: ("onnxruntime", *_OF_EXPORT), Runtime.OPENVINO: ("openvino", *_OF_EXPORT)}
+)
+
+
+def version_of(runtime: Runtime) -> str:
+    """Return the version of the package that runs the model; empty where it is not installed."""
+    if runtime.is_ours:
+        return mucudnn.__version__
+    try:
+        return version("torch" if runtime is Runtime.TORCH_COMPILE else runtime.value)
+    except PackageNotFoundError:
+        return ""
+
+
+def require_installed(runtime: Runtime) -> None:
+    """Raise ``UnavailableError`` where a package of the runtime is not installed."""
+    missing = [package for package in _PACKAGES.get(runtime, ()) if find_spec(package) is None]
+    if missing:
+        raise UnavailableError(f"{', '.join(missing)} not installed: pip install 'mucudnn[runtimes]'")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeJob:
+    """Gets a runtime ready in a process of its own.
+
+    model_file: what ``store_model`` wrote. config: how ours is tuned. Called, it returns what is timed, one call of the
+    model, and the model's outputs as arrays, in order. It is asked for the seconds of a call by kind of layer.
+
+    Raises ``UnavailableError`` where the runtime is not installed, and whatever it raises.
+    """
+
+    runtime: Runtime
+    model_file: Path
+    threads: int
+    config: Config
+
+    def __call__(self) -> Ready[_Arrays]:
+        require_installed(self.runtime)
+        torch.set_num_threads(self.threads)
+        torch.set_grad_enabled(False)
+        stored: Stored[tuple[nn.Module, tuple[Tensor, ...]]] = Stored(self.model_file)
+        model, arguments = stored()
+        outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
+        kinds = self._kinds(model, outputs) if self.runtime.tells_layers else None
+        return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
+
+    def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
+        """Return what times a call by kind of layer."""
+        times = KindTimes.of(model, outputs, WallClock())
+        return lambda _: times.sample()
+
+
+def store_model(model: nn.Module, arguments: Sequence[Tensor], file: Path) -> None:
+    """Write the model for processes. Raises ``UnavailableError`` where it cannot be pickled."""
+    store((model, tuple(arguments)), file)
+
+
+def _torch(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    return partial(_outputs_of, model, arguments)
+
+
+def _mucudnn_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    return _compiled(mucudnn.optimize(model, arguments, job.config, progress=False), arguments)
+
+
+def _torch_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True  # of this process alone
+    return _compiled(model, arguments)
+
+
+def _compiled(model: nn.Module, arguments: tuple[Tensor, ...]) -> _Outputs:
+    compiled: Any = torch.compile(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(*arguments)
+    return partial(_outputs_of, compiled, arguments)
+
+
+def _mucudnn(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    return partial(_outputs_of, mucudnn.optimize(model, arguments, job.config, progress=False), arguments)
+
+
+def _onnx_runtime(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
+    with TemporaryDirectory() as folder:
+        file = _exported(model, arguments, Path(folder))
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    inputs = {one.name: array for one, array in zip(session.get_inputs(), _arrays(arguments), strict=True)}
+    return lambda: session.run(None, inputs)
+
+
+def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+    import openvino
+
+    core = openvino.Core()
+    options = {
+        "INFERENCE_NUM_THREADS": job.threads,
+        "INFERENCE_PRECISION_HINT": "f32",  # it would take bfloat16 where the processor has it
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    with TemporaryDirectory() as folder:
+        compiled = core.compile_model(core.read_model(str(_exported(model, arguments, Path(folder)))), "CPU", options)
+    request, inputs = compiled.create_infer_request(), _arrays(arguments)
+
+    def outputs() -> _Arrays:
+        results = request.infer(inputs, share_inputs=True, share_outputs=True)
+        return [results[output] for output in compiled.outputs]
+
+    return outputs
+
+
+_PREPARE: Mapping[Runtime, Callable[[nn.Module, tuple[Tensor, ...], RuntimeJob], _Outputs]] = MappingProxyType(
+    {
+        Runtime.TORCH: _torch,
+        Runtime.TORCH_COMPILE: _torch_compile,
+        Runtime.ONNX_RUNTIME: _onnx_runtime,
+        Runtime.OPENVINO: _openvino,
+        Runtime.MUCUDNN: _mucudnn,
+        Runtime.MUCUDNN_COMPILE: _mucudnn_compile,
+    }
+)
+
+
+def _outputs_of(model: Callable[..., Any], arguments: tuple[Tensor, ...]) -> _Arrays:
+    return [leaf.numpy() for leaf in tree_leaves(model(*arguments)) if isinstance(leaf, Tensor)]
+
+
+def _arrays(tensors: Sequence[Tensor]) -> _Arrays:
+    """Return the inputs as the other runtimes read them: contiguous."""
+    return [tensor.contiguous().numpy() for tensor in tensors]
+
+
+def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> Path:
+    """Write the model as ONNX, with the shapes of the arguments, by torch's exporter of graphs."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that it does without
+    file = folder / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, arguments, file, dynamo=True, verbose=False)
+    return file
+
+
 _Process = OwnProcess[_Arrays]
 
 _KINDS_ROUNDS = 3

@@ -1,4 +1,4 @@
-"""Measures what a call costs beside its arithmetic: untuned and tuned (``operator``), and divided (``divided``).
+"""Measures what a divided call costs beside its arithmetic.
 
 The operators themselves live in ``mucudnn/running``.
 """

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant
-from mucudnn.bench.contests.kind_times import median_by_kind
 from mucudnn.bench.contests.processes import OwnProcessError
-from mucudnn.bench.contests.step_splitter import StepSplit
+from mucudnn.bench.contests.step_parts import StepSplit, median_by_kind
 from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut

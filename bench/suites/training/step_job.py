@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.apart import Ready
-from mucudnn.bench.contests.kind_times import KindTimes
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
-from mucudnn.bench.contests.step_splitter import StepSplit, StepSplitter
+from mucudnn.bench.contests.step_parts import KindTimes, StepSplit, StepSplitter
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Batch, Trainee

@@ -51,8 +51,7 @@ def memory(
     the whole process, and the time of a step. What the folder of --out has already is not measured again.
     """
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
-    from mucudnn.bench.suites.memory.benchmark import benchmark_memory
-    from mucudnn.bench.suites.memory.report import memory_tables
+    from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
     from mucudnn.running.environment import current_environment
     from mucudnn.tracing.own_step import undisturbed
     from mucudnn.tracing.training_step import training_step

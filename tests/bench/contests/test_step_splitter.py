@@ -12,7 +12,7 @@ from support.training_steps import CONFIG, FLOAT32, measured_variants, tiny
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.step_splitter import StepSplitter
+from mucudnn.bench.contests.step_parts import StepSplitter
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.setting import How
 from mucudnn.bench.suites.training.step_job import StepParts, _Parts

@@ -20,8 +20,7 @@ from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import judge
 from mucudnn.bench.recipes.recipe_file import read_recipe
-from mucudnn.bench.recipes.report import criteria_table, results_table
-from mucudnn.bench.recipes.running import Outcome, run_recipe
+from mucudnn.bench.recipes.running import Outcome, criteria_table, results_table, run_recipe
 from mucudnn.bench.suites.accuracy import equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.solver import benchmark_division

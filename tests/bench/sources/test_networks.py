@@ -193,37 +193,22 @@ class Timed(nn.Module):
         return y
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("tune", "--workspace-limit", "headroom"),
-        ("bench", "inference", "--rounds", "1"),
-        ("bench", "memory", "--rounds", "2", "--runs", "0"),
-        (
-            "bench",
-            "training",
-            "--variants",
-            "mucudnn",
-            "--rounds",
-            "1",
-            "--precisions",
-            "float32",
-            "--memory-format",
-            "contiguous",
-        ),
-    ],
-    ids=lambda command: command[:2][-1],
-)
-def test_commands_give_a_network_all_its_arguments(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_give_a_network_all_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     train_in_threads(monkeypatch)
     for module in (networks, layers, models, training):
         known = {"timed": networks.Network(Timed, input_shape=(3, 6, 6), objective=NETWORKS["unet"].objective)}
         monkeypatch.setattr(module, "NETWORKS", known)
-    monkeypatch.setattr(Timed, "calls", 0)
     asked = ("--algorithms", "gemm", "--time-limit", "10ms", "--threads", "1")
-    result = invoke(*command, "timed", "--batch", "2", *asked)
-    assert result.exit_code == 0, result.output
-    assert Timed.calls > 0
+    for command in (
+        "tune timed --workspace-limit headroom",
+        "bench inference timed --rounds 1 --runtimes none",
+        "bench memory timed --rounds 2 --runs 0 --variants mucudnn",
+        "bench training timed --variants mucudnn --rounds 1 --precisions float32 --memory-format contiguous",
+    ):
+        monkeypatch.setattr(Timed, "calls", 0)
+        result = invoke(*command.split(), "--batch", "2", *asked)
+        assert result.exit_code == 0, result.output
+        assert Timed.calls > 0, command
 
 
 def test_models_of_the_user_get_images_alone() -> None:

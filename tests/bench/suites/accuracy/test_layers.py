@@ -24,9 +24,18 @@ from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.report import report_of
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.accuracy.calls import alone, configuration_of, of_few, through_module
-from mucudnn.bench.suites.accuracy.errors import MAP_CELLS, distinct_results, error_map, error_norms
-from mucudnn.bench.suites.accuracy.gradients import PASSED, cut_down, directional_error, exact, gradcheck
 from mucudnn.bench.suites.accuracy.layers import Choices, benchmark_metrics
+from mucudnn.bench.suites.accuracy.metrics import (
+    MAP_CELLS,
+    PASSED,
+    cut_down,
+    directional_error,
+    distinct_results,
+    error_map,
+    error_norms,
+    exact,
+    gradcheck,
+)
 from mucudnn.bench.suites.accuracy.report import draw_error_maps, in_words, metrics_tables
 from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.kernels.contract.reference import relative_l2_error

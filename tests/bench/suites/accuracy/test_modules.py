@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.report import report_of
-from mucudnn.bench.suites.accuracy.gradients import ELEMENTS, PASSED, SUMS, gradcheck_elements
 from mucudnn.bench.suites.accuracy.layers import Choices
+from mucudnn.bench.suites.accuracy.metrics import ELEMENTS, PASSED, SUMS, gradcheck_elements
 from mucudnn.bench.suites.accuracy.modules import WHOLE, benchmark_module, called_module
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.measuring.whole_runs import Machine

@@ -14,9 +14,8 @@ from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
-from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted, benchmark_convolutions
 from mucudnn.bench.suites.convolutions.choices import Choices
-from mucudnn.bench.suites.convolutions.order import Balance, Wanted
 from mucudnn.bench.suites.convolutions.report import deepbench_tables, left_out_in_words
 from mucudnn.database.database import Database
 from mucudnn.measuring.operands import Operands

@@ -19,12 +19,17 @@ from torch import nn
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources import models
-from mucudnn.bench.suites.inference import runtime_job, runtimes
+from mucudnn.bench.suites.inference import runtimes
 from mucudnn.bench.suites.inference.report import inference_tables
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
 from mucudnn.bench.suites.inference.runtime import Runtime
-from mucudnn.bench.suites.inference.runtime_job import RuntimeJob, require_installed, store_model
-from mucudnn.bench.suites.inference.runtimes import compare_runtimes, relative_difference
+from mucudnn.bench.suites.inference.runtimes import (
+    RuntimeJob,
+    compare_runtimes,
+    relative_difference,
+    require_installed,
+    store_model,
+)
 from mucudnn.cli.main import main
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
@@ -140,7 +145,7 @@ def test_each_runtime_computes_what_the_model_does(
 
 
 def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_job, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"openvino, onnx, onnxscript not installed: pip install 'mucudnn\[run"):
         require_installed(Runtime.OPENVINO)
     require_installed(Runtime.TORCH_COMPILE)

@@ -21,9 +21,8 @@ from mucudnn.bench.contests.apart import Apart
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.sources import networks
-from mucudnn.bench.suites.memory import benchmark as memory_benchmark
-from mucudnn.bench.suites.memory.benchmark import benchmark_memory
-from mucudnn.bench.suites.memory.report import memory_tables
+from mucudnn.bench.suites import memory as memory_benchmark
+from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 
@@ -130,7 +129,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch
 
 
 def test_without_torch_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.bench.suites.memory.step_job.allocator_peak_bytes", lambda *_: 1 / 0)
+    monkeypatch.setattr("mucudnn.bench.suites.memory.allocator_peak_bytes", lambda *_: 1 / 0)
     with pytest.raises(UnavailableError, match="PyTorch, with which all others are compared, fails: division by zero"):
         measured(tmp_path, variants=[])
     assert not read_folder(tmp_path / "folder").lines

@@ -1,8 +1,10 @@
-"""Times kinds of layers where they run: convolutions by kind, normalization, activation, pooling, linear layers, rest.
+"""Tells where the time of a step goes: into convolutions where they run, other kinds of layers, and the rest.
 
-Convolutions are those of ``InPlaceTimes``. The others are told by the operator that torch calls, whether a module or a
-function asks for it, in forward and in backward passes. What a compiler has made into code of its own is no operator:
-there only convolutions are told apart. Calls that are watched take longer, and are none of those whose time is told.
+Convolutions are those of ``InPlaceTimes``. Normalization, activation, pooling and linear layers are told by the
+operator that torch calls, whether a module or a function asks for it, in forward and in backward passes. A compiler
+makes code of its own of them: there only convolutions are told apart.
+
+Steps that are watched take longer, and their time is not that of the step.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +24,70 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.measuring.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
+from mucudnn.words.problem import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """Seconds of a step's parts: convolutions in place, forward and backward, and all that is not a convolution."""
+
+    forward_s: float
+    backward_s: float
+    rest_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.forward_s + self.backward_s + self.rest_s
+
+    @classmethod
+    def median(cls, samples: Sequence[Self]) -> Self:
+        """Return each part's median; there must be a sample."""
+        return cls(
+            forward_s=median(one.forward_s for one in samples),
+            backward_s=median(one.backward_s for one in samples),
+            rest_s=median(one.rest_s for one in samples),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class StepSplitter:
+    """Splits steps of a model in rounds, as ``Timer`` times them. runner: where steps run, and the clock is read."""
+
+    step: Callable[[], object]
+    clock: Clock
+    runner: Runner
+    times: InPlaceTimes
+    samples: list[StepSplit] = field(default_factory=list)
+    _is_warm: bool = False
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
+    ) -> StepSplitter:
+        """Make one for steps of a model on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        return cls(step, clock, runner, InPlaceTimes(model, device))
+
+    def sample(self, steps: int) -> None:
+        """Run ``steps`` steps in a row, and note what one took. A first call before, which is not noted, is slower.
+
+        Raises what a step raises, and ``UnavailableError`` where convolutions cannot be recorded.
+        """
+        if not self._is_warm:
+            self._split(1)
+            self._is_warm = True
+        self.samples.append(self._split(steps))
+
+    def _split(self, steps: int) -> StepSplit:
+        with self.times.recording():
+            elapsed_s = self.runner(lambda: self.clock.time(self.step, steps))
+        forward_s = backward_s = 0.0
+        for place, spent in self.times.take().items():
+            if Operation.FORWARD in place.operations:
+                forward_s += spent.time_s
+            else:
+                backward_s += spent.time_s
+        return StepSplit(forward_s / steps, backward_s / steps, (elapsed_s - forward_s - backward_s) / steps)
+
 
 NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"
 OTHER_CONVOLUTION = "other convolution"  # that no problem describes

@@ -8,33 +8,43 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median_high
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.apart import Apart, Entrant
-from mucudnn.bench.contests.peak_memory import has_resident_peak, resident_peak_bytes
+from mucudnn.bench.contests.apart import Apart, Entrant, Ready
+from mucudnn.bench.contests.peak_memory import (
+    allocator_peak_bytes,
+    has_resident_peak,
+    repeatable_step,
+    resident_peak_bytes,
+)
 from mucudnn.bench.contests.variants import Variant, chosen_variants
 from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.rows import Line, Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.report.tables import memory_bound
-from mucudnn.bench.suites.memory.step_job import StepJob, Subject
+from mucudnn.bench.report.tables import images_per_s, memory_bound, milliseconds, new_table, ratio
 from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock, sample_in_rounds
+from mucudnn.measuring.timing.timer import Clock, T, sample_in_rounds
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
+from mucudnn.words.results import WholeRun
+from mucudnn.words.torch_settings import searching
+from mucudnn.words.units import format_bytes
 
 ROUNDS = 9
 RUNS = 3
@@ -164,3 +174,77 @@ def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], re
         return replace(row, failure=entrant.failure)
     found = {"allocator_peak_bytes": entrant.process.found, "resident_peak_bytes": resident_bytes, "bound": bound}
     return replace(row, samples_s=entrant.timer.samples_s, more=found)
+
+
+Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, ours tuned already, and all that it is called with
+
+
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """Gets a step ready: compiles it where it is to be, warms it up, and takes its peak in torch's allocator, in bytes.
+
+    subject: returns the contestant's own copy. threads: of torch. clock: of the steps.
+
+    Called, it returns what is timed, and the peak. Raises whatever compiling and a step raise.
+    """
+
+    subject: Callable[[], Subject]
+    variant: Variant
+    threads: int
+    clock: Clock
+
+    def __call__(self) -> Ready[int]:
+        torch.set_num_threads(self.threads)
+        model, arguments = self.subject()
+        called: Any = torch.compile(model) if self.variant.is_compiled else model
+        step, device = repeatable_step(called, arguments), device_of(model)
+        run = partial(_run, device, self.variant is Variant.TORCH_BENCHMARK)
+        return Ready(step, run(lambda: allocator_peak_bytes(step, device.type)), run, self.clock)
+
+
+def _run(device: torch.device, is_searching: bool, function: Callable[[], T], /) -> T:
+    with made_current(device), searching(is_searching):
+        return function()
+
+
+_PEAKS = ("allocator_peak_bytes", "resident_peak_bytes")
+
+
+def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield a table with a row for each contestant, torch first, and a line for each beside torch.
+
+    Ratios are to torch, speedups are of the whole step.
+    """
+    torchs = folder.lines[0]
+    n = torchs["batch_size"]
+    columns = ("allocator peak", "ratio", "resident peak", "ratio", "step ms", "images/s", "speedup")
+    printed = new_table(f"{torchs['network']}, batch {n}: one training step", ("convolutions",), columns)
+    lines = []
+    for line in folder.lines:
+        if line["failure"]:
+            printed.add_row(_name(line), line["failure"])
+            lines.append(f"{_name(line)}: {line['failure']}")
+            continue
+        step = WholeRun.of(torchs["samples_s"], line["samples_s"])
+        speedup = "" if line is torchs else f"{ratio(step.speedup)} ± {step.noise:.2f}"
+        peaks = (cell for name in _PEAKS for cell in _peak(line[name], torchs[name]))
+        printed.add_row(_name(line), *peaks, milliseconds(step.time_s), images_per_s(n, step.time_s), speedup)
+        if line is not torchs:
+            needed = line["allocator_peak_bytes"] / torchs["allocator_peak_bytes"]
+            lines.append(f"{_name(line)}: {needed:.3f} of PyTorch's memory, {ratio(step.speedup)} as fast")
+    yield printed
+    counted = "allocator: on top of parameters, buffers and input"
+    if runs := folder.header.settings["runs"]:
+        counted += f"; resident: of a whole process, median of {runs}"
+    yield "\n".join((*lines, counted))
+
+
+def _name(line: Line) -> str:
+    return f"{line['contestant']}, {line['bound']}" if line["bound"] else line["contestant"]
+
+
+def _peak(size_bytes: int | None, torchs_bytes: int | None) -> tuple[str, str]:
+    """Return the size and its ratio to torch's; empty where it was not measured."""
+    if size_bytes is None or torchs_bytes is None:
+        return "", ""
+    return format_bytes(size_bytes), f"{size_bytes / torchs_bytes:.3f}"
