@@ -13,7 +13,7 @@ from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Key, Line, row_key, subject_key
 from mucudnn.bench.folders.speedups import Estimate
-from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.report.tables import new_table, some
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import format_bytes, format_seconds
 
@@ -153,9 +153,8 @@ def in_words(comparison: FolderComparison) -> str:
         lines.append(f"between the folders: {'; '.join(differences)}")
     for folder, only in ((before, comparison.only_before), (after, comparison.only_after)):
         if only:
-            names = [f"{_subject(folder, line)} {_contestant(line)}" for line in only[:_MOST_LISTED]]
-            more = f"; and {len(only) - _MOST_LISTED} more" if len(only) > _MOST_LISTED else ""
-            lines.append(f"only in {folder.path}: {len(only)} rows: {'; '.join(names)}{more}")
+            names = [f"{_subject(folder, line)} {_contestant(line)}" for line in only]
+            lines.append(f"only in {folder.path}: {len(only)} rows: {some(names, _MOST_LISTED)}")
         lines += folder.problems
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self
 
@@ -49,23 +49,16 @@ class StepSplit:
         )
 
 
-@dataclass(slots=True, eq=False)
 class StepSplitter:
     """Splits steps of a model in rounds, as ``Timer`` times them. runner: where steps run, and the clock is read."""
 
-    step: Callable[[], object]
-    clock: Clock
-    runner: Runner
-    times: InPlaceTimes
-    samples: list[StepSplit] = field(default_factory=list)
-    _is_warm: bool = False
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
-    ) -> StepSplitter:
-        """Make one for steps of a model on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
-        return cls(step, clock, runner, InPlaceTimes(model, device))
+    def __init__(
+        self, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
+    ) -> None:
+        """Prepare for steps of a model on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        self.step, self.clock, self.runner = step, clock, runner
+        self.times, self.samples = InPlaceTimes(model, device), list[StepSplit]()
+        self._is_warm = False
 
     def sample(self, steps: int) -> None:
         """Run ``steps`` steps in a row, and note what one took. A first call before, which is not noted, is slower.
@@ -115,32 +108,24 @@ def kind_of_operator(name: str) -> str:
     return next((kind for kind, parts in _PARTS.items() if any(part in name for part in parts)), REST)
 
 
-@dataclass(slots=True, eq=False)
 class KindTimes:
-    """Samples of calls of a model by kind of layer. clock: of the whole call. runner: where calls are made.
+    """Samples of calls of a model on the CPU by kind of layer. clock: of the whole call. runner: where calls are made.
 
     is_compiled: whether a compiler has made the model into code of its own.
     """
 
-    call: Callable[[], object]
-    clock: Clock
-    runner: Runner
-    times: InPlaceTimes
-    is_compiled: bool
-    samples: list[dict[str, float]] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: nn.Module,
         call: Callable[[], object],
         clock: Clock,
         runner: Runner = here,
         *,
         is_compiled: bool = False,
-    ) -> KindTimes:
-        """Make one for a model on the CPU. Raises ``UnavailableError`` as ``InPlaceTimes``."""
-        return cls(call, clock, runner, InPlaceTimes(model, "cpu"), is_compiled)
+    ) -> None:
+        """Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
+        self.times, self.samples = InPlaceTimes(model, "cpu"), list[dict[str, float]]()
 
     def sample(self) -> dict[str, float]:
         """Make a call. Returns the seconds of each kind of layer in it, and of the rest.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, sample_in_rounds
 
@@ -18,21 +17,6 @@ class Contestant:
 
 
 Samples = tuple[float, ...]  # seconds, one a round, in their order
-
-
-def time_in_turns(
-    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
-) -> list[Samples]:
-    """Time each contestant in every one of ``rounds`` rounds, after a call that does not count.
-
-    Raises the error of the first that fails.
-    """
-    timers = _timers(contestants, clock, rule)
-    for _ in islice(sample_in_rounds(timers), rounds):
-        for timer in timers:
-            if timer.error is not None:
-                raise timer.error
-    return [tuple(timer.samples_s) for timer in timers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +40,27 @@ class TurnRounds:
 def try_in_turns(
     contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples | Exception]:
-    """Do what ``time_in_turns`` does, but give the error of one that fails, and go on with the others."""
-    timers = _timers(contestants, clock, rule)
+    """Return the samples of each contestant, after a call that does not count, or the error of one that fails.
+
+    The others go on.
+    """
+    timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
     for done in sample_in_rounds(timers):
         if rounds.is_enough(done, timers):
             break
     return [timer.error or tuple(timer.samples_s) for timer in timers]
 
 
-def _timers(contestants: Sequence[Contestant], clock: Clock, rule: StoppingRule) -> list[Timer]:
-    return [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
+def time_in_turns(
+    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
+) -> list[Samples]:
+    """Time each contestant in every one of ``rounds`` rounds, after a call that does not count.
+
+    Raises the error of the first that fails.
+    """
+    found = []
+    for times in try_in_turns(contestants, TurnRounds(rounds, rounds, 0.0), clock, rule):
+        if isinstance(times, Exception):
+            raise times
+        found.append(times)
+    return found

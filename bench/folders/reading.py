@@ -60,6 +60,14 @@ class ResultFolder:
         return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property
+    def left_out_by_reason(self) -> dict[str, list[str]]:
+        """The same in words, by the reason."""
+        found: dict[str, list[str]] = {}
+        for one in self.left_out:
+            found.setdefault(one.reason, []).append(one.what)
+        return found
+
+    @property
     def samples(self) -> pandas.DataFrame:
         """A row for each sample: ``row``, the index in ``rows``, ``round`` from 0, and ``time_s`` in seconds."""
         each = self.rows["samples_s"].map(len)

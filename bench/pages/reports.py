@@ -18,11 +18,10 @@ from mucudnn.bench.pages.pictures import pictures_or_reason
 from mucudnn.bench.pages.report import Report, report_of
 from mucudnn.bench.pages.tables import DEEPBENCH, TextTable
 from mucudnn.bench.report.export import write_csv_of
-from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.report.tables import new_table, some
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 
 RESULT_FOLDER = "result_folder"  # column that says which folder a row is from
-_MOST_SHOWN = 3
 _INNER = ("format_version", "folder", "samples_s", "alone_samples_s", "error_map")  # columns that CSV files lack
 
 
@@ -102,11 +101,7 @@ def printed_table(table: TextTable) -> Table:
 
 def missing_in_words(report: Report) -> str:
     """Return a line for each reason why something is not shown; empty if nothing was left out."""
-    lines = []
-    for reason, things in report.missing.items():
-        more = f"; and {len(things) - _MOST_SHOWN} more" if len(things) > _MOST_SHOWN else ""
-        lines.append(f"{reason}: {'; '.join(things[:_MOST_SHOWN])}{more}")
-    return "\n".join(lines)
+    return "\n".join(f"{reason}: {some(things)}" for reason, things in report.missing.items())
 
 
 def markdown_of(reports: Reports) -> str:

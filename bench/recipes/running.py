@@ -20,14 +20,13 @@ from mucudnn.bench.recipes.criteria import size_in_words
 from mucudnn.bench.recipes.judging import Judgement, all_rows, groups, judge, speedup
 from mucudnn.bench.recipes.recipe_file import RecipeFile
 from mucudnn.bench.report.export import write_json
-from mucudnn.bench.report.tables import milliseconds, new_table, ratio
+from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
 from mucudnn.terminal.files import whole_text
 from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.words.progress import share_of
 
 RECIPE_FILE, OUTCOME_FILE = "recipe.toml", "outcome.json"
 _FORMAT_VERSION = 1  # of the outcome
-_MOST_NAMED = 3  # of what was left out for one reason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,16 +88,8 @@ def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> O
 
 def _left_out(folder: ResultFolder) -> list[str]:
     """Say what has no rows, a line for each reason; the summary file has all of it."""
-    by_reason: dict[str, list[str]] = {}
-    for one in folder.left_out:
-        by_reason.setdefault(one.reason, []).append(one.what)
-    left = [f"{folder.path.name}: left out, as {reason}: {_some(what)}" for reason, what in by_reason.items()]
-    return [*left, *folder.problems]
-
-
-def _some(what: list[str]) -> str:
-    more = f"; and {len(what) - _MOST_NAMED} more" if len(what) > _MOST_NAMED else ""
-    return f"{'; '.join(what[:_MOST_NAMED])}{more}"
+    reasons = folder.left_out_by_reason.items()
+    return [*(f"{folder.path.name}: left out, as {why}: {some(what)}" for why, what in reasons), *folder.problems]
 
 
 def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:

@@ -63,6 +63,16 @@ def short_name(names: Sequence[str]) -> str:
     return f"{first} +{len(others)}" if others else first
 
 
+def some(texts: Sequence[str], most: int = 3) -> str:
+    """Join texts, and count those beyond the first ones.
+
+    >>> some(["a", "b", "c"], most=2)
+    'a; b; and 1 more'
+    """
+    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{'; '.join(texts[:most])}{more}"
+
+
 def long_name(names: Sequence[str]) -> str:
     """``a, b, c``: as files have them."""
     return ", ".join(names)

@@ -11,18 +11,16 @@ from rich.table import Table
 
 from mucudnn.bench.contests.bounds import MachineLimits, means_by_kind
 from mucudnn.bench.contests.variants import TORCH, shown_name
-from mucudnn.bench.folders.header import SUMMARY_FILE
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.folders.speedups import speedup_of
-from mucudnn.bench.report.tables import milliseconds, new_table, ratio
+from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
 from mucudnn.words.units import format_bytes
 
 UNDIVIDED, OURS = "undivided", "mucudnn"
 SLOWER = 0.97  # a speedup below was measured once more
 WITHIN = 0.02  # a time longer by this fraction counted as the same
 FLOOR_BYTES = 2**20  # the least that counts in a ratio of workspaces, which has no meaning at 0 bytes
-_MOST_SHOWN = 3
 
 
 def speedups(folder: ResultFolder) -> pandas.DataFrame:
@@ -62,16 +60,10 @@ def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 def left_out_in_words(folder: ResultFolder) -> str:
     """Say how much was not measured, why, and some of what; a line for each reason; empty: nothing was left out."""
-    by_reason: dict[str, list[str]] = {}
-    for one in folder.left_out:
-        by_reason.setdefault(one.reason, []).append(one.what)
-    return "\n".join(_in_words(reason, left) for reason, left in by_reason.items())
-
-
-def _in_words(reason: str, left: list[str]) -> str:
-    more = f"; and others ({SUMMARY_FILE} has all)" if len(left) > _MOST_SHOWN else ""
-    problems = "problem" if len(left) == 1 else "problems"
-    return f"left out: {len(left)} {problems}, as {reason}: {'; '.join(left[:_MOST_SHOWN])}{more}"
+    return "\n".join(
+        f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {some(left)}"
+        for reason, left in folder.left_out_by_reason.items()
+    )
 
 
 def _limit(limit: float) -> str:

@@ -163,7 +163,7 @@ class _Alone:
     def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
         self._step, self._clock = batch.step_of(Trainee(own, objective=batch.objective)), clock
-        self._splitter = StepSplitter.of(own, self._step, clock, device=batch.target.device.type)
+        self._splitter = StepSplitter(own, self._step, clock, device=batch.target.device.type)
         self._samples_s: list[float] = []
         self._step()
 

@@ -91,7 +91,7 @@ class RuntimeJob:
 
     def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
         """Return what times a call by kind of layer."""
-        times = KindTimes.of(model, outputs, WallClock())
+        times = KindTimes(model, outputs, WallClock())
         return lambda _: times.sample()
 
 

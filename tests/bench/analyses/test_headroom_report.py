@@ -25,7 +25,6 @@ from mucudnn.bench.analyses.headroom import (
     in_words,
 )
 from mucudnn.bench.report.export import write_csv
-from mucudnn.bench.report.plots import save_png
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import TableTuning, module_by_module, of_table, table_tasks
 from mucudnn.running.environment import Environment
@@ -204,8 +203,3 @@ def test_names_stand_where_there_is_room(known: Headroom, rows: list[HeadroomRow
     long = [replace(row, call=replace(row.call, name="backbone.stage4.block.11.conv")) for row in rows]
     (axes,) = draw_headroom(crowded, "mynet", long).axes
     assert [text.get_text() for text in axes.texts] == ["….stage4.block.11.conv"]
-
-
-def test_the_plot_is_a_picture(known: Headroom, rows: list[HeadroomRow], tmp_path: Path) -> None:
-    save_png(draw_headroom(known, "mynet", rows), tmp_path / "headroom.png")
-    assert (tmp_path / "headroom.png").read_bytes().startswith(b"\x89PNG")

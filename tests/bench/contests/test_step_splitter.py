@@ -63,7 +63,7 @@ def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock) -> N
     ours = Configuration((MicroConfig("gemm", 1),) * 2, 1.0, 2**20)
     layer.choices = choices = Choices.of({problem: {2: ours}})
     model = nn.Sequential(layer)
-    splitter = StepSplitter.of(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
+    splitter = StepSplitter(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
     splitter.sample(4)
     (split,) = splitter.samples
     assert (split.forward_s, split.backward_s) == (1, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mucudnn.bench.sources import layers, published
 from mucudnn.bench.sources.published import GEOMETRY, published_times
 
 
@@ -18,7 +17,3 @@ def test_what_was_published_twice_is_there_once() -> None:
     times = published_times()
     assert not times.duplicated([*GEOMETRY, "operation", "machine"]).any()
     assert (times["time_s"] > 0).all()
-
-
-def test_the_tables_with_published_times_are_those_that_can_be_named() -> None:
-    assert set(published.TABLES) == set(layers.TABLES)

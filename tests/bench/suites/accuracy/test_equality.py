@@ -27,13 +27,6 @@ def test_training_of_equal_models_has_no_difference() -> None:
     assert ours.more["losses"][-1] < ours.more["losses"][0]
 
 
-def test_training_of_unequal_models_has_the_difference() -> None:
-    models = [torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10)) for _ in range(2)]
-    _, ours = train_in_turns(*models, labelled_batches(2, 8, (3, 2, 2)), {})
-    assert ours.more["loss_difference"] > 0
-    assert ours.more["gradient_difference"] > 0
-
-
 class Drifting(torch.nn.Linear):
     """Another function from its second call on."""
 

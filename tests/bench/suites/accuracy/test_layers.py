@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from math import inf, isnan, nan
@@ -53,10 +53,18 @@ LAYER = Layer(("layer",), PROBLEM, 2)
 FEW = Choices(algorithms=("gemm", "winograd-2x2", "pointwise"), rounds=3, runs=3)
 
 
-@pytest.fixture(autouse=True)
-def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def no_limits() -> Iterator[None]:
     """Measuring the machine's limits takes a second."""
-    monkeypatch.setattr(MachineLimits, "measured", classmethod(lambda cls, device, dtype: cls(1e9, 1e9)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MachineLimits, "measured", classmethod(lambda cls, device, dtype: cls(1e9, 1e9)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(no_limits: None, tmp_path_factory: pytest.TempPathFactory) -> ResultFolder:
+    """Every operation, by torch and by some algorithms."""
+    return measure(tmp_path_factory.mktemp("whole") / "out")
 
 
 def measure(path: Path, choices: Choices = FEW, layer: Layer = LAYER) -> ResultFolder:
@@ -174,9 +182,8 @@ def test_a_configuration_computes_the_same_through_a_module_and_alone(operation:
 # The benchmark
 
 
-def test_a_folder_has_all_metrics_of_every_operation(tmp_path: Path) -> None:
-    folder = measure(tmp_path / "out")
-    rows = measured(folder)
+def test_a_folder_has_all_metrics_of_every_operation(whole: ResultFolder) -> None:
+    rows = measured(whole)
     assert list(rows["contestant"]) == ["torch", "gemm", "winograd-2x2"] * 3
     assert list(dict.fromkeys(rows["operation"])) == [str(operation) for operation in Operation]
     assert rows["failure"].isna().all()
@@ -192,10 +199,8 @@ def test_a_folder_has_all_metrics_of_every_operation(tmp_path: Path) -> None:
         differences = [a - b for a, b in zip(row["samples_s"], row["alone_samples_s"], strict=True)]
         assert row["overhead_s"] == pytest.approx(median(differences))
         assert row["samples_per_s"] == pytest.approx(2 / median(row["samples_s"]))
-    assert {one.reason for one in folder.left_out} == {"the filter is 3x3; pointwise takes 1x1"}
-    before = (tmp_path / "out" / "rows.jsonl").read_bytes()
-    measure(tmp_path / "out")
-    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == before
+    assert {one.reason for one in whole.left_out} == {"the filter is 3x3; pointwise takes 1x1"}
+    assert measure(whole.path).lines == whole.lines
 
 
 def test_configurations_have_all_metrics_of_algorithms(tmp_path: Path) -> None:
@@ -307,10 +312,9 @@ def test_overheads_are_of_rounds_that_both_have() -> None:
 # What users see
 
 
-def test_tables_words_and_picture_of_a_folder(tmp_path: Path) -> None:
+def test_tables_words_and_picture_of_a_folder(whole: ResultFolder) -> None:
     pytest.importorskip("matplotlib")
-    folder = measure(tmp_path / "out")
-    text = in_words(folder)
+    folder, text = whole, in_words(whole)
     assert "left out: pointwise: the filter is 3x3; pointwise takes 1x1" in text
     assert "gradcheck not done" not in text
     maps = [axes for axes in draw_error_maps(folder).axes if axes.get_images()]

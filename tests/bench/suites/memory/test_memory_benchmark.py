@@ -17,7 +17,6 @@ from support.in_threads import InThreads
 from support.snapshots import assert_as_stored, printed
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.apart import Apart
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.sources import networks
@@ -40,11 +39,6 @@ def make():
 
 def normalised():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4))
-
-def unpicklable():
-    model = make()
-    model.hook = lambda: None
-    return model
 """
 
 
@@ -194,23 +188,6 @@ def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytes
         assert one.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("layers.csv",), "layers.csv"),
-        (("trained_models:normalised", "--input", "3x8x8"), "cannot be trained on an input of 1x3x8x8: Expected"),
-        (("trained_models:make",), "give --input, for example --input 3x224x224"),
-        (("trained_models:make", "--input", "3x8x8", "--runs", "-1"), "-1 is not in the range x>=0"),
-        (("trained_models:make", "--input", "3x8x8", "--workspace-limit", "much"), "'much' is not understood"),
-    ],
-)
-def test_bad_values(arguments: tuple[str, ...], expected: str, own_model: None) -> None:
-    assert expected in fail("bench", "memory", *arguments)
-
-
-def test_models_that_cannot_be_pickled_have_no_process_of_their_own(
-    own_model: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_benchmark, "Apart", Apart)
-    message = fail("bench", "memory", "trained_models:unpicklable", "--input", "3x8x8", *QUICK)
-    assert "each contestant has a process of its own, for which the model cannot be pickled" in message
+def test_a_model_that_cannot_be_trained_is_refused(own_model: None) -> None:
+    message = fail("bench", "memory", "trained_models:normalised", "--input", "3x8x8")
+    assert "cannot be trained on an input of 1x3x8x8: Expected" in message
