@@ -19,7 +19,6 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.torch_ops.native import NATIVE_OTHER_FORMAT, Native
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import TORCHS_OWN
@@ -31,51 +30,26 @@ _changing_settings = threading.Lock()  # they are the process's, so two threads 
 
 
 @dataclass(frozen=True, slots=True)
-class NativeBenchmark(BaseAlgorithm):
+class NativeBenchmark(Native):
     """Torch's own with ``benchmark = True`` and this ``benchmark_limit``, undivided: a baseline, and a candidate.
 
     A call is handed to the limit's thread and waited for, which costs some microseconds of the calling thread.
     """
 
-    limit: int
     device_type: str = "cuda"
-    version: int = 1
-
-    @property
-    def name(self) -> str:
-        return f"{TORCHS_OWN}-benchmark-{self.limit}"
-
-    def is_foreign(self, problem: ConvProblem) -> bool:
-        return True
-
-    @property
-    def is_torchs_own(self) -> bool:
-        return True
+    limit: int = 10
 
     @property
     def is_search(self) -> bool:
         return True
-
-    @property
-    def deterministic(self) -> bool:
-        return NATIVE_ON_CUDA.deterministic
 
     def supports(self, problem: ConvProblem) -> str | None:
         if torch.backends.cudnn.enabled:
             return None
         return "torch.backends.cudnn.enabled is False, so that torch does not use cuDNN and there is nothing to search"
 
-    def is_local(self, problem: ConvProblem) -> bool:
-        return NATIVE_ON_CUDA.is_local(problem)
-
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         return "torch's own search is a baseline, run undivided; slices run on the engines that it would find"
-
-    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        return NATIVE_ON_CUDA.workspace(problem, micro_batch_size)
-
-    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        NATIVE_ON_CUDA.open(problem, w, prepared)
 
     def step(
         self,
@@ -92,11 +66,10 @@ class NativeBenchmark(BaseAlgorithm):
         call = partial(_on_stream, stream, self.limit, partial(NATIVE_ON_CUDA.step, problem, *operands))
         _thread_of(self.limit).submit(call).result()
 
-    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        NATIVE_ON_CUDA.close(problem, w, prepared)
 
-
-BENCHMARKS = (NativeBenchmark(10), NativeBenchmark(0))  # torch's default limit, and none
+BENCHMARKS = tuple(  # torch's default limit, and none
+    NativeBenchmark(f"{TORCHS_OWN}-benchmark-{limit}", limit=limit) for limit in (10, 0)
+)
 
 
 @contextmanager
