@@ -36,9 +36,7 @@ def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> 
     results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.05)))
     assert {size for name, size in results if name == "best"} == set(SIZES)
     assert {size for name, size in results if name == "native"} == {LARGEST}
-    assert {size for name, size in results if name == "slow"} == {
-        1
-    }  # a part of the mini-batch shows that it is hopeless
+    assert {size for name, size in results if name == "slow"} == {1}  # this part tells that it is hopeless
     best = results["best", LARGEST]
     assert isinstance(best, Measurement)
     assert best.step_s == pytest.approx(0.08)

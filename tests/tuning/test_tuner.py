@@ -38,19 +38,13 @@ def test_the_fastest_is_chosen_and_verified(bench: Bench) -> None:
     assert tuned.reason.startswith("fastest in whole runs")
 
 
-def test_the_baseline_is_chosen_where_whole_runs_are_not_faster() -> None:
-    bench = Bench(slowdown=lambda configuration: 1.0 if configuration.is_baseline else 2.0)
-    tuned = bench.tune()[FORWARD]
-    assert tuned.configuration.is_baseline
-    assert tuned.time_s == tuned.baseline_s
-    assert "not faster by more than the noise" in tuned.reason
-
-
 @pytest.mark.parametrize(("slowdown", "is_chosen"), [(1.96, False), (1.90, True)])
 def test_a_lead_below_three_percent_is_not_worth_it(slowdown: float, is_chosen: bool) -> None:
     """The machine has no noise at all: only the least gain decides. ``quick`` is twice as fast as torch by itself."""
     bench = Bench(slowdown=lambda configuration: 1.0 if configuration.is_baseline else slowdown)
-    assert bench.tune()[FORWARD].configuration.is_baseline is not is_chosen
+    tuned = bench.tune()[FORWARD]
+    assert tuned.configuration.is_baseline is not is_chosen
+    assert ("not faster by more than the noise" in tuned.reason) is not is_chosen
 
 
 @pytest.mark.parametrize(("per_sample_s", "is_chosen"), [(5e-6, False), (50e-6, True)])
