@@ -15,19 +15,14 @@ from mucudnn.words.config import Config
 
 @click.command(cls=FileCommand)
 @options.source_argument
-@click.option(
-    "--up-to",
-    type=parameters.Count(2, most=parameters.MOST_SOLVED),
-    default=64,
-    help="The largest batch size of the sweep.",
-)
+@options.option("up-to", parameters.Count(2, most=parameters.MOST_SOLVED), "The largest batch size of the sweep.", 64)
 @options.input_shape
 @options.dtype
 @options.memory_format
 @options.config(options.memory_bounds("64MiB"), *options.MEASURING, thorough=True)
 @options.threads
 @options.device
-@click.option("--all", "everything", is_flag=True, help="Print every batch size, every problem and every cliff.")
+@options.flag("all", "Print every batch size, every problem and every cliff.", "everything")
 @outputs("csv", "json", "plot")
 def batch(
     source: str,

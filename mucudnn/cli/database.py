@@ -61,8 +61,8 @@ def info(database: Path | None) -> None:
 
 @database.command(cls=FileCommand)
 @click.argument("target", type=OutputFile())
-@click.option(
-    "--format", "export_format", type=parameters.choice(ExportFormat), help="Default: by the ending, .csv or .jsonl."
+@options.option(
+    "format", parameters.choice(ExportFormat), "Default: by the ending, .csv or .jsonl.", variable="export_format"
 )
 @options.database
 def export(target: Path, export_format: ExportFormat | None, database: Path | None) -> None:
@@ -101,14 +101,10 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
 
 
 @database.command(cls=FileCommand)
-@click.option(
-    "--other-environments", is_flag=True, help="Also remove what other machines, versions, threads and settings gave."
-)
-@click.option("--other-versions", is_flag=True, help="Also remove what other versions of the algorithms gave.")
-@click.option(
-    "--failures", is_flag=True, help="Also remove what is stored as impossible, so that it is tried and measured again."
-)
-@click.option("--dry-run", is_flag=True, help="Remove nothing, only say how many rows would go.")
+@options.flag("other-environments", "Also remove what other machines, versions, threads and settings gave.")
+@options.flag("other-versions", "Also remove what other versions of the algorithms gave.")
+@options.flag("failures", "Also remove what is stored as impossible, so that it is tried and measured again.")
+@options.flag("dry-run", "Remove nothing, only say how many rows would go.")
 @options.database
 def prune(other_environments: bool, other_versions: bool, failures: bool, dry_run: bool, database: Path | None) -> None:
     """Remove the rows that newer ones supersede."""
@@ -123,7 +119,7 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 
 
 @database.command(cls=FileCommand)
-@click.option("--all", "everything", is_flag=True, help="Measure all again, also what is not doubtful.")
+@options.flag("all", "Measure all again, also what is not doubtful.", "everything")
 @click.option("--older-than", "days", type=parameters.Finite(min=0), metavar="DAYS", help="Also what is older.")
 @options.threads
 @options.device
@@ -170,13 +166,13 @@ def _print_refreshed(found: Refreshed) -> None:
 @database.command(cls=FileCommand)
 @click.argument("problem", nargs=-1, type=parameters.Text("PROBLEM", str.strip))
 @options.operations
-@click.option(
-    "--algorithms",
-    type=parameters.Text("NAME,...", parameters.parse_names),
-    help="Only measurements of these, and whole runs that have one of them; default: all.",
+@options.option(
+    "algorithms",
+    parameters.Text("NAME,...", parameters.parse_names),
+    "Only measurements of these, and whole runs that have one of them; default: all.",
 )
 @options.environment
-@click.option("--all", "everything", is_flag=True, help="Also what newer measurements supersede.")
+@options.flag("all", "Also what newer measurements supersede.", "everything")
 @options.database
 @outputs("csv", "json")
 def samples(

@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 @click.command(cls=FileCommand)
 @options.source
 @options.layer_of_source
-@click.option(
-    "--operation",
-    type=parameters.choice(Operation),
-    default="forward",
-    help="Which of the layer's three.",
-)
-@click.option(
-    "--micro-batches",
-    type=parameters.COUNTS,
-    help="Micro-batch sizes, as 1,8,32; default: powers of two up to the batch, and the batch itself.",
+@options.option("operation", parameters.choice(Operation), "Which of the layer's three.", "forward")
+@options.option(
+    "micro-batches",
+    parameters.COUNTS,
+    "Micro-batch sizes, as 1,8,32; default: powers of two up to the batch, and the batch itself.",
 )
 @options.dtype
 @options.memory_format
@@ -39,9 +34,7 @@ if TYPE_CHECKING:
     type=NamedOrFile(),
     help="List for a device that need not be here: h200, or a JSON file of its properties; default: the GPU.",
 )
-@click.option(
-    "--all", "every", is_flag=True, help="All engines with many settings of their knobs, not only the offered."
-)
+@options.flag("all", "All engines with many settings of their knobs, not only the offered.", "every")
 @outputs("csv", "json")
 def engines(
     source: str,

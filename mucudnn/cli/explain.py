@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 @options.source
 @options.dtype
 @options.memory_format
-@click.option(
-    "--budget",
-    type=parameters.Text("SIZE", parameters.parse_size),
-    help="Most workspace of all operations in sum, as 256MiB.",
+@options.option(
+    "budget", parameters.Text("SIZE", parameters.parse_size), "Most workspace of all operations in sum, as 256MiB."
 )
-@click.option("--headroom", is_flag=True, help="Instead: the memory of a training step, and what is free in it.")
-@click.option(
-    "--from",
-    "stored",
-    type=InputFile(),
-    help="Measure nothing: solve from this database, or from a profile that mucudnn database export wrote.",
+@options.flag("headroom", "Instead: the memory of a training step, and what is free in it.")
+@options.option(
+    "from",
+    InputFile(),
+    "Measure nothing: solve from this database, or from a profile that mucudnn database export wrote.",
+    variable="stored",
 )
 @options.environment
 @options.config(*options.MEASURING)

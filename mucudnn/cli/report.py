@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mucudnn.cli.shared import options
 from mucudnn.terminal.files import FileCommand, OutputFile, ResultFolder
 
 _SECOND = "operations"  # what is beside the layers of --csv
@@ -20,13 +21,13 @@ _SECOND = "operations"  # what is beside the layers of --csv
     type=OutputFile(suffix=".html"),
     help="Write one page that needs nothing else: tables to sort and to filter, and pictures.",
 )
-@click.option(
-    "--csv",
-    "csv_file",
-    type=OutputFile(second=_SECOND),
-    help="Write the layers to this CSV file, in DeepBench's columns, and each operation beside it.",
+@options.option(
+    "csv",
+    OutputFile(second=_SECOND),
+    "Write the layers to this CSV file, in DeepBench's columns, and each operation beside it.",
+    variable="csv_file",
 )
-@click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
+@options.flag("markdown", "Print the tables as Markdown.")
 def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown: bool) -> None:
     """Show the result folder DIR, which a benchmark wrote with --out, or all result folders inside of DIR together.
 

@@ -35,52 +35,27 @@ def _latency(text: str) -> float:
 
 @click.command(cls=FileCommand)
 @options.source_argument
-@click.option(
-    "--batch",
-    type=parameters.Count(most=parameters.MOST_SOLVED),
-    default=1024,
-    help="Samples of all ranks together, under strong scaling.",
+@options.option(
+    "batch", parameters.Count(most=parameters.MOST_SOLVED), "Samples of all ranks together, under strong scaling.", 1024
 )
-@click.option(
-    "--ranks",
-    type=parameters.Text("N,...", parameters.parse_ranks),
-    default="1,2,4,...,4096",
-    help="Numbers of ranks.",
+@options.option("ranks", parameters.Text("N,...", parameters.parse_ranks), "Numbers of ranks.", "1,2,4,...,4096")
+@options.option(
+    "up-to",
+    parameters.Count(2, most=parameters.MOST_SOLVED),
+    "The largest local batch that is measured; larger ones are extrapolated.",
+    64,
 )
-@click.option(
-    "--up-to",
-    type=parameters.Count(2, most=parameters.MOST_SOLVED),
-    default=64,
-    help="The largest local batch that is measured; larger ones are extrapolated.",
+@options.option(
+    "local-batch",
+    parameters.Count(most=parameters.MOST_SOLVED),
+    "Samples of each rank, under weak scaling; default: the largest that is measured.",
 )
-@click.option(
-    "--local-batch",
-    type=parameters.Count(most=parameters.MOST_SOLVED),
-    help="Samples of each rank, under weak scaling; default: the largest that is measured.",
+@options.option("latency", parameters.Text("TIME", _latency), "Of a message between two ranks.", "5us")
+@options.option(
+    "bandwidth", parameters.Text("SPEED", parse_bandwidth), "Of a rank's link, each way; also as 100Gbit/s.", "25GB/s"
 )
-@click.option(
-    "--latency",
-    type=parameters.Text("TIME", _latency),
-    default="5us",
-    help="Of a message between two ranks.",
-)
-@click.option(
-    "--bandwidth",
-    type=parameters.Text("SPEED", parse_bandwidth),
-    default="25GB/s",
-    help="Of a rank's link, each way; also as 100Gbit/s.",
-)
-@click.option(
-    "--all-reduce",
-    type=parameters.choice(AllReduce),
-    default="ring",
-    help="Algorithm of the all-reduces.",
-)
-@click.option(
-    "--measure",
-    is_flag=True,
-    help="Take latency and bandwidth from all-reduces of the ranks that torchrun has started.",
-)
+@options.option("all-reduce", parameters.choice(AllReduce), "Algorithm of the all-reduces.", "ring")
+@options.flag("measure", "Take latency and bandwidth from all-reduces of the ranks that torchrun has started.")
 @click.option(
     "--overlap/--no-overlap",
     "overlaps",

@@ -29,22 +29,17 @@ def _times(text: str) -> tuple[float, ...]:
 
 @click.command(cls=FileCommand)
 @options.source_argument
-@click.option(
-    "--batch",
-    type=parameters.Count(most=parameters.MOST_SOLVED),
-    default=1024,
-    help="Samples of all devices together.",
-)
+@options.option("batch", parameters.Count(most=parameters.MOST_SOLVED), "Samples of all devices together.", 1024)
 @click.option(
     "--profiles",
     required=True,
     type=parameters.Text("FILE,...", _profiles),
     help="What mucudnn database export wrote on each device (or its database); one named twice is two devices.",
 )
-@click.option(
-    "--rest",
-    type=parameters.Text("TIME,...", _times),
-    help="Seconds of a step on each device that are not convolutions, for one sample, as 3ms,5ms; default: none.",
+@options.option(
+    "rest",
+    parameters.Text("TIME,...", _times),
+    "Seconds of a step on each device that are not convolutions, for one sample, as 3ms,5ms; default: none.",
 )
 @options.input_shape
 @options.dtype

@@ -20,6 +20,8 @@ _Number = TypeVar("_Number", int, float)
 
 HEADROOM = "headroom"  # a workspace limit: what is free below the peak of a training step, call by call
 DEFAULT_WORKSPACE_LIMIT = "64MiB"
+_FLAGS = ("deterministic", "strict", "thorough", "share_tuning", "fuse", "background")
+_OPEN_FLAGS = ("confirm", "limits_torch")  # None leaves them open
 
 
 class BatchSizePolicy(StrEnum):
@@ -117,17 +119,11 @@ class Config:
             operations=_operations(self.operations),
             algorithms=_algorithms(self.algorithms),
             max_relative_error=_error_bound(self.max_relative_error),
-            deterministic=flag(self.deterministic, "deterministic"),
-            strict=flag(self.strict, "strict"),
-            thorough=flag(self.thorough, "thorough"),
-            confirm=None if self.confirm is None else flag(self.confirm, "confirm"),
-            limits_torch=None if self.limits_torch is None else flag(self.limits_torch, "limits_torch"),
-            share_tuning=flag(self.share_tuning, "share_tuning"),
-            fuse=flag(self.fuse, "fuse"),
             time_limit=_amount(parse_time_limit, self.time_limit, "time_limit"),
             first_call_time=_amount(parse_time_limit, self.first_call_time, "first_call_time"),
-            background=flag(self.background, "background"),
             database=_file(self.database),
+            **{name: flag(getattr(self, name), name) for name in _FLAGS},
+            **{name: flag(getattr(self, name), name) for name in _OPEN_FLAGS if getattr(self, name) is not None},
         )
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
             raise InvalidInputError(

@@ -32,20 +32,10 @@ def smallest(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("batch", [1_048_577, 134_217_727, 1_000_000_000, 10**30])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_batches_beyond_all_bounds(name: str, batch: int, smallest: Path) -> None:
+def test_batches_beyond_all_bounds(name: str, smallest: Path) -> None:
     arguments = [str(smallest) if argument == "FILE" else argument for argument in COMMANDS[name]]
-    message = fail(*arguments, batch)
-    assert str(batch) in message
-    assert "at most" in message
-
-
-def test_algorithms_without_a_name(smallest: Path) -> None:
-    assert "algorithms has no name" in fail("tune", smallest, "--algorithms", "")
-
-
-@pytest.mark.parametrize("digits", [400, 5000])
-def test_limits_of_hundreds_of_digits(smallest: Path, digits: int) -> None:
-    fail("tune", smallest, "--workspace-limit", "9" * digits + "MiB")
-    fail("tune", smallest, "--time-limit", "9" * digits)
+    for batch in (1_048_577, 10**30):
+        message = fail(*arguments, batch)
+        assert str(batch) in message
+        assert "at most" in message

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.shared import parameters
+from mucudnn.cli.shared import options, parameters
 from mucudnn.terminal.files import FileCommand, ResultFolder
 from mucudnn.words.errors import InvalidInputError
 
@@ -29,13 +29,8 @@ def parse_tolerance(text: str) -> float:
 @click.command(cls=FileCommand)
 @click.argument("before", type=ResultFolder())
 @click.argument("after", type=ResultFolder())
-@click.option(
-    "--tolerance",
-    type=parameters.Text("PERCENT", parse_tolerance),
-    default="5%",
-    help="Changes up to this count as none.",
-)
-@click.option("--all", "all_rows", is_flag=True, help="Show the rows that are the same or undecided, too.")
+@options.option("tolerance", parameters.Text("PERCENT", parse_tolerance), "Changes up to this count as none.", "5%")
+@options.flag("all", "Show the rows that are the same or undecided, too.", "all_rows")
 @click.pass_context
 def compare(context: click.Context, before: Path, after: Path, tolerance: float, all_rows: bool) -> None:
     """Compare the result folder AFTER with BEFORE: rows that became faster or slower, are the same, or are undecided.

@@ -89,46 +89,43 @@ class _Measuring:
 
 @click.command(cls=FileCommand)
 @options.source_argument
-@click.option(
-    "--ranks",
-    type=parameters.Count(most=_MOST_RANKS),
-    help="Ranks, each a process of its own; default: 2, or those that torchrun has started.",
+@options.option(
+    "ranks",
+    parameters.Count(most=_MOST_RANKS),
+    "Ranks, each a process of its own; default: 2, or those that torchrun has started.",
 )
-@click.option("--batch", type=parameters.Count(), help="Samples of each rank; default: 64 on cuda, 8 on cpu.")
-@click.option(
-    "--communication",
-    type=parameters.choice(Communication),
-    default="allreduce",
-    help="What the ranks send each other, and how.",
+@options.option("batch", parameters.Count(), "Samples of each rank; default: 64 on cuda, 8 on cpu.")
+@options.option(
+    "communication", parameters.choice(Communication), "What the ranks send each other, and how.", "allreduce"
 )
-@click.option(
-    "--period",
-    type=parameters.Count(2, most=_LONGEST_PERIOD),
-    default=4,
-    help="Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
+@options.option(
+    "period",
+    parameters.Count(2, most=_LONGEST_PERIOD),
+    "Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
+    4,
 )
-@click.option(
-    "--bucket-cap-mb",
+@options.option(
+    "bucket-cap-mb",
+    parameters.Text("MIB,...", parse_caps),
+    "Bucket sizes of DistributedDataParallel, interleaved, as default,1,25.",
+    "default",
     "bucket_caps",
-    type=parameters.Text("MIB,...", parse_caps),
-    default="default",
-    help="Bucket sizes of DistributedDataParallel, interleaved, as default,1,25.",
 )
 @options.rounds(9, "Samples of each kind of step.")
 @options.input_shape
 @options.dtype
 @options.memory_format
 @options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, options.confirm)
-@click.option(
-    "--threads",
-    type=parameters.Count(most=parameters.MOST_THREADS),
-    help="CPU threads of each rank; default: the cores divided by the ranks of a machine, at least 1.",
+@options.option(
+    "threads",
+    parameters.Count(most=parameters.MOST_THREADS),
+    "CPU threads of each rank; default: the cores divided by the ranks of a machine, at least 1.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    help="Where to run: cpu (the ranks exchange over gloo), or cuda (over NCCL, each rank on the GPU of its number).",
+@options.option(
+    "device",
+    click.Choice(["cpu", "cuda"]),
+    "Where to run: cpu (the ranks exchange over gloo), or cuda (over NCCL, each rank on the GPU of its number).",
+    "cpu",
 )
 @outputs("csv", "json", "out")
 def data_parallel(

@@ -25,40 +25,34 @@ _TABLES = {
 
 
 @click.command(cls=FileCommand)
-@click.option(
-    "--set",
-    "set_name",
-    type=click.Choice(list(_TABLES)),
-    default=_TRAINING,
-    help="Which of DeepBench's tables.",
+@options.option("set", click.Choice(list(_TABLES)), "Which of DeepBench's tables.", _TRAINING, "set_name")
+@options.option(
+    "batch-scale",
+    parameters.Finite(min=0, min_open=True),
+    "DeepBench's own mini-batches, times this; at least one sample.",
 )
-@click.option(
-    "--batch-scale",
-    type=parameters.Finite(min=0, min_open=True),
-    help="DeepBench's own mini-batches, times this; at least one sample.",
-)
-@click.option("--batch", type=parameters.Count(), help="Instead, samples in every mini-batch.")
+@options.option("batch", parameters.Count(), "Instead, samples in every mini-batch.")
 @options.dtype
 @options.memory_format
 @options.filters("--filter", "all")
-@click.option(
-    "--workspace-limit",
+@options.option(
+    "workspace-limit",
+    parameters.Text("SIZE,...", parameters.parse_sizes),
+    "Most memory that any one operation may take beside its tensors; several, each as 64MiB, or none.",
+    "8MiB,64MiB,512MiB",
     "limits",
-    type=parameters.Text("SIZE,...", parameters.parse_sizes),
-    default="8MiB,64MiB,512MiB",
-    help="Most memory that any one operation may take beside its tensors; several, each as 64MiB, or none.",
 )
-@click.option(
-    "--policy",
+@options.option(
+    "policy",
+    parameters.several(BatchSizePolicy),
+    "Micro-batch sizes of ours; whole mini-batches are measured in any case.",
+    "power-of-two",
     "policies",
-    type=parameters.several(BatchSizePolicy),
-    default="power-of-two",
-    help="Micro-batch sizes of ours; whole mini-batches are measured in any case.",
 )
-@click.option(
-    "--operations",
-    type=parameters.several(Operation),
-    help="Which operations; default: all three of the training set, forward of the others.",
+@options.option(
+    "operations",
+    parameters.several(Operation),
+    "Which operations; default: all three of the training set, forward of the others.",
 )
 @options.rounds(15, "Least samples of each contestant; short calls get more.")
 @options.run_time_limit

@@ -38,22 +38,22 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @options.memory_format
 @options.rounds(25, "Samples of each variant.")
 @options.config(
-    click.option(
-        "--cache-budget",
-        type=parameters.Text("SIZE", parameters.checked_by(parse_bytes)),
-        default="none",
-        help="Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
+    options.option(
+        "cache-budget",
+        parameters.Text("SIZE", parameters.checked_by(parse_bytes)),
+        "Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
+        "none",
     ),
     options.memory_bounds("none"),
     *(options.policy, options.algorithms, options.max_relative_error, options.deterministic, options.strict),
     *(options.time_limit, options.database),
 )
 @options.threads
-@click.option(
-    "--runtimes",
-    type=parameters.Text("NAME,...|none", parse_runtimes),
-    default=",".join(Runtime),
-    help=f"Compare calls of the whole network by these, each in its own process, interleaved: {', '.join(Runtime)}.",
+@options.option(
+    "runtimes",
+    parameters.Text("NAME,...|none", parse_runtimes),
+    f"Compare calls of the whole network by these, each in its own process, interleaved: {', '.join(Runtime)}.",
+    ",".join(Runtime),
 )
 @click.option(
     "--fuse/--no-fuse",

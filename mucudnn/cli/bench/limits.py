@@ -20,11 +20,11 @@ from mucudnn.words.problem import Pair
 @options.dtype
 @options.memory_format
 @options.filters("--filters", "3x3,5x5")
-@click.option(
-    "--limits",
-    type=parameters.Text("SIZE,...", parameters.parse_sizes),
-    default="8MiB,64MiB,128MiB,256MiB,512MiB",
-    help="Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
+@options.option(
+    "limits",
+    parameters.Text("SIZE,...", parameters.parse_sizes),
+    "Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
+    "8MiB,64MiB,128MiB,256MiB,512MiB",
 )
 @options.rounds(7, "Least samples of each whole run; short calls get more.")
 @options.run_time_limit

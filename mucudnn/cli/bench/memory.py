@@ -16,16 +16,16 @@ from mucudnn.words.problem import MemoryFormat
 @options.source
 @options.memory_format
 @options.rounds(9, "Samples of each, of a step or several.", least=2)
-@click.option(
-    "--runs",
-    type=parameters.Count(least=0),
-    default=3,
-    help="Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
+@options.option(
+    "runs",
+    parameters.Count(least=0),
+    "Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
+    3,
 )
-@click.option(
-    "--variants",
-    type=parameters.several(Variant),
-    help="Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
+@options.option(
+    "variants",
+    parameters.several(Variant),
+    "Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
 )
 @options.config(options.memory_bounds("headroom", headroom=True), *options.MEASURING)
 @options.threads

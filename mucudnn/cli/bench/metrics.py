@@ -58,12 +58,7 @@ def parse_configuration(text: str) -> Configuration:
 @options.dtype
 @options.memory_format
 @options.rounds(15, "Least samples of each call; short calls get more.")
-@click.option(
-    "--repetitions",
-    type=parameters.Count(2),
-    default=5,
-    help="Results compared bit by bit.",
-)
+@options.option("repetitions", parameters.Count(2), "Results compared bit by bit.", 5)
 @options.threads
 @options.device
 @outputs("csv", "plot", "out")

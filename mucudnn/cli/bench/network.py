@@ -15,7 +15,7 @@ from mucudnn.words.problem import MemoryFormat
 @options.source
 @options.dtype
 @options.memory_formats
-@click.option("--rounds", type=parameters.Count(), help="Samples of each variant; default: 15.")
+@options.option("rounds", parameters.Count(), "Samples of each variant; default: 15.")
 @options.config(options.memory_bounds("none"), *options.MEASURING)
 @options.threads
 @options.device

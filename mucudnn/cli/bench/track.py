@@ -39,14 +39,14 @@ def machine_name(device: str, capability: str, threads: int) -> str:
 
 @click.command(cls=FileCommand)
 @click.argument("results", metavar="DIR", type=OutputFolder())
-@click.option("--machine", type=parameters.Text("NAME", parse_name), help="This machine's folder; default: its device.")
-@click.option(
-    "--as",
-    "version",
-    type=parameters.Text("NAME", parse_name),
-    help="Folder of this version; default: version and commit.",
+@options.option("machine", parameters.Text("NAME", parse_name), "This machine's folder; default: its device.")
+@options.option(
+    "as",
+    parameters.Text("NAME", parse_name),
+    "Folder of this version; default: version and commit.",
+    variable="version",
 )
-@click.option("--history", "only_history", is_flag=True, help="Measure nothing: show what there is.")
+@options.flag("history", "Measure nothing: show what there is.", "only_history")
 @options.rounds(81, "Samples of PyTorch and of ours; with fewer, smaller changes are not found.")
 @options.threads
 @options.device

@@ -17,27 +17,25 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 @click.command(cls=FileCommand)
 @click.argument("sources", type=SOURCE, nargs=-1, required=True)
-@click.option(
-    "--batch",
-    "batch_sizes",
-    type=parameters.COUNTS,
-    help="Samples in a mini-batch: of all sources, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
+@options.option(
+    "batch",
+    parameters.COUNTS,
+    "Samples in a mini-batch: of all sources, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
+    variable="batch_sizes",
 )
 @options.input_shape
-@click.option(
-    "--precisions", type=parameters.several(Precision), help="Which precisions; default: all that the device has."
-)
+@options.option("precisions", parameters.several(Precision), "Which precisions; default: all that the device has.")
 @options.memory_formats
-@click.option(
-    "--variants",
-    type=parameters.several(Variant),
-    help="Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
+@options.option(
+    "variants",
+    parameters.several(Variant),
+    "Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
 )
-@click.option(
-    "--how",
-    type=parameters.choice(How),
-    default="optimize",
-    help="How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
+@options.option(
+    "how",
+    parameters.choice(How),
+    "How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
+    "optimize",
 )
 @options.rounds(9, "Samples of each variant, of a step or several.")
 @options.run_time_limit

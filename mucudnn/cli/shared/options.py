@@ -45,12 +45,12 @@ def together(*options: Decorator) -> Decorator:
 
 def batch(default: int | None = None) -> Decorator:
     """Add ``--batch``."""
-    return click.option("--batch", type=Count(), default=default, help="Samples in a mini-batch.")
+    return option("batch", Count(), "Samples in a mini-batch.", default)
 
 
 def rounds(default: int, what: str, least: int = 1) -> Decorator:
     """Add ``--rounds`` with a default; what: is repeated, in words."""
-    return click.option("--rounds", type=Count(least), default=default, help=what)
+    return option("rounds", Count(least), what, default)
 
 
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
@@ -59,8 +59,9 @@ def option(name: str, kind: Any, text: str, default: object = None, variable: st
     return click.option(f"--{name}", variable, type=kind, default=default, help=text)
 
 
-def flag(name: str, text: str) -> Decorator:
-    return click.option(f"--{name}", is_flag=True, help=text)
+def flag(name: str, text: str, variable: str = "") -> Decorator:
+    """Return ``--name``, which is off by default."""
+    return click.option(f"--{name}", variable or name.replace("-", "_"), is_flag=True, help=text)
 
 
 input_shape = option(
@@ -94,9 +95,7 @@ def _with_threads(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_threads
 
 
-known_threads = click.option(
-    "--threads", type=Count(most=MOST_THREADS), help="CPU threads; default: what PyTorch uses."
-)
+known_threads = option("threads", Count(most=MOST_THREADS), "CPU threads; default: what PyTorch uses.")
 threads = together(known_threads, _with_threads)
 """They are set before the command runs."""
 
@@ -214,22 +213,22 @@ def _limit_or_headroom(text: str) -> str:
 
 def workspace_limit(default: str, headroom: bool = False) -> Decorator:
     """Add ``--workspace-limit``. headroom: whether it may be that, too."""
-    return click.option(
-        "--workspace-limit",
-        type=Text("SIZE", _limit_or_headroom if headroom else _limit),
-        default=default,
-        help="Most memory that any one operation may take beside its tensors: as 64MiB, none"
+    return option(
+        "workspace-limit",
+        Text("SIZE", _limit_or_headroom if headroom else _limit),
+        "Most memory that any one operation may take beside its tensors: as 64MiB, none"
         + (", or headroom: what is free below the peak of a training step." if headroom else ".")
         + " The right bound where calls run one after another: they share one buffer.",
+        default,
     )
 
 
 def memory_bounds(default: str, headroom: bool = False) -> Decorator:
     """Add ``--workspace-limit``, with this default, ``--limit-torch``, and ``--workspace-budget`` instead of both."""
-    budget = click.option(
-        "--workspace-budget",
-        type=Text("SIZE", parse_size),
-        help="Instead of a limit for each: most memory of all operations in sum, divided as it saves most time. "
+    budget = option(
+        "workspace-budget",
+        Text("SIZE", parse_size),
+        "Instead of a limit for each: most memory of all operations in sum, divided as it saves most time. "
         "The right bound where calls overlap, in threads or streams.",
     )
     return together(workspace_limit(default, headroom), limits_torch, budget)

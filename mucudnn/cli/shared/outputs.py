@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.bench.report.export import write_csv, write_each, write_json
+from mucudnn.cli.shared import options
 from mucudnn.cli.shared.options import Decorator, bundled
 from mucudnn.terminal.files import OutputFile, OutputFolder
 from mucudnn.words.errors import InvalidInputError, OutputError
@@ -112,12 +113,10 @@ def outputs(*kinds: str, second: str = "", required: bool = False) -> Decorator:
     second: word for what is written beside the CSV file. required: whether ``--out`` is.
     """
     every = {
-        "csv": click.option(
-            "--csv", "csv_file", type=OutputFile(second=second), help="Write the numbers to this CSV file, too."
+        "csv": options.option(
+            "csv", OutputFile(second=second), "Write the numbers to this CSV file, too.", variable="csv_file"
         ),
-        "json": click.option(
-            "--json", "json_file", type=OutputFile(), help="Write the results to this JSON file, too."
-        ),
+        "json": options.option("json", OutputFile(), "Write the results to this JSON file, too.", variable="json_file"),
         "plot": click.option(
             "--plot",
             "plot_file",
