@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.tracing.headroom import Limits
-    from mucudnn.words.config import Config
 
 
 @click.command(cls=FileCommand)
@@ -120,7 +119,7 @@ def _headroom(
 def _tuned(
     table: LayerTable, config: Config, device: str, stored: _Stored, limits: Limits | None = None
 ) -> TableTuning:
-    """Measured here, or solved from what is stored."""
+    """Measure here, or solve from stored measurements."""
     path, environment = stored
     if path is None:
         tuning = tune_with_progress(table, config, device, limits)

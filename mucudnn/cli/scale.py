@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import require_complete, tune_with_progress, tuning_environment
@@ -136,10 +135,9 @@ def scale(
 
 def _refuse_given(measure: bool) -> None:
     """Refuse a link beside the one that is measured; defaults do not count."""
-    context = click.get_current_context()
     for name in ("latency", "bandwidth"):
-        if measure and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--measure finds the {name} itself: leave one of them out", context)
+        if measure and options.is_given(name):
+            raise click.UsageError(f"--measure finds the {name} itself: leave one of them out")
 
 
 def _tuned(source: str, up_to: int, sizes: dict[str, Any], config: Config, device: str) -> TableTuning:
@@ -173,9 +171,7 @@ def _measured_steps(
 ) -> MeasuredSteps:
     """Measure steps of a few sizes of the policy, the smallest and the largest among them.
 
-    together: see ``measure_steps``.
-
-    is_ours: with what was chosen in the database; else with PyTorch's convolutions.
+    is_ours: with the choices of the database; else with PyTorch's convolutions. together: see ``measure_steps``.
     """
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model

@@ -26,7 +26,7 @@ class OwnStep:
         self._gradients: dict[int, Tensor] = {}
 
     def __call__(self, model: nn.Module) -> None:
-        arguments = tree_map(_leaf, self.arguments)
+        arguments = tree_map(leaf, self.arguments)
         if not model.training:
             with torch.no_grad():
                 model(*arguments)
@@ -47,9 +47,12 @@ class OwnStep:
         return known
 
 
-def _leaf(value: Any) -> Any:
+def leaf(value: Any) -> Any:
     """Make the tensor in which the gradient of an input ends: not the caller's."""
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    trainable = value.clone() if value.is_inference() else value.detach()
+    return trainable.requires_grad_(value.requires_grad)
 
 
 @contextmanager

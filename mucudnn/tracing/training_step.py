@@ -23,7 +23,7 @@ from mucudnn.modules.conv_transpose2d import conv_transpose2d
 from mucudnn.running import operators
 from mucudnn.tracing.convolutions import TRACED, Call, call_of, problem_operation
 from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
-from mucudnn.tracing.own_step import undisturbed
+from mucudnn.tracing.own_step import leaf, undisturbed
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 
@@ -73,7 +73,7 @@ def _trace_fake(model: nn.Module, arguments: tuple[Any, ...]) -> MemoryTimeline:
 
 
 def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | None) -> MemoryTimeline:
-    inputs = tree_map(_leaf, arguments)
+    inputs = tree_map(leaf, arguments)
     base = [*model.parameters(), *model.buffers(), *_tensors(inputs)]
     tracer = _Tracer(base, base[0].device.type if base else "cpu")
     with ExitStack() as stack:
@@ -266,11 +266,3 @@ def _identity(tensor: Tensor) -> tuple[int, int]:
 def _tensors(values: Any) -> list[Tensor]:
     """List tensors with a storage: sparse ones have none."""
     return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v.layout is torch.strided]
-
-
-def _leaf(value: Any) -> Any:
-    """Make the tensor in which the gradient of an input ends: not the caller's."""
-    if not isinstance(value, Tensor):
-        return value
-    trainable = value.clone() if value.is_inference() else value.detach()
-    return trainable.requires_grad_(value.requires_grad)

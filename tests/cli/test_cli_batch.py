@@ -66,16 +66,6 @@ def test_cliffs_of_one_kind_share_a_line_unless_all_are_asked_for(
     assert longer.output.count("4 runs as native 2×2, 2.00×") == 1
 
 
-def test_cliffs_are_marked_where_they_are(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = layer([measured_ms("native", 1, 1), measured_ms("native", 2, 4, 2**24), measured_ms("quick", 2, 1)], 2)
-    monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: tuning(known))
-    output = invoke("batch", layers, "--up-to", "2").output
-    lines = [[cell.strip() for cell in line.split("│")[1:8]] for line in output.splitlines() if "×  │" not in line]
-    marked = [line for line in lines if line and line[0] in ("1", "2")][:2]
-    assert [cell.endswith("▲") for cell in marked[0]] == [False] * 7
-    assert [cell.endswith("▲") for cell in marked[1]] == [False, True, False, False, False, True, False]
-
-
 def test_ctrl_c_says_that_nothing_is_lost(layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = tuning(layer([measured_ms("native", 4, 1)], 4), wanted=3)
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: partial)

@@ -73,23 +73,15 @@ def test_what_makes_no_prediction_is_refused(arguments: tuple[str, ...], words: 
     assert words in fail("scale", *TRAINED, *QUICK, *arguments)
 
 
-@pytest.mark.parametrize(
-    ("text", "ranks"),
-    [
-        ("1", (1,)),
-        ("1,2,4,...,4096", tuple(2**i for i in range(13))),
-        ("1, 3, ..., 27", (1, 3, 9, 27)),
-        ("2,4,...,8", (2, 4, 8)),
-        ("5,6,100", (5, 6, 100)),
-    ],
-)
-def test_ranks_go_on_by_the_last_factor(text: str, ranks: tuple[int, ...]) -> None:
-    assert parse_ranks(text) == ranks
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0", "1,2,...,7", "1,...,4", "...", "2,3,...,9", "1,1", "1,2,...", "1,2,...,4,8", "a"]
-)
-def test_what_are_no_ranks_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="write"):
-        parse_ranks(text)
+def test_ranks_go_on_by_the_last_factor() -> None:
+    for text, ranks in {
+        "1": (1,),
+        "1,2,4,...,4096": tuple(2**i for i in range(13)),
+        "1, 3, ..., 27": (1, 3, 9, 27),
+        "2,4,...,8": (2, 4, 8),
+        "5,6,100": (5, 6, 100),
+    }.items():
+        assert parse_ranks(text) == ranks
+    for text in ("", "0", "1,2,...,7", "1,...,4", "...", "2,3,...,9", "1,1", "1,2,...", "1,2,...,4,8", "a"):
+        with pytest.raises(InvalidInputError, match="write"):
+            parse_ranks(text)

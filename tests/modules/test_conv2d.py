@@ -1,7 +1,7 @@
 """``mucudnn.Conv2d`` beside ``torch.nn.Conv2d``, and what ``optimize`` does to a model. Nothing is measured here."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -109,15 +109,6 @@ def test_training_gives_torchs_result_and_gradients(options: dict[str, Any]) -> 
     assert ran(ours) == set(Operation)
 
 
-def test_gradients_accumulate() -> None:
-    torchs, ours = pair(4, 6, 3)
-    for x in (torch.randn(3, 4, 7, 7), torch.randn(3, 4, 7, 7)):
-        for module in (torchs, ours):
-            torch.autograd.backward(module(x).square().mean())
-    wanted, gradients = ([p.grad for p in module.parameters()] for module in (torchs, ours))
-    torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-5)
-
-
 def test_double_backward() -> None:
     torchs, ours = pair(4, 6, 3)
     x = torch.randn(3, 4, 7, 7, requires_grad=True)
@@ -158,14 +149,6 @@ def test_smaller_batches_have_configurations_from_the_same_sweep() -> None:
     assert ran(ours) == set(Operation)
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 7, 7), (4, 4, 7, 7), (3, 4, 8, 7)], ids=["empty", "larger", "other size"])
-def test_what_is_not_tuned_is_torchs(shape: tuple[int, ...]) -> None:
-    torchs, ours = pair(4, 6, 3)
-    x = torch.randn(shape)
-    assert torch.equal(ours(x), torchs(x))
-    assert ran(ours) == set()
-
-
 def test_input_that_needs_no_gradient_and_frozen_parameters() -> None:
     torchs, ours = pair(4, 6, 3)
     x = torch.randn(3, 4, 7, 7)
@@ -175,25 +158,6 @@ def test_input_that_needs_no_gradient_and_frozen_parameters() -> None:
         module.weight.requires_grad_(False)
     dx, wanted = (torch.autograd.grad(m(x.requires_grad_()).square().sum(), x) for m in (ours, torchs))
     torch.testing.assert_close(dx, wanted)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
-def test_transforms_forward_mode_and_symbolic_tracing_stay_with_torch() -> None:
-    torchs, ours = pair(4, 6, 3)
-    x, direction = torch.randn(3, 4, 7, 7), torch.randn(3, 4, 7, 7)
-
-    def per_sample(module: nn.Module) -> tuple[Tensor, ...]:
-        tangents = torch.func.jvp(module, (x,), (direction,))
-        parameters = dict(module.named_parameters())
-
-        def loss(parameters: Mapping[str, Tensor], sample: Tensor) -> Tensor:
-            y: Tensor = torch.func.functional_call(module, dict(parameters), sample[None])
-            return y.square().sum()
-
-        gradients = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-        return *tangents, *gradients.values(), torch.fx.symbolic_trace(module)(x)
-
-    torch.testing.assert_close(per_sample(ours), per_sample(torchs))
 
 
 def test_attributes_that_are_changed_later_count() -> None:
@@ -275,20 +239,6 @@ def test_hooks_and_parameters_survive_the_swap() -> None:
     torch.autograd.backward(model(torch.randn(2, 3, 7, 7, requires_grad=True)).sum())
     assert seen == [mucudnn.Conv2d, "backward"]
     assert model[0].weight is weight
-
-
-def test_root_module_that_is_itself_a_convolution() -> None:
-    module = nn.Conv2d(3, 4, 3)
-    assert mucudnn.optimize(module, torch.randn(2, 3, 7, 7)) is module
-    assert type(module) is mucudnn.Conv2d
-
-
-def test_model_without_a_convolution_is_returned_as_it_is() -> None:
-    model = nn.Linear(3, 4)
-    assert mucudnn.optimize(model, torch.randn(2, 3)) is model
-    assert str(mucudnn.report(model)) == (
-        "no convolutions: the model has no torch.nn.Conv2d, Conv1d, ConvTranspose2d, Conv3d, there is nothing to tune"
-    )
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,6 @@ def test_what_is_slow_on_one_rank_is_put_back_on_all(scenarios: dict[str, Found]
     assert found["passes"] == 3 + 2 * 5 + 2 * 5, "warming up, and two phases that are clear"
 
 
-def test_alone_each_rank_has_its_own_verdict_and_needs_to_be_asked(scenarios: dict[str, Found]) -> None:
-    first, slow = scenarios["each_for_itself"]
-    assert (first["torchs"], slow["torchs"]) == ([], OF_FIRST)
-    assert first["unasked"] == slow["unasked"] == "None"
-
-
 def test_a_step_is_as_slow_as_its_slowest_rank(scenarios: dict[str, Found]) -> None:
     found = same(scenarios["slow_step_on_one_rank"])
     assert len(found["torchs"]) == 5

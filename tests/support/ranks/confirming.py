@@ -74,15 +74,6 @@ def slow_step_on_one_rank(rank: int, size: int, folder: Path) -> Found:
         return outcome(tuned_net(), team=team())
 
 
-def each_for_itself(rank: int, size: int, folder: Path) -> Found:
-    with machine(folder) as made_up:
-        if rank == size - 1:
-            made_up.ours_s[3] = SLOW_S
-        config = Config(database=folder / f"{rank}.sqlite")
-        unasked = outcome(tuned_net(), config)
-        return {"unasked": unasked["found"], **outcome(tuned_net(), replace(config, confirm=True))}
-
-
 def other_kind(rank: int, size: int, folder: Path) -> Found:
     """The last rank has another device, on which a convolution is slow, and steps that need more rounds."""
     with machine(folder) as made_up:
@@ -179,7 +170,7 @@ def optimized(rank: int, size: int, folder: Path) -> Found:
 
 
 SCENARIOS = (
-    *(slow_on_one_rank, slow_step_on_one_rank, each_for_itself, other_kind, with_data_parallel),
+    *(slow_on_one_rank, slow_step_on_one_rank, other_kind, with_data_parallel),
     *(failing(0), failing(20), step_on_one_rank, other_verdict, kept, optimized),
 )
 
