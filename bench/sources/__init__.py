@@ -1,4 +1,1 @@
-"""Finds the convolutions of a network, a table, a file or a model, and tunes all of them.
-
-Nothing is timed or printed here.
-"""
+"""Sources of convolutions (networks, tables, files, models), and tuning of all their layers. Prints nothing."""

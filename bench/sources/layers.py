@@ -29,15 +29,14 @@ _TEXT = ("name", "set")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One geometry of a network, as its forward problem, and how often it occurs.
+    """One convolution geometry of a network, as its forward problem, with the number of its occurrences.
 
-    names: of the module, or of all that are equal; one text is one name. batch_size: samples in a call.
-    input_needs_gradient: False where the input is the network's own, whose gradient nobody asks for. Such a layer has
-    no BACKWARD_DATA. transposed: whether its module is an ``nn.ConvTranspose2d``, so that x of the problem is what the
-    module returns: the module's forward is BACKWARD_DATA, its dx FORWARD. has_bias: whether any of the modules adds a
-    bias; not known of the layers of a table, and no part of a comparison.
+    names: module names, several where modules have the same geometry; a single string is one name. batch_size: samples
+    in a call. input_needs_gradient: False for the first layer, which has no BACKWARD_DATA. transposed: whether the
+    module is an ``nn.ConvTranspose2d``; its output is then x of the problem, its forward pass BACKWARD_DATA, and its dx
+    FORWARD. has_bias: whether any of the modules adds a bias; False for layer tables, and ignored by ``==``.
 
-    Raises ``InvalidInputError`` for other values, and for batches of more than ``MOST_SAMPLES``.
+    Raises ``InvalidInputError`` for invalid values, and for batches of more than ``MOST_SAMPLES``.
     """
 
     names: tuple[str, ...]
@@ -62,19 +61,19 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """``a, b``: all names, for people and for files."""
+        """All names, joined as ``a, b``."""
         return ", ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTable:
-    """Layers of a source in the order of their first call; no two are equal."""
+    """The distinct layers of a source, in the order of their first call."""
 
     source: str
     layers: tuple[Layer, ...]
 
     def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
-        """Each layer with each operation that it has; the operations are those of the layers, y being forward."""
+        """Return each layer with the problem of each of its operations; FORWARD means the layer's own forward pass."""
         wanted = [member(Operation, operation, "operation") for operation in operations]
         return [
             (layer, layer.problem.with_operation(problem_operation(operation, transposed=layer.transposed)))
@@ -92,14 +91,14 @@ def load_source(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> LayerTable:
-    """The convolutions of a source, equal ones merged with their count.
+    """Return the convolutions of a source; equal ones are merged and counted.
 
-    source: a name of ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
-    ``file.py:factory``. These name a function without arguments that returns an ``nn.Module``, or the module itself.
-    batch: samples in a mini-batch; ``None``: the table's own sizes, or 1 where there are none. input_shape: (C, H, W)
-    of one sample; models need it, networks have one, tables take none. dtype, memory_format: those of all problems.
+    source: a name in ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
+    ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one.
+    batch: mini-batch size; if None, the sizes in the table, or 1 for a model. input_shape: (C, H, W) of one sample;
+    required for user models, optional for networks, and not allowed for tables. dtype, memory_format: of all problems.
 
-    Raises ``InvalidInputError`` for what cannot be found, read or run, and for sources without a convolution.
+    Raises ``InvalidInputError`` if the source cannot be found, read or run, or has no convolution.
 
     >>> first = load_source("alexnet", batch=32).layers[0]
     >>> print(first.name, first.batch_size, first.problem)
@@ -117,15 +116,15 @@ def load_source(
 
 
 def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
-    """Layers of a CSV file, one a line, under a heading with c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
+    """Read the layers of a CSV file, one per line, with columns c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
 
-    The columns may be in any order, and so may the optional ones: n (batch size), name, dilation, groups, count, set.
-    only_set: only the lines with this ``set``. A line without a name is called by its sizes.
+    Optional columns: n (batch size), name, dilation, groups, count, set; the order of columns does not matter.
+    only_set: read only lines with this value of ``set``. A layer without a name is named by its geometry.
 
-    Raises ``InvalidInputError`` with file, line and what is wrong.
+    Raises ``InvalidInputError`` with file and line if the file is invalid.
     """
     try:
-        # Not pandas: it drops the line numbers that messages need, and takes longer to load than to read
+        # csv and not pandas: error messages need line numbers, and importing pandas takes longer than reading.
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
             _check_columns(path, reader.fieldnames or ())
@@ -137,7 +136,7 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
 
 
 def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Keep only layers with a filter of these (height, width). Raises ``InvalidInputError`` if there are none."""
+    """Keep only layers whose filter has one of these (height, width). Raises ``InvalidInputError`` if none has."""
     layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
     if not layers:
         there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
@@ -180,9 +179,9 @@ def _allowed_sources(source: str) -> str:
 
 
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
-    """Layers that one sample runs through, with the batch sizes of ``batch`` samples.
+    """Trace the model with one sample and scale the batch sizes to ``batch`` samples.
 
-    Some models fold other axes into the batch: so batch sizes are multiples of those with one sample.
+    Scaling, since some models fold other axes into the batch.
     """
     with blamed_in_computing(source, (1, *input_shape)):
         calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
@@ -206,13 +205,13 @@ def _check_columns(path: Path, columns: Iterable[str]) -> None:
     if unknown := [repr(name) for name in columns if name not in known]:
         raise InvalidInputError(f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(known)}")
     if twice := [name for name, times in Counter(columns).items() if times > 1]:
-        raise InvalidInputError(f"{path}, line 1: column {', '.join(twice)} is there more than once; leave one of each")
+        raise InvalidInputError(f"{path}, line 1: column {', '.join(twice)} occurs more than once; keep one of each")
 
 
 def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
     where = f"{path}, line {number}"
     if None in line or None in line.values():
-        raise InvalidInputError(f"{where}: the number of values is not that of the columns in line 1")
+        raise InvalidInputError(f"{where}: the number of values differs from the number of columns in line 1")
     size = {name: _size(where, name, line[name]) for name in _REQUIRED}
     size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
     try:
@@ -225,7 +224,7 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
 
 
 def _geometry(problem: ConvProblem) -> str:
-    """Name a layer of a table by its sizes: ``64x54x54 k64 3x3/2 pad 1`` has stride 2."""
+    """Name a layer of a table by its geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
     stride = "" if problem.stride == (1, 1) else f"/{_size_in_short(problem.stride)}"
     parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}{stride}"]
     parts += [f"pad {_size_in_short(problem.padding)}"] if any(problem.padding) else []
@@ -239,7 +238,7 @@ def _size_in_short(pair: Pair) -> str:
 
 
 def _distinct(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Add the batch size to names by sizes that more than one layer has."""
+    """Add the batch size to geometry names that several layers share."""
     counts = Counter(layer.names for layer in layers)
     return tuple(
         replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
@@ -268,9 +267,9 @@ def _size(where: str, name: str, value: object) -> int:
 
 
 def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Merge equal geometries into one layer.
+    """Merge layers with the same geometry.
 
-    The first layer of a network is not merged with a later one, which has one operation more.
+    The first layer of a network is not merged with later ones, which also have BACKWARD_DATA.
     """
     merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
     for layer in layers:
@@ -286,9 +285,9 @@ def _together(first: Layer, second: Layer) -> Layer:
 
 
 def tracked_layers() -> LayerTable:
-    """Return the layers whose times are tracked from version to version: few, small, and one of each kind.
+    """Return the layers whose times are tracked from version to version: a few small ones, one of each kind.
 
-    Each has its own mini-batch. A layer that changes its sizes needs another name: results are compared by name and
-    sizes.
+    Each has its own batch size. Give a layer another name if you change its geometry, since results are compared by
+    name and geometry.
     """
     return LayerTable(TRACKED, tuple(read_csv(_DATA / "tracked.csv")))

@@ -1,4 +1,4 @@
-"""Models of sources, built in or the user's own: found, built, and blamed for what goes wrong in them."""
+"""Builds the models of sources, built-in networks or the user's own, and attributes their errors to the source."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def load_model(
 ) -> tuple[nn.Module, tuple[int, int, int]]:
     """Return the model of a source on the CPU, and the (C, H, W) of one sample.
 
-    Its parameters have the dtype and memory format. Those of built-in networks are drawn from torch's random state, as
-    torch initialises them; not initialised, which is faster, they are arbitrary. What the model is called with, beside
-    images: ``networks.arguments_for``.
+    dtype, memory_format: of the parameters. initialised: whether the parameters of built-in networks are drawn from
+    torch's random state; if not, which is faster, they are arbitrary. ``networks.arguments_for`` makes the arguments
+    to call the model with.
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
     """
@@ -62,7 +62,7 @@ def model_of(
         shape = input_shape or input_shape_of(source)
         if initialised:
             return build(source), shape
-        # Not on meta tensors: a forward pass would load torch's compiler, which takes longer
+        # Meta tensors only for building: a forward pass on them would load torch's compiler, which takes longer.
         with torch.device("meta"):
             model = build(source)
         return model.to_empty(device="cpu"), shape
@@ -74,7 +74,7 @@ def model_of(
 
 
 def checked_shape(shape: object) -> tuple[int, int, int] | None:
-    """Return (C, H, W) of one sample. Raises ``InvalidInputError`` for anything else but None."""
+    """Return (C, H, W) of one sample, or None for None. Raises ``InvalidInputError`` for anything else."""
     if shape is None:
         return None
     if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
@@ -92,9 +92,10 @@ def seeded_model(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the model of a source on a device, and what it is called with: a batch, and what else it needs.
+    """Return the model of a source on a device, and the arguments to call it with.
 
-    Weights and numbers are the same every time, and made on the CPU. Raises as ``load_model``.
+    Weights and inputs are the same every time, since they are drawn on the CPU with a fixed seed. Raises as
+    ``load_model``.
     """
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
@@ -104,10 +105,10 @@ def seeded_model(
 
 
 def settle_statistics(model: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-    """Give batch norms the statistics of a batch, the first argument, as training would.
+    """Set the running statistics of batch norms from one batch, the first of the arguments.
 
-    Those of a fresh network, 0 and 1, let what it is given fade from layer to layer: its outputs are then the same
-    whatever its convolutions compute, and comparing them tells nothing.
+    With the initial statistics, mean 0 and variance 1, activations fade from layer to layer, and outputs hardly depend
+    on the convolutions, so that comparing them would be pointless.
     """
     update_bn([arguments], model)
 
@@ -124,7 +125,7 @@ def _user_model(source: str) -> nn.Module:
 
 
 def _attribute_of(module: ModuleType, name: str) -> Any:
-    """Return what is to make the model. Raises ``InvalidInputError`` with the names that could."""
+    """Return the model or factory of this name. Raises ``InvalidInputError`` with the module's names if missing."""
     if not hasattr(module, name):
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         have = f"it has {', '.join(own)}" if own else "it defines nothing"
@@ -134,9 +135,9 @@ def _attribute_of(module: ModuleType, name: str) -> Any:
 
 @contextmanager
 def importable(source: str) -> Iterator[None]:
-    """Let modules in the current folder be imported, as ``python -m`` does, or those beside the file of the source.
+    """Put the folder of the source's file, or else the current folder, on the import path, as ``python -m`` does.
 
-    An installed command has its own folder on the path, not the user's. Processes that are started inherit the path.
+    An installed command has its own folder there, not the user's. Child processes inherit the path.
     """
     place, _, _ = source.rpartition(":")
     folder = str(Path(place).resolve().parent if _is_file(place) else Path.cwd())
@@ -148,9 +149,9 @@ def importable(source: str) -> Iterator[None]:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Import a file as processes can that unpickle what it defines: by its name, from its folder, which is on the path.
+    """Import a file by its name, from its folder on the path, so that child processes can unpickle its classes.
 
-    Raises ``InvalidInputError`` where that is another module, and what importing raises.
+    Raises ``InvalidInputError`` if the name belongs to another module, and what the import raises.
     """
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}")
@@ -161,41 +162,38 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _is_file(place: str) -> bool:
-    """Whether a model's place is a file, ``folder/file.py``, and no module, ``package.module``."""
+    """Whether a place is a file, ``folder/file.py``, rather than a module, ``package.module``."""
     return place.endswith(".py")
-
-
-# Whose fault an error is
 
 
 @contextmanager
 def blamed_in_building(source: str) -> Iterator[None]:
-    """Blame errors on the function that makes the model. Raises ``InvalidInputError``, from its cause."""
+    """Raise errors of the model's factory as ``InvalidInputError``, from their cause."""
     with _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module"):
         yield
 
 
 @contextmanager
 def blamed_in_computing(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Blame errors on the model's forward pass. shape: of its input. Raises ``InvalidInputError``, from its cause."""
+    """Raise errors of the model's forward pass as ``InvalidInputError``, from their cause. shape: of the input."""
     with _blamed(source, f"cannot compute an input of {_product(shape)}", _SHAPE):
         yield
 
 
 @contextmanager
 def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Blame errors on a training step. shape: (N, C, H, W) of its input. Raises ``InvalidInputError``, from its cause.
+    """Raise errors of a training step as ``InvalidInputError``, from their cause. Errors of mucudnn are not changed.
 
-    Errors of mucudnn pass.
+    shape: (N, C, H, W) of the input.
     """
-    what, advice = f"cannot be trained on an input of {_product(shape)}", f"{_SHAPE}, --batch their number"
+    what, advice = f"cannot be trained on an input of {_product(shape)}", f"{_SHAPE}, and --batch the batch size"
     with _blamed(source, what, advice, passing=MucudnnError):
         yield
 
 
 @contextmanager
 def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Blame errors on the source, and keep their cause: the user's code can raise anything."""
+    """Raise any error of the user's code as ``InvalidInputError`` that names the source, from its cause."""
     try:
         yield
     except passing:
@@ -207,7 +205,7 @@ def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tupl
 
 
 def _told(source: str, error: BaseException) -> str:
-    """Say what happened, and where in the model's own file."""
+    """Describe the error, with the line of the model's own file that caused it."""
     happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
     line = _line_of(source, error)
     place = type(error).__name__ if line is None else f"{type(error).__name__} in {line}"
@@ -215,7 +213,7 @@ def _told(source: str, error: BaseException) -> str:
 
 
 def _line_of(source: str, error: BaseException) -> str | None:
-    """Return file and line that ran last in the model's own file; None: the error came from elsewhere."""
+    """Return the last file and line in the traceback that is in the model's own file, or None if there is none."""
     place = source.rpartition(":")[0]
     module = sys.modules.get(place)
     file = place if place.endswith(".py") else getattr(module, "__file__", None)

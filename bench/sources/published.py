@@ -1,6 +1,6 @@
-"""Times of DeepBench's convolutions that others published for their machines, as they stand in its repository.
+"""Published times of DeepBench's convolutions, and the speedups published with μ-cuDNN.
 
-Loads pandas only when a table is read: help texts name the tables.
+pandas is imported only when a table is read, since help texts import this module for the tables' names.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ TABLES = MappingProxyType(
         "deepbench-inference-device": "inference_device_set",
     }
 )
-"""Sources with DeepBench's layers, and the values of the column ``set`` that each has."""
+"""Names of DeepBench's layer tables, with their value in the column ``set``."""
 _OPERATIONS = ("forward", "backward_data", "backward_filter")
 
 
 def published_times() -> pandas.DataFrame:
-    """Return a row for each geometry, operation and machine that has a time.
+    """Return the published times, a row for each geometry, operation and machine.
 
-    Columns: those of ``GEOMETRY``, n being the mini-batch; ``operation``; ``machine``, such as ``V100 float16``;
-    ``time_s``, in seconds; where a machine has two times for the same, the shorter one.
+    Columns: ``GEOMETRY``, where n is the mini-batch; ``operation``; ``machine``, such as ``V100 float16``; ``time_s``
+    in seconds, the shorter one if a machine has two.
     """
     import pandas
 
@@ -50,12 +50,12 @@ _DIVIDED_FILE = _FILE.with_name("ucudnn_reference.csv")
 
 
 def published_gains() -> pandas.DataFrame:
-    """Return what the authors of μ-cuDNN published of DeepBench: a row for each geometry.
+    """Return the speedups that the authors of μ-cuDNN published for DeepBench, a row for each geometry.
 
-    Columns: those of ``DIVIDED_GEOMETRY``; ``128MiB``, ``256MiB``, ``512MiB``: speedup of micro-batched over
-    undivided convolutions under this workspace limit, with 256 samples on a P100-SXM2. They were read from the bars in
-    https://github.com/spcl/ucudnn, to 0.01, which do not say which operations were summed. Of rows of the same geometry
-    it is the mean. The geometries that are not here had 1.00 to 1.02.
+    Columns: ``DIVIDED_GEOMETRY``; ``128MiB``, ``256MiB``, ``512MiB``: speedup of micro-batched over undivided
+    convolutions under this workspace limit, with 256 samples on a P100-SXM2. They were read to 0.01 from bar charts in
+    https://github.com/spcl/ucudnn, which do not say which operations were summed, and averaged where a geometry has
+    several. Geometries not listed had 1.00 to 1.02.
     """
     import pandas
 

@@ -1,4 +1,4 @@
-"""Tunes a whole layer table, each layer at its own batch size, and tells what was chosen layer by layer."""
+"""Tunes a whole layer table, each layer at its own batch size, and returns the choices layer by layer."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class TunedLayer:
-    """Choice for one operation of one layer that occurs ``count`` times in its network.
-
-    names: those of the layer, or of all that are equal.
-    """
+    """The choice for one operation of a layer that occurs ``count`` times in its network, under these names."""
 
     names: tuple[str, ...]
     count: int
@@ -39,7 +36,10 @@ class TunedLayer:
 
 @dataclass(frozen=True, slots=True)
 class TableTuning:
-    """A row for each layer and operation, in the order of the table; not all of them if it was interrupted."""
+    """The tuning of a layer table, a row for each layer and operation.
+
+    rows: in the order of the table. wanted: number of rows of a complete tuning; fewer if it was interrupted.
+    """
 
     source: str
     config: Config
@@ -54,23 +54,23 @@ class TableTuning:
 
     @property
     def baseline_s(self) -> float | None:
-        """Torch's time of all rows, each counted as often as it occurs; ``None`` where that of a row is not known."""
+        """Baseline time of all rows, each counted as often as it occurs; None if a row has no baseline."""
         known = [row.count * row.tuned.baseline_s for row in self.rows if row.tuned.baseline_s is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     @property
     def time_s(self) -> float:
-        """Our time of all rows, each counted as often as it occurs."""
+        """Time of all chosen configurations, each counted as often as it occurs."""
         return sum(row.count * row.tuned.time_s for row in self.rows)
 
     @property
     def speedup(self) -> float | None:
-        """Torch's time over ours; ``None`` where torch's is not known, or there are no rows."""
+        """Baseline time over ours, or None if the baseline is unknown or there are no rows."""
         return self.baseline_s / self.time_s if self.baseline_s is not None and self.rows else None
 
     @property
     def workspace_bytes(self) -> int:
-        """The largest of all rows, since one buffer serves them in turn; the sum where a budget was divided."""
+        """The largest workspace, since all rows share one buffer, or the sum if a budget was divided."""
         each = [row.tuned.configuration.workspace_bytes for row in self.rows]
         return max(each, default=0) if self.divided is None else sum(each)
 
@@ -83,13 +83,10 @@ def tune_table(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> TableTuning:
-    """Tune every layer at its own batch size, with the other ranks of a process group if there is one.
+    """Tune every layer at its own batch size, together with the other ranks of a process group if there is one.
 
-    Ctrl-C ends it with the rows that are ready.
-
-    limits: as for ``table_tasks``. progress: called with what is being done and the fraction that is done.
-
-    Raises what ``tune`` raises.
+    On Ctrl-C, return the rows tuned so far. limits: as for ``table_tasks``. progress: called with a description and the
+    fraction done. Raises what ``tune`` raises.
     """
     tasks = table_tasks(table, config, limits)
     try:
@@ -100,12 +97,12 @@ def tune_table(
 
 
 def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None) -> list[Task]:
-    """A task for each operation of each layer, in the order of the table.
+    """Return a task for each operation of each layer, in the order of the table.
 
-    limits: the headroom of the modules of the table's model, in place of one limit for all; torch's own fits in any
-    case. Modules that share a layer of the table get the least of theirs.
+    limits: headroom of each module, in place of one limit for all; modules that share a layer get the smallest. The
+    baseline is exempt from it.
 
-    Raises ``InvalidInputError`` if there is nothing to tune, or the config asks for the headroom without limits.
+    Raises ``InvalidInputError`` if there is nothing to tune, or if the config asks for headroom and limits is None.
     """
     return [
         Task(
@@ -122,9 +119,9 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
 
 def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, ConvProblem]]:
-    """Return the problems of a table that a config asks for. Raises ``InvalidInputError`` where there are none."""
+    """Return the problems of a table that a config selects. Raises ``InvalidInputError`` if there are none."""
     wanted = table.problems(config.operations)
-    if not wanted:  # the first layer of a network has no backward_data: nobody asks for the gradient of its input
+    if not wanted:  # such as backward_data of a network with a single layer
         raise InvalidInputError(
             f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
         )
@@ -132,15 +129,12 @@ def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, Con
 
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
-    """Least limit of the layer's modules; 0 for what does not run in a training step, such as dw of a frozen filter."""
+    """Smallest limit of the layer's modules; 0 if an operation is not in the step, such as dw of a frozen filter."""
     return min(limits.get((name, operation), 0) for name in layer.names)
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
-    """Give a tuning the names and counts of the table's layers.
-
-    The tuning is of ``table_tasks``, or of the first of them.
-    """
+    """Combine the layers of a table with the tuning of its tasks, or of the first of them if interrupted."""
     wanted = table.problems(tuning.config.operations)
     rows = [
         TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
@@ -157,13 +151,13 @@ def table_with_headroom(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     device: str = "cpu",
 ) -> tuple[LayerTable, Headroom]:
-    """The layers of ``load_source``, and the headroom of one step with ``batch`` samples (``None``: one) on a device.
+    """Return the layers of a source, and the headroom of a training step with ``batch`` samples (by default 1).
 
-    Modules with the same geometry do not share a layer of the table: each has a headroom of its own. Other arguments
-    are those of ``load_source``.
+    Modules with the same geometry stay separate layers, since each has its own headroom. Other arguments are those of
+    ``load_source``.
 
-    Raises as ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model, for models
-    that cannot be trained on this input, and for those whose step runs no convolution.
+    Raises as ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model, and for
+    models that cannot be trained on this input or run no convolution in a training step.
     """
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     model, shape = load_model(
@@ -179,7 +173,7 @@ def table_with_headroom(
 
 
 def module_by_module(table: LayerTable) -> LayerTable:
-    """Split layers: one for each module of each geometry, counted as often as it is called."""
+    """Split layers by module; each is counted as often as its module is called."""
     return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
 
 

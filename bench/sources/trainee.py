@@ -1,4 +1,4 @@
-"""A model that is trained on random images, step by step."""
+"""Training of a model on random images, step by step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """One training step: its seconds and its loss."""
+    """Seconds and loss of one training step."""
 
     time_s: float
     loss: float
 
 
 class Trainee:
-    """A model with its optimizer (stochastic gradient descent with momentum), and what it is trained for."""
+    """A model with its optimizer (stochastic gradient descent with momentum) and its training objective."""
 
     def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
         self.model = model
@@ -32,17 +32,16 @@ class Trainee:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
-        """Make one step and wait for it. images: (N, C, H, W), labels: (N,). ``seed`` decides what dropout drops."""
+        """Make one step and wait for it. images: (N, C, H, W), labels: (N,). seed: for dropout."""
         torch.manual_seed(seed)
         start = time.perf_counter()
-        loss = self.learn((images,), labels).item()  # which on a GPU is there when the step has ended
+        loss = self.learn((images,), labels).item()  # waits for the GPU
         return TrainedStep(time.perf_counter() - start, loss)
 
     def learn(self, arguments: tuple[Tensor, ...], target: Tensor, autocast: torch.dtype | None = None) -> Tensor:
-        """Make one step without waiting for it. Returns the loss.
+        """Make one step without waiting for it, and return the loss.
 
-        arguments, target: those of the objective. autocast: dtype of forward pass and loss, where torch's autocast
-        allows it; ``None``: that of the parameters.
+        arguments, target: of the objective. autocast: dtype for torch's autocast of forward pass and loss, or None.
         """
         self.optimizer.zero_grad()
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
@@ -55,9 +54,9 @@ class Trainee:
 def labelled_batches(
     steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10, stream: int = 0
 ) -> Iterator[Batch]:
-    """Random images with labels that can be learnt: each class has its own random pattern, under as much noise.
+    """Yield random images with labels that can be learnt: each class is a random pattern, under as much noise.
 
-    stream: each number has other images of the same classes, as ranks need that train together.
+    stream: seed of the images, but not of the patterns; ranks that train together use different ones.
 
     Raises ``InvalidInputError`` for batches of too many elements.
 

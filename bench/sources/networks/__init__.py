@@ -1,7 +1,6 @@
-"""Published networks in plain torch: a file for each kind, and here the table of their names. Loads no torch.
+"""Published networks in plain torch: the table of their names here, a file for each family. Loads no torch.
 
-The table has how each is built, what it reads, and what it is trained for. Geometry and numbers of parameters are
-those of torchvision, or of the paper where torchvision has none or another. Nothing is tuned, timed or printed here.
+Geometries and numbers of parameters are torchvision's, or the paper's where torchvision has none or deviates from it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ INPUT_SHAPE = (3, 224, 224)  # of most networks
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network that is known by name.
+    """A built-in network.
 
-    factory: of the number of classes. num_classes: as published; networks without scores ignore it. input_shape: (C, H,
-    W) of one image. objective: the name in ``objectives`` of what it is trained for.
+    factory: takes the number of classes. num_classes: as published; ignored by networks that do not classify.
+    input_shape: (C, H, W) of one image. objective: name of its training objective in ``objectives``.
     """
 
     factory: Callable[[int], nn.Module]
@@ -38,7 +37,7 @@ class Network:
 
 
 def _loaded(module: str, name: str) -> Callable[[int], nn.Module]:
-    """Return a factory that imports its module when it is called: commands name networks without loading torch."""
+    """Return a factory that imports its module when called, so that listing networks does not load torch."""
 
     def factory(num_classes: int) -> nn.Module:
         model: nn.Module = getattr(import_module(f"{__name__}.{module}"), name)(num_classes)
@@ -69,10 +68,10 @@ NETWORKS = MappingProxyType(
 
 
 def build(name: str, num_classes: int | None = None) -> nn.Module:
-    """The network ``name`` with torch's default initialisation, in training mode.
+    """Build a network with torch's default initialisation, in training mode.
 
-    It reads images, (N, C, H, W), and what ``arguments_for`` adds to them. num_classes: columns of the scores;
-    ``None``: as published. The networks without scores ignore it.
+    ``arguments_for`` makes its arguments from images, (N, C, H, W). num_classes: by default as published; ignored by
+    networks that do not classify.
 
     Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
 
@@ -85,7 +84,7 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
 
 
 def input_shape_of(name: str) -> tuple[int, int, int]:
-    """The (C, H, W) of one image as published. Raises ``InvalidInputError`` as ``build``.
+    """Return the published (C, H, W) of one image. Raises ``InvalidInputError`` as ``build``.
 
     >>> input_shape_of("densenet40")
     (3, 32, 32)
@@ -94,7 +93,7 @@ def input_shape_of(name: str) -> tuple[int, int, int]:
 
 
 def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
-    """All that the model of a source is called with, for images x: (N, C, H, W). Models of the user get x alone.
+    """Return the arguments to call the model of a source with, for images x: (N, C, H, W); only x for user models.
 
     >>> import torch
     >>> [tuple(argument.shape) for argument in arguments_for("unet", torch.zeros(2, 3, 32, 32))]
@@ -104,14 +103,14 @@ def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def objective_for(source: str) -> Objective:
-    """Objective of the model of a source; models of the user learn to give zeros."""
+    """Return the training objective of a source's model; user models learn to return zeros."""
     objectives = import_module(f"{__name__}.objectives")
     found: Objective = getattr(objectives, NETWORKS[source].objective if source in NETWORKS else "SMALL_OUTPUTS")
     return found
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the beginning of a sentence that names the nearest name; empty where there is none."""
+    """Return a question that suggests the closest name, or an empty string if none is close."""
     close = get_close_matches(name, [*names], n=1)
     return f"did you mean {close[0]}? " if close else ""
 

@@ -1,4 +1,4 @@
-"""Parts that several families are built from."""
+"""Building blocks that several families of networks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """Concatenates what the branches make of the same x, along the channels."""
+    """Applies all branches to the same x and concatenates their outputs along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Added(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drops all of a sample's x with some probability in training, and scales the others up (Huang et al., 2016)."""
+    """Stochastic depth: in training, zeroes whole samples at random and scales the others up (Huang et al., 2016)."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StochasticDepth(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs the channels of x by what two pointwise convolutions make of their means (Hu et al., 2018)."""
+    """Weights the channels of x by two pointwise convolutions of their means (Hu et al., 2018)."""
 
     def __init__(self, channels: int, squeezed: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ChannelNorm(nn.LayerNorm):
 def normalised(
     in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
 ) -> nn.Sequential:
-    """A convolution without bias, and batch norm."""
+    """Return a convolution without bias, followed by batch norm."""
     convolution = nn.Conv2d(in_channels, channels, size, stride, padding, groups=groups, bias=False)
     return named(conv=convolution, norm=nn.BatchNorm2d(channels))
 
@@ -91,10 +91,10 @@ def normalised(
 def activated(
     in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
 ) -> nn.Sequential:
-    """A convolution without bias, batch norm and ReLU."""
+    """Return a convolution without bias, followed by batch norm and ReLU."""
     return normalised(in_channels, channels, size, stride=stride, padding=padding, groups=groups).append(nn.ReLU())
 
 
 def named(**modules: nn.Module) -> nn.Sequential:
-    """A sequence whose parts have names."""
+    """Return a sequential module whose parts have names."""
     return nn.Sequential(OrderedDict(modules))

@@ -1,4 +1,4 @@
-"""ConvNeXt-T: Liu et al., 2022. 28,589,128 parameters."""
+"""ConvNeXt-T (Liu et al., 2022), with 28,589,128 parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mucudnn.bench.sources.networks.blocks import Added, ChannelNorm, StochasticDepth, named
 
 _STAGES = ((96, 3), (192, 3), (384, 9), (768, 3))  # channels, blocks
-_DROPPED = 0.1  # probability that the last block is dropped; those before it in proportion to their place
+_DROPPED = 0.1  # drop probability of the last block; it grows linearly with depth
 _EPSILON = 1e-6
 
 
@@ -29,7 +29,7 @@ def convnext_t(num_classes: int) -> nn.Module:
 
 
 def _entry(in_channels: int, channels: int) -> nn.Module:
-    """Beginning of a stage: the first of them cuts the image into patches, the others halve it."""
+    """Return the entry of a stage: the first one cuts the image into patches, the others halve its size."""
     if in_channels == 3:
         return nn.Sequential(nn.Conv2d(3, channels, 4, stride=4), ChannelNorm(channels, eps=_EPSILON))
     return nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), nn.Conv2d(in_channels, channels, 2, stride=2))

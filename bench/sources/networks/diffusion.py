@@ -1,8 +1,8 @@
-"""Networks of diffusion models: the UNet of DDPM (Ho et al., 2020), the autoencoder of latent diffusion.
+"""Networks of diffusion models: the UNet of DDPM (Ho et al., 2020) and the autoencoder of latent diffusion.
 
-UNet: the one for CIFAR-10 at three quarters of its width; at full width, 128, it has the published 35,746,307
-parameters. VAE: the one of Rombach et al., 2022 (8 times smaller latents of 4 channels) at half its width; at full
-width, 128, it has the published 83,653,863 parameters.
+The UNet is the one for CIFAR-10, and the autoencoder is that of Rombach et al., 2022 (latents 8 times smaller, of 4
+channels), at three quarters and half of their published width, 128. At full width they have the published 35,746,307
+and 83,653,863 parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCKS = 2  # residual blocks of a level
 
 
 class UNet(nn.Module):
-    """Finds the noise in x: (N, 3, H, W), which is at time t: (N,) of 1,000. H and W: multiples of 8."""
+    """Predicts the noise in x, (N, 3, H, W), at time steps t, (N,), below 1,000. H and W: multiples of 8."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -67,10 +67,10 @@ class UNet(nn.Module):
 
 
 class VAE(nn.Module):
-    """Encodes x: (N, 3, H, W), draws a latent in training (else takes its mean), and decodes it.
+    """Encodes x, (N, 3, H, W), samples a latent (in evaluation mode, takes its mean), and decodes it.
 
-    Gives the decoded image, (N, 3, H, W), and mean and logarithm of the variance of the latent, (N, 4, H / 8, W / 8).
-    H and W: multiples of 8.
+    Returns the decoded image, (N, 3, H, W), and mean and log-variance of the latent, (N, 4, H / 8, W / 8). H and W:
+    multiples of 8.
     """
 
     def __init__(self, width: int = 64) -> None:
@@ -90,12 +90,12 @@ class VAE(nn.Module):
 
 
 def unet(num_classes: int) -> nn.Module:
-    """Return the UNet of three quarters of the published width, which has no classes."""
+    """Return the UNet at three quarters of the published width; it has no classes."""
     return UNet()
 
 
 def vae(num_classes: int) -> nn.Module:
-    """Return the autoencoder of half the published width, which has no classes."""
+    """Return the autoencoder at half the published width; it has no classes."""
     return VAE()
 
 
@@ -124,7 +124,7 @@ def _decoder(widths: list[int]) -> nn.Module:
 
 
 class _Level(nn.Module):
-    """A residual block, and attention where the level has it."""
+    """A residual block, with attention if the level has it."""
 
     def __init__(self, in_channels: int, channels: int, time_width: int | None = None, attends: bool = False) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class _Middle(nn.Module):
 
 
 class _Halve(nn.Module):
-    """Makes the image half as large, with a row and a column of zeros at its end."""
+    """Halves the size of the image, after padding it with a row and a column of zeros at the end."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Halve(nn.Module):
 
 
 class _Double(nn.Module):
-    """Makes the image twice as large."""
+    """Doubles the size of the image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def _norm(channels: int) -> nn.Module:
 
 
 def _waves(t: Tensor, width: int) -> Tensor:
-    """Sines and cosines of t: (N,), of wavelengths from 2 pi to 20,000 pi: (N, width)."""
+    """Return sines and cosines of t, (N,), with wavelengths from 2 pi to 20,000 pi: (N, width)."""
     exponents = torch.arange(width // 2, device=t.device) / (width // 2 - 1)
     angles = t[:, None] * torch.exp(-log(10_000) * exponents)
     return torch.cat((angles.sin(), angles.cos()), dim=1)

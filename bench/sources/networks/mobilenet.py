@@ -14,11 +14,11 @@ _EFFICIENTNET = (  # expansion, size of the filter, stride of the first block, c
     *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
     *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
 )
-_DROPPED = 0.2  # probability that EfficientNet's last block is dropped; those before it in proportion to their place
+_DROPPED = 0.2  # drop probability of EfficientNet's last block; it grows linearly with depth
 
 
 def mobilenetv2(num_classes: int) -> nn.Module:
-    """Sandler et al., 2018, width 1. 3,504,872 parameters."""
+    """Build MobileNetV2 of width 1 (Sandler et al., 2018), with 3,504,872 parameters."""
     features = nn.Sequential(_activated(3, 32, 3, nn.ReLU6, stride=2))
     in_channels = 32
     for expansion, channels, blocks, first_stride in _MOBILENET:
@@ -32,7 +32,7 @@ def mobilenetv2(num_classes: int) -> nn.Module:
 
 
 def efficientnet_b0(num_classes: int) -> nn.Module:
-    """Tan and Le, 2019. 5,288,548 parameters."""
+    """Build EfficientNet-B0 (Tan and Le, 2019), with 5,288,548 parameters."""
     features = nn.Sequential(_activated(3, 32, 3, nn.SiLU, stride=2))
     in_channels, place, total = 32, 0, sum(stage[-1] for stage in _EFFICIENTNET)
     for expansion, size, first_stride, channels, blocks in _EFFICIENTNET:
@@ -61,7 +61,7 @@ def _inverted(
     *,
     weighs: bool = False,
 ) -> nn.Module:
-    """Wide between narrow ends, depthwise in the middle. weighs: the channels there."""
+    """Return an inverted residual: expand, filter depthwise, reduce. weighs: the channels in the middle."""
     wide = in_channels * expansion
     body = nn.Sequential(_activated(in_channels, wide, 1, activation)) if expansion > 1 else nn.Sequential()
     body.append(_activated(wide, wide, size, activation, stride=stride, groups=wide))

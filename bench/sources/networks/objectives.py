@@ -1,4 +1,4 @@
-"""Objectives of training: what networks read beside images, what they should make of them, and the loss."""
+"""Training objectives: the arguments of a network, its targets, and the loss."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.words.errors import InvalidInputError
 
-_TIMES = 1000  # steps of diffusion
+_TIMES = 1000  # number of diffusion steps
 _KL_WEIGHT = 1e-6  # as in latent diffusion
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Objective of a training, for images x: (N, C, H, W) with labels: (N,).
+    """A training objective for images x, (N, C, H, W), with labels, (N,).
 
-    arguments: of x, all that the network is called with. target: of x and labels. loss: of what the network gives and
-    the target; a scalar.
+    arguments: makes the network's arguments from x. target: makes the target from x and labels. loss: a scalar, from
+    the network's output and the target.
     """
 
     arguments: Callable[[Tensor], tuple[Tensor, ...]]
@@ -35,7 +35,7 @@ def _images(x: Tensor) -> tuple[Tensor]:
 
 
 def _images_and_times(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same times for the same number of images."""
+    """Return x with random time steps, which depend only on the number of images."""
     generator = torch.Generator().manual_seed(0)
     return x, torch.randint(_TIMES, (len(x),), generator=generator).to(x.device)
 
@@ -58,22 +58,22 @@ def _image(x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _segmentation_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each pixel of the image; scores: (N, classes, h, w) of a smaller one."""
+    """Return the mean cross entropy over pixels, after enlarging scores, (N, classes, h, w), to the image."""
     return F.cross_entropy(F.interpolate(scores, labels.shape[1:], mode="bilinear", align_corners=False), labels)
 
 
 def _reconstruction_loss(output: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
-    """Squared error of the image, and how far the latent is from a standard normal one."""
+    """Return the squared error of the image plus the weighted KL divergence of the latent from a standard normal."""
     decoded, mean, log_variance = output
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum() / len(x)
     return F.mse_loss(decoded, x) + _KL_WEIGHT * divergence
 
 
 def _mean_square(output: Any, target: Tensor) -> Tensor:
-    """Sum the mean squares of all that the model gives: a loss for models of which nothing is known."""
+    """Sum the mean squares of all outputs of the model: a loss for models whose task is unknown."""
     outputs = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
     if not outputs:
-        raise InvalidInputError("the model gives nothing that has a gradient, so it cannot be trained")
+        raise InvalidInputError("no output of the model has a gradient, so the model cannot be trained")
     return torch.stack([y.square().mean() for y in outputs]).sum()
 
 

@@ -8,7 +8,7 @@ from mucudnn.bench.sources.networks.blocks import Branches, activated, named
 
 
 def alexnet(num_classes: int) -> nn.Module:
-    """Krizhevsky, 2014 (one tower). 61,100,840 parameters."""
+    """Build the one-tower AlexNet (Krizhevsky, 2014), with 61,100,840 parameters."""
     features = nn.Sequential(
         *(nn.Conv2d(3, 64, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
         *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
@@ -27,17 +27,17 @@ _VGG_WIDTHS = (64, 128, 256, 512, 512)
 
 
 def vgg16(num_classes: int) -> nn.Module:
-    """Simonyan and Zisserman, 2014, configuration D. 138,357,544 parameters."""
+    """Build VGG-16 (Simonyan and Zisserman, 2014, configuration D), with 138,357,544 parameters."""
     return _vgg((2, 2, 3, 3, 3), num_classes)
 
 
 def vgg19(num_classes: int) -> nn.Module:
-    """Simonyan and Zisserman, 2014, configuration E. 143,667,240 parameters."""
+    """Build VGG-19 (Simonyan and Zisserman, 2014, configuration E), with 143,667,240 parameters."""
     return _vgg((2, 2, 4, 4, 4), num_classes)
 
 
 def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Stages of ``repeats`` convolutions each, then the classifier."""
+    """Build stages of ``repeats`` convolutions, and the classifier."""
     features = nn.Sequential()
     in_channels = 3
     for channels, count in zip(_VGG_WIDTHS, repeats, strict=True):
@@ -53,7 +53,7 @@ def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def squeezenet(num_classes: int) -> nn.Module:
-    """SqueezeNet 1.1: Iandola et al., 2016, in the authors' later version. 1,235,496 parameters."""
+    """Build SqueezeNet 1.1, the later version by Iandola et al. (2016), with 1,235,496 parameters."""
     features = nn.Sequential(
         *(nn.Conv2d(3, 64, 3, stride=2), nn.ReLU(), _halve(3)),
         *(_fire(64, 16, 64), _fire(128, 16, 64), _halve(3)),
@@ -67,7 +67,7 @@ def squeezenet(num_classes: int) -> nn.Module:
 
 
 def _fire(in_channels: int, squeezed: int, expanded: int) -> nn.Module:
-    """Few channels by 1x1 filters, then ``expanded`` by 1x1 and as many by 3x3 filters."""
+    """Return a fire module: 1x1 filters to ``squeezed`` channels, then ``expanded`` each of 1x1 and 3x3 filters."""
     return nn.Sequential(
         *(nn.Conv2d(in_channels, squeezed, 1), nn.ReLU()),
         Branches(
@@ -82,9 +82,9 @@ def _halve(size: int) -> nn.Module:
 
 
 def googlenet(num_classes: int) -> nn.Module:
-    """Szegedy et al., 2014, with batch normalisation and without the auxiliary heads. 7,005,832 parameters.
+    """Build GoogLeNet (Szegedy et al., 2014) with batch norm and without auxiliary heads: 7,005,832 parameters.
 
-    It has the paper's 5x5 filters. Torchvision and its weights have 3x3 there, by a mistake that is known.
+    It has the paper's 5x5 filters, where torchvision has 3x3 by a known mistake.
     """
     return named(
         conv1=activated(3, 64, 7, stride=2, padding=3).append(_halve(3)),
@@ -106,7 +106,7 @@ def googlenet(num_classes: int) -> nn.Module:
 def _inception(
     in_channels: int, ones: int, reduce3: int, threes: int, reduce5: int, fives: int, pooled: int
 ) -> nn.Sequential:
-    """One module of table 1 of the paper. The arguments are the table's columns."""
+    """Return an inception module. The arguments are the columns of table 1 of the paper."""
     return nn.Sequential(
         Branches(
             activated(in_channels, ones, 1),
@@ -122,7 +122,7 @@ _DENSENET_LAYERS = 12  # of each of the three blocks
 
 
 def densenet40(num_classes: int) -> nn.Module:
-    """DenseNet-40 with growth 12, for CIFAR: Huang et al., 2017, without bottlenecks. 1.0 million parameters."""
+    """Build DenseNet-40 for CIFAR (Huang et al., 2017), growth 12, without bottlenecks: 1.0 million parameters."""
     features = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False))
     channels = 16
     for block in range(3):
@@ -137,6 +137,6 @@ def densenet40(num_classes: int) -> nn.Module:
 
 
 def _preactivated(in_channels: int, channels: int, size: int) -> nn.Module:
-    """Batch norm and ReLU before the convolution."""
+    """Return a convolution preceded by batch norm and ReLU."""
     convolution = nn.Conv2d(in_channels, channels, size, padding=size // 2, bias=False)
     return nn.Sequential(nn.BatchNorm2d(in_channels), nn.ReLU(), convolution)

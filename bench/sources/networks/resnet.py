@@ -10,17 +10,17 @@ from mucudnn.bench.sources.networks.blocks import Residual, SqueezeExcitation, a
 
 
 def resnet18(num_classes: int) -> nn.Module:
-    """He et al., 2015. 11,689,512 parameters."""
+    """Build ResNet-18 (He et al., 2015), with 11,689,512 parameters."""
     return _resnet(_basic_block, (2, 2, 2, 2), width=64).append(nn.Linear(512, num_classes))
 
 
 def resnet50(num_classes: int) -> nn.Module:
-    """He et al., 2015, a bottleneck's stride on its 3x3 filter. 25,557,032 parameters."""
+    """Build ResNet-50 (He et al., 2015), with bottlenecks strided at the 3x3 filter and 25,557,032 parameters."""
     return _resnet(_bottleneck, (3, 4, 6, 3), width=256).append(nn.Linear(2048, num_classes))
 
 
 def _resnet(block: Callable[[int, int, int], nn.Module], repeats: tuple[int, ...], width: int) -> nn.Sequential:
-    """Stem and stages of ``repeats`` blocks each. width: output channels of the first stage, doubled in each."""
+    """Build stem and stages of ``repeats`` blocks. width: output channels of the first stage; each next one doubles."""
     network = named(stem=activated(3, 64, 7, stride=2, padding=3), pool=nn.MaxPool2d(3, 2, 1))
     in_channels = 64
     for index, count in enumerate(repeats):
@@ -59,7 +59,7 @@ _REGNET_GROUP = 8  # channels of a group
 
 
 def regnety_400mf(num_classes: int) -> nn.Module:
-    """Radosavovic et al., 2020. 4,344,144 parameters."""
+    """Build RegNetY-400MF (Radosavovic et al., 2020), with 4,344,144 parameters."""
     network = named(stem=activated(3, 32, 3, stride=2, padding=1))
     in_channels = 32
     for stage, (channels, blocks) in enumerate(_REGNET):
@@ -72,7 +72,7 @@ def regnety_400mf(num_classes: int) -> nn.Module:
 
 
 def _regnet_block(in_channels: int, channels: int, stride: int) -> nn.Module:
-    """A bottleneck as wide as its ends, in groups, its channels weighed."""
+    """Return a grouped bottleneck of constant width with squeeze-and-excitation."""
     body = nn.Sequential(
         activated(in_channels, channels, 1),
         activated(channels, channels, 3, stride=stride, padding=1, groups=channels // _REGNET_GROUP),

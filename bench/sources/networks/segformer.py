@@ -1,6 +1,6 @@
-"""SegFormer-B0: Xie et al., 2021: an encoder of overlapping patches (MiT-B0) and a head of linear layers.
+"""SegFormer-B0 (Xie et al., 2021): an encoder of overlapping patches (MiT-B0) and a head of linear layers.
 
-3,752,694 parameters for the 150 classes of ADE20K (3.8 million in the paper).
+It has 3,752,694 parameters for the 150 classes of ADE20K (3.8 million in the paper).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mucudnn.bench.sources.networks.blocks import StochasticDepth, activated
 _STAGES = ((32, 1, 8), (64, 2, 4), (160, 5, 2), (256, 8, 1))  # channels, heads, reduction of keys and values
 _BLOCKS = 2  # of each stage
 _DECODED = 256  # channels of the head
-_DROPPED = 0.1  # probability that the last block is dropped; those before it in proportion to their place
+_DROPPED = 0.1  # drop probability of the last block; it grows linearly with depth
 _EPSILON = 1e-6
 
 
@@ -79,7 +79,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention whose keys and values come from an image made smaller by a convolution."""
+    """Attention whose keys and values come from an image that a convolution has downsampled."""
 
     def __init__(self, channels: int, heads: int, reduction: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _Attention(nn.Module):
         return mixed
 
     def _of_heads(self, tokens: Tensor) -> Tensor:
-        """(N, L, C) as (N, heads, L, C / heads)."""
+        """Reshape (N, L, C) to (N, heads, L, C / heads)."""
         return tokens.view(*tokens.shape[:2], self.heads, -1).transpose(1, 2)
 
 
@@ -119,7 +119,7 @@ class _MixedFeedForward(nn.Module):
 
 
 class _Head(nn.Module):
-    """Brings the features of all stages to one width and size, and scores them pixel by pixel."""
+    """Resizes the features of all stages to the same width and size, and scores them pixel by pixel."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -140,10 +140,10 @@ class _Head(nn.Module):
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """(N, C, H, W) as (N, H W, C)."""
+    """Reshape (N, C, H, W) to (N, H W, C)."""
     return x.flatten(2).transpose(1, 2)
 
 
 def _image(tokens: Tensor, size: tuple[int, int]) -> Tensor:
-    """(N, H W, C) as (N, C, H, W)."""
+    """Reshape (N, H W, C) to (N, C, H, W)."""
     return tokens.transpose(1, 2).reshape(*tokens.shape[::2], *size)

@@ -224,7 +224,7 @@ def test_equal_lines_are_merged_and_lines_without_a_name_called_by_their_sizes(t
         ("", "line 1: no column c"),
         (f"{HEADING}\n", "has no convolution"),
         (f'{HEADING}\n"3,9\n', "cannot be read as a CSV file"),
-        (f"{HEADING},c\n3,9,9,4,3,3,0,0,1,1,5\n", "line 1: column c is there more than once"),
+        (f"{HEADING},c\n3,9,9,4,3,3,0,0,1,1,5\n", "line 1: column c occurs more than once"),
         (f"{HEADING}\n999999999999,9,9,4,3,3,0,0,1,1\n", "line 2: c is 999999999999; it must be at most 2147483647"),
         (f"{HEADING}\n3,99999,99999,4,3,3,0,0,1,1\n", "line 2: .* one sample of y has .*; at most 2147483647 are"),
         (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,1000000000\n", "line 2: n is 1000000000; it must be at most"),

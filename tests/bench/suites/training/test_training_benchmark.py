@@ -243,7 +243,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -
         ("vgg-16", 2, OPTIONS, "did you mean vgg16"),
         ("alexnet", 2**40, OPTIONS, "it must be at most"),
         ("deepbench-train", 2, OPTIONS, "deepbench-train has no model to run; name one of"),
-        (f"{tmp_path / 'whole_numbers.py'}:net", 2, OPTIONS, "the model gives nothing that has a gradient"),
+        (f"{tmp_path / 'whole_numbers.py'}:net", 2, OPTIONS, "no output of the model has a gradient"),
         (f"{tmp_path / 'missing.py'}:net", 2, OPTIONS, r"there is no file .*missing\.py"),
         (f"{tmp_path / 'json.py'}:net", 2, OPTIONS, r"there is another module json, .*: give the file another name"),
         ("alexnet", 2, tf32, "precision is tf32; device 'cpu' has float32, bfloat16"),
