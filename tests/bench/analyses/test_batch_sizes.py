@@ -61,19 +61,16 @@ def test_both_undivided_curves_have_cliffs_of_their_own() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("factor", "others", "is_cliff"),
-    [
+def test_a_cliff_is_more_than_the_noise() -> None:
+    for factor, others, is_cliff in (
         (1.04, {"noise": 0.0}, False),
         (1.06, {"noise": 0.0}, True),
         (1.25, {"noise": 0.2}, False),
         (1.30, {"noise": 0.2}, True),
         (1.65, {"samples": 1}, False),
         (1.75, {"samples": 1}, True),
-    ],
-)
-def test_a_cliff_is_more_than_the_noise(factor: float, others: dict[str, float], is_cliff: bool) -> None:
-    assert bool(cliffs(steep(64, factor, **others), UP_TO)) == is_cliff
+    ):
+        assert bool(cliffs(steep(64, factor, **others), UP_TO)) == is_cliff
 
 
 def test_a_single_sample_hides_a_cliff_but_not_the_steady_ones_beside_it() -> None:
@@ -249,17 +246,14 @@ def test_each_curve_says_below_which_batch_the_device_starves() -> None:
     assert nowhere.starving_below == {}
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
+def test_choices_without_a_curve_are_refused() -> None:
+    for config, expected in (
         (Config(workspace_budget="1MiB"), "workspace budget holds at one batch size only; give a workspace limit"),
         (Config(workspace_limit="headroom"), "headroom limit holds at one batch size only"),
         (Config(policy="undivided"), "measures one batch size only, which is no curve; choose power-of-two or all"),
-    ],
-)
-def test_choices_without_a_curve_are_refused(config: Config, expected: str) -> None:
-    with pytest.raises(InvalidInputError, match=expected):
-        require_sweepable(config)
+    ):
+        with pytest.raises(InvalidInputError, match=expected):
+            require_sweepable(config)
 
 
 def test_an_interrupted_tuning_is_refused() -> None:
@@ -293,16 +287,13 @@ def test_csv_and_json_have_every_point_and_every_cliff(tmp_path: Path) -> None:
     assert (record["up_to"], record["measured_sizes"]) == (64, [1, 2, 4, 8, 16, 32, 64])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
+def test_a_device_starves_below_the_batch_from_which_on_it_is_busy() -> None:
+    for seconds, expected in (
         ({1: 10, 2: 10, 3: 10, 4: 10, 5: 10, 6: 12, 7: 14}, 4),  # 1..5 samples take the same time
         ({1: 1, 2: 2, 3: 3}, 1),
         ({1: 1, 2: 2, 3: 30, 4: 4}, 4),  # a dip
         ({8: 10, 1: 10, 4: 10, 2: 10}, 8),  # of the sizes that are known
         ({1: 1, 2: 2, 4: 40}, 5),  # above all of them
         ({1: inf, 2: 2, 4: 4}, 2),  # what cannot run
-    ],
-)
-def test_a_device_starves_below_the_batch_from_which_on_it_is_busy(seconds: dict[int, float], expected: int) -> None:
-    assert starving_below(seconds) == expected
+    ):
+        assert starving_below(seconds) == expected

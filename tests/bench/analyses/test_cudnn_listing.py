@@ -51,16 +51,19 @@ def test_the_recording_has_every_problem_at_every_size() -> None:
     assert all(tuple(by_size) == MICRO_BATCH_SIZES and all(by_size.values()) for by_size in offers.values())
 
 
-@pytest.mark.parametrize("problem", [PROBLEM, replace(PROBLEM, operation=Operation.BACKWARD_FILTER, dtype="float16")])
-def test_the_list_is_what_was_offered_at_each_size_and_nothing_else(problem: ConvProblem) -> None:
-    listed = list_engines(recorded_device(), ("conv",), problem, MICRO_BATCH_SIZES).engines
-    for n in MICRO_BATCH_SIZES:
-        offered = recorded_offers()[problem][n]
-        assert {(entry.engine.config, entry.workspace_bytes[n]) for entry in listed if n in entry.workspace_bytes} == {
-            (engine.config, engine.workspace_bytes) for engine in offered
-        }
-    largest = [engine.config for engine in recorded_offers()[problem][32]]
-    assert [entry.engine.config for entry in listed][: len(largest)] == largest
+def test_the_list_is_what_was_offered_at_each_size_and_nothing_else() -> None:
+    for problem in (
+        PROBLEM,
+        replace(PROBLEM, operation=Operation.BACKWARD_FILTER, dtype="float16"),
+    ):
+        listed = list_engines(recorded_device(), ("conv",), problem, MICRO_BATCH_SIZES).engines
+        for n in MICRO_BATCH_SIZES:
+            offered = recorded_offers()[problem][n]
+            assert {
+                (entry.engine.config, entry.workspace_bytes[n]) for entry in listed if n in entry.workspace_bytes
+            } == {(engine.config, engine.workspace_bytes) for engine in offered}
+        largest = [engine.config for engine in recorded_offers()[problem][32]]
+        assert [entry.engine.config for entry in listed][: len(largest)] == largest
 
 
 def test_an_engine_that_is_not_offered_at_a_size_has_no_workspace_there() -> None:
@@ -174,9 +177,15 @@ def test_a_wrong_layer_is_answered_with_close_names(device: RecordedDevice) -> N
     assert "give --layer NAME, one of conv3_1, one" in fail("engines", "layers.csv", *SIZES)
 
 
-@pytest.mark.parametrize("sizes", ["", "0", "1,x", "-1", "1.5"])
-def test_wrong_sizes_are_usage_errors(device: RecordedDevice, sizes: str) -> None:
-    assert "no list of whole numbers" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
+def test_wrong_sizes_are_usage_errors(device: RecordedDevice) -> None:
+    for sizes in (
+        "",
+        "0",
+        "1,x",
+        "-1",
+        "1.5",
+    ):
+        assert "no list of whole numbers" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
 
 
 def test_batch_and_sizes_exclude_each_other(device: RecordedDevice) -> None:

@@ -65,9 +65,8 @@ def test_what_is_compiled_is_not_watched_operator_by_operator(is_compiled: bool)
     assert (seen[0] is None) == is_compiled
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
+def test_operators_have_kinds() -> None:
+    for name, kind in (
         ("native_layer_norm_backward.default", "normalization"),
         ("hardtanh_.default", "activation"),
         ("max_pool2d_with_indices_backward.default", "pooling"),
@@ -77,10 +76,8 @@ def test_what_is_compiled_is_not_watched_operator_by_operator(is_compiled: bool)
         ("lgamma.default", "rest"),
         ("linalg_vector_norm.default", "rest"),
         ("add_.Tensor", "rest"),
-    ],
-)
-def test_operators_have_kinds(name: str, kind: str) -> None:
-    assert kind_of_operator(name) == kind
+    ):
+        assert kind_of_operator(name) == kind
 
 
 def test_medians_are_of_each_kind_and_shares_of_all() -> None:

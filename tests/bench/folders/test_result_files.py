@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command_line import invoke
@@ -35,22 +34,17 @@ def test_a_file_has_what_the_folder_has(folder: ResultFolder, tmp_path: Path) ->
     assert tables[0] == tables[1] != []
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
+def test_what_is_no_such_file_is_refused(folder: ResultFolder, tmp_path: Path) -> None:
+    for change, told in (
         ({"format_version": 2}, "format version 2"),
         ({"rows": 7}, "is no result of a benchmark"),
         ({"benchmark": None, "settings": 7}, "has a value that is not understood"),
         ({"summary": {"format_version": 1, "left_out": 3}}, "left_out is not understood"),
-    ],
-)
-def test_what_is_no_such_file_is_refused(
-    folder: ResultFolder, tmp_path: Path, change: dict[str, Any], told: str
-) -> None:
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps({**folder.to_json(), **change}))
-    with pytest.raises(InvalidInputError, match=told):
-        read_result_file(file)
+    ):
+        file = tmp_path / "result.json"
+        file.write_text(json.dumps({**folder.to_json(), **change}))
+        with pytest.raises(InvalidInputError, match=told):
+            read_result_file(file)
 
 
 def test_a_file_without_a_key_is_refused_by_its_name(folder: ResultFolder, tmp_path: Path) -> None:

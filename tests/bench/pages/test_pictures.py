@@ -104,9 +104,16 @@ def test_bars_are_cut_as_configurations_are(report: Report) -> None:
     assert subpaths == sum(count if count <= 16 else 1 for text in ours for _, count in counts_in(text))
 
 
-@pytest.mark.parametrize("text", ["", "torch's own", "gemm", "gemm x", "gemm 2 +", " 3"])
-def test_configurations_that_are_none_are_not_drawn(report: Report, text: str) -> None:
-    assert row_pictures.cuts(with_configuration(report, text)) is None
+def test_configurations_that_are_none_are_not_drawn(report: Report) -> None:
+    for text in (
+        "",
+        "torch's own",
+        "gemm",
+        "gemm x",
+        "gemm 2 +",
+        " 3",
+    ):
+        assert row_pictures.cuts(with_configuration(report, text)) is None
 
 
 def test_configurations_with_huge_counts_are_drawn_at_once(report: Report) -> None:
@@ -224,25 +231,33 @@ def test_segments_are_those_of_the_rows(report: Report) -> None:
     assert times == sorted(times, reverse=True)
 
 
-@pytest.mark.parametrize(("failed", "expected"), [(False, 8 * MIB), (True, 64 * MIB)], ids=["all", "not-the-first"])
-def test_of_several_budgets_the_smallest_that_suffices_is_drawn(report: Report, failed: bool, expected: int) -> None:
+def test_of_several_budgets_the_smallest_that_suffices_is_drawn(report: Report) -> None:
     """As recipes have them: a row for each budget, whose limit is the budget."""
-    rows = report.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
-    is_first = rows["limit_bytes"] == 8 * MIB
-    rows["limit_bytes"] = rows["limit_bytes"].where(is_first | (rows["contestant"] != "mucudnn-wd"), 64 * MIB)
-    if failed:
-        rows["configuration"] = rows["configuration"].mask(is_first, None)
-    figure = drawn(candidate_pictures.budget(replace(with_budget(report, [64 * MIB, 8 * MIB]), rows=rows)))
-    curve, segments = figure.axes
-    assert list(curve.lines[1].get_xdata()) == [expected / MIB]
-    ours = rows[(rows["contestant"] == "mucudnn-wd") & (rows["limit_bytes"] == expected)]
-    widths = [patch.get_width() for patch in segments.patches[: len(ours)]]
-    assert sorted(widths) == pytest.approx(sorted(ours["workspace_bytes"] / MIB))
+    for failed, expected in (
+        (False, 8 * MIB),
+        (True, 64 * MIB),
+    ):
+        rows = report.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
+        is_first = rows["limit_bytes"] == 8 * MIB
+        rows["limit_bytes"] = rows["limit_bytes"].where(is_first | (rows["contestant"] != "mucudnn-wd"), 64 * MIB)
+        if failed:
+            rows["configuration"] = rows["configuration"].mask(is_first, None)
+        figure = drawn(candidate_pictures.budget(replace(with_budget(report, [64 * MIB, 8 * MIB]), rows=rows)))
+        curve, segments = figure.axes
+        assert list(curve.lines[1].get_xdata()) == [expected / MIB]
+        ours = rows[(rows["contestant"] == "mucudnn-wd") & (rows["limit_bytes"] == expected)]
+        widths = [patch.get_width() for patch in segments.patches[: len(ours)]]
+        assert sorted(widths) == pytest.approx(sorted(ours["workspace_bytes"] / MIB))
 
 
-@pytest.mark.parametrize("given", [None, "much", [], ["much"]])
-def test_without_a_budget_there_are_no_segments(report: Report, given: object) -> None:
-    assert candidate_pictures.budget(with_budget(report, given)) is None
+def test_without_a_budget_there_are_no_segments(report: Report) -> None:
+    for given in (
+        None,
+        "much",
+        [],
+        ["much"],
+    ):
+        assert candidate_pictures.budget(with_budget(report, given)) is None
 
 
 def test_memory_is_that_of_the_problems(report: Report) -> None:

@@ -51,9 +51,8 @@ FORWARD_THERE = ("measurement", "gemm", "forward", 1)
 WHOLE_RUN = ("verification", None, "forward", 2)
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
+def test_what_is_asked_for(rows: list[Row]) -> None:
+    for asked, expected in (
         ({}, [FORWARD_HERE, WHOLE_RUN, FILTER_HERE, FORWARD_THERE]),
         ({"environments": [ELSEWHERE]}, [FORWARD_THERE]),
         ({"environments": []}, []),
@@ -65,11 +64,9 @@ WHOLE_RUN = ("verification", None, "forward", 2)
         ({"parts": ["64X27x28", "5x4"]}, [FORWARD_HERE, WHOLE_RUN, FILTER_HERE, FORWARD_THERE]),
         ({"parts": ["backward", "float32"]}, [FILTER_HERE]),
         ({"parts": ["64x27x28", "3x3"]}, []),
-    ],
-)
-def test_what_is_asked_for(rows: list[Row], asked: dict[str, object], expected: list[object]) -> None:
-    given = {"environments": [HERE, ELSEWHERE], **asked}
-    assert described(wanted(rows, **given)) == expected  # type: ignore[arg-type]
+    ):
+        given = {"environments": [HERE, ELSEWHERE], **asked}
+        assert described(wanted(rows, **given)) == expected  # type: ignore[arg-type]
 
 
 def every(rows: list[Row]) -> list[Record]:

@@ -32,9 +32,8 @@ def convolutions_of(model: nn.Module, sample_input: Any) -> list[tuple[str, Conv
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_traced_problem_is_what_torch_computes() -> None:
+    for options, expected in (
         ({"padding": (2, 1), "stride": 2}, forward(4, 9, 8, 6, 3, 2, (2, 2), (2, 1))),
         ({"dilation": (2, 3), "groups": 2}, forward(4, 9, 8, 6, 3, 2, dilation=(2, 3), groups=2)),
         ({"padding": "valid"}, forward(4, 9, 8, 6, 3, 2)),
@@ -42,13 +41,11 @@ def convolutions_of(model: nn.Module, sample_input: Any) -> list[tuple[str, Conv
         ({"padding": "same"}, forward(4, 9, 9, 6, 3, 2, padding=(1, 0))),
         ({"padding": (2, 1), "padding_mode": "circular"}, forward(4, 13, 10, 6, 3, 2)),
         ({"padding": "same", "padding_mode": "reflect"}, forward(4, 11, 9, 6, 3, 2)),
-    ],
-)
-def test_traced_problem_is_what_torch_computes(options: dict[str, Any], expected: ConvProblem) -> None:
-    model = nn.Conv2d(4, 6, (3, 2), **options)
-    x = torch.randn(5, 4, 9, 8)
-    assert convolutions_of(model, x) == [("", expected, 5)]
-    assert expected.y_shape(5) == model(x).shape
+    ):
+        model = nn.Conv2d(4, 6, (3, 2), **options)
+        x = torch.randn(5, 4, 9, 8)
+        assert convolutions_of(model, x) == [("", expected, 5)]
+        assert expected.y_shape(5) == model(x).shape
 
 
 def test_unbatched_input_is_one_sample() -> None:
@@ -87,23 +84,34 @@ def test_memory_format_is_that_of_input_or_filter(converted: str) -> None:
     assert trace(model, x)[0].problem.memory_format is MemoryFormat.CHANNELS_LAST
 
 
-@pytest.mark.parametrize(
-    ("c", "size", "r"), [(4, 1, 1), (4, 3, 1), (1, 3, 3), (4, 3, 3), (1, 1, 1)], ids=lambda value: str(value)
-)
-@pytest.mark.parametrize("x_turned", [False, True])
-@pytest.mark.parametrize("w_turned", [False, True])
-def test_memory_format_is_torchs_where_tensors_are_both(
-    c: int, size: int, r: int, x_turned: bool, w_turned: bool
-) -> None:
+def test_memory_format_is_torchs_where_tensors_are_both() -> None:
     """What counts is what the operators look up when the model runs."""
-    model = nn.Conv2d(c, 4, r, padding=r // 2)
-    shapes = {name: (n, c, edge, edge) for name, n, edge in (("x", 2, size), ("w", 4, r))}
-    turned = {name: torch.empty_strided(s, (s[1] * s[2] * s[3], 1, s[1] * s[3], s[1])) for name, s in shapes.items()}
-    if w_turned:
-        model.weight = nn.Parameter(turned["w"])
-    x = turned["x"] if x_turned else torch.empty(shapes["x"])
-    expected = problems.torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
-    assert trace(model, x)[0].problem.memory_format is expected
+    for c, size, r in (
+        (4, 1, 1),
+        (4, 3, 1),
+        (1, 3, 3),
+        (4, 3, 3),
+        (1, 1, 1),
+    ):
+        for x_turned in (
+            False,
+            True,
+        ):
+            for w_turned in (
+                False,
+                True,
+            ):
+                model = nn.Conv2d(c, 4, r, padding=r // 2)
+                shapes = {name: (n, c, edge, edge) for name, n, edge in (("x", 2, size), ("w", 4, r))}
+                turned = {
+                    name: torch.empty_strided(s, (s[1] * s[2] * s[3], 1, s[1] * s[3], s[1]))
+                    for name, s in shapes.items()
+                }
+                if w_turned:
+                    model.weight = nn.Parameter(turned["w"])
+                x = turned["x"] if x_turned else torch.empty(shapes["x"])
+                expected = problems.torchs_memory_format(x, model.weight, ((1, 1), (r // 2, r // 2), (1, 1), 1))
+                assert trace(model, x)[0].problem.memory_format is expected
 
 
 def test_what_no_problem_describes_is_left_out() -> None:
@@ -135,9 +143,8 @@ def test_alexnet() -> None:
     assert layers[1].name == "features.3"
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"),
-    [
+def test_networks_count_every_convolution() -> None:
+    for name, calls in (
         ("alexnet", 5),
         ("vgg16", 13),
         ("vgg19", 16),
@@ -146,10 +153,8 @@ def test_alexnet() -> None:
         ("resnet50", 53),
         ("mobilenetv2", 52),
         ("densenet40", 39),
-    ],
-)
-def test_networks_count_every_convolution(name: str, calls: int) -> None:
-    assert sum(layer.count for layer in load_source(name).layers) == calls
+    ):
+        assert sum(layer.count for layer in load_source(name).layers) == calls
 
 
 def test_only_the_first_layer_has_no_backward_data() -> None:
@@ -162,14 +167,15 @@ def test_only_the_first_layer_has_no_backward_data() -> None:
     assert all(problem.with_operation(Operation.FORWARD) == layer.problem for layer, problem in pairs)
 
 
-@pytest.mark.parametrize(
-    ("name", "lines", "batch_sizes"),
-    [("train", 94, {4, 8, 16, 32}), ("inference-server", 107, {1, 2, 4}), ("inference-device", 17, {1})],
-)
-def test_deepbench_tables_keep_their_batch_sizes(name: str, lines: int, batch_sizes: set[int]) -> None:
-    layers = load_source(f"deepbench-{name}").layers
-    assert sum(layer.count for layer in layers) == lines
-    assert {layer.batch_size for layer in layers} == batch_sizes
+def test_deepbench_tables_keep_their_batch_sizes() -> None:
+    for name, lines, batch_sizes in (
+        ("train", 94, {4, 8, 16, 32}),
+        ("inference-server", 107, {1, 2, 4}),
+        ("inference-device", 17, {1}),
+    ):
+        layers = load_source(f"deepbench-{name}").layers
+        assert sum(layer.count for layer in layers) == lines
+        assert {layer.batch_size for layer in layers} == batch_sizes
 
 
 def test_all_problems_are_as_asked_for() -> None:
@@ -208,9 +214,8 @@ def test_equal_lines_are_merged_and_lines_without_a_name_called_by_their_sizes(t
     assert (first.name, second.name) == ("3x9x9 k4 3x3 n4", "3x9x9 k4 3x3 n8")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bad_csv_files_are_refused_by_line(tmp_path: Path) -> None:
+    for text, message in (
         (
             f"{HEADING}\n3,9,9,4,3,3,0,0,1,1\n3,9,x,4,3,3,0,0,1,1\n",
             r"layers\.csv, line 3: w is 'x'; write a whole number",
@@ -230,11 +235,9 @@ def test_equal_lines_are_merged_and_lines_without_a_name_called_by_their_sizes(t
         (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,1000000000\n", "line 2: n is 1000000000; it must be at most"),
         (f"{HEADING},count\n3,9,9,4,3,3,0,0,1,1,-2\n", "line 2: count is -2; it must be at least 1"),
         (f"{HEADING}\n{'9' * 5000},9,9,4,3,3,0,0,1,1\n", r"line 2: c is '9+\.\.\. \(5002 characters\); write a whole"),
-    ],
-)
-def test_bad_csv_files_are_refused_by_line(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        load_csv(tmp_path, text)
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            load_csv(tmp_path, text)
 
 
 def test_binary_file_is_refused(tmp_path: Path) -> None:
@@ -278,9 +281,8 @@ def test_axes_folded_into_the_batch_count(own_model: str) -> None:
     assert layer.batch_size == 3 * 4
 
 
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
+def test_unusable_models_are_refused(own_model: str) -> None:
+    for factory, message in (
         (
             "fails",
             r"cannot be built: 'no weights' \(KeyError in .*, line \d+\); name a function",
@@ -290,11 +292,9 @@ def test_axes_folded_into_the_batch_count(own_model: str) -> None:
         ("missing", "cannot be built: there is no 'missing' in .*; it has .*fails"),
         ("flat", "has no convolution"),
         ("frames", "cannot compute an input of 1x3x8x9: .*; --input gives the shape of one sample"),
-    ],
-)
-def test_unusable_models_are_refused(own_model: str, factory: str, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"{own_model}:{factory} {message}"):
-        load_source(f"{own_model}:{factory}", input_shape=(3, 8, 9))
+    ):
+        with pytest.raises(InvalidInputError, match=f"{own_model}:{factory} {message}"):
+            load_source(f"{own_model}:{factory}", input_shape=(3, 8, 9))
 
 
 def test_unknown_module_is_refused() -> None:
@@ -305,9 +305,8 @@ def test_unknown_module_is_refused() -> None:
 # Options and names
 
 
-@pytest.mark.parametrize(
-    ("source", "choices", "message"),
-    [
+def test_bad_choices_are_refused() -> None:
+    for source, choices, message in (
         ("alexnt", {}, "'alexnt'; did you mean alexnet.*resnet50.*deepbench-train.*CSV file.*package.module:factory"),
         ("missing.csv", {}, "missing.csv cannot be read as a CSV file of layers: No such file"),
         ("alexnet", {"batch": 0}, "batch is 0; it must be at least 1"),
@@ -323,11 +322,9 @@ def test_unknown_module_is_refused() -> None:
         ("alexnet", {"dtype": "int8"}, "'int8'; allowed are"),
         ("deepbench-train", {"input_shape": (3, 8, 8)}, "deepbench-train has its own"),
         ("torch.nn:Identity", {}, "give --input, for example --input 3x224x224"),
-    ],
-)
-def test_bad_choices_are_refused(source: str, choices: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        load_source(source, **choices)
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            load_source(source, **choices)
 
 
 def test_no_name_is_a_network_and_a_table() -> None:

@@ -121,15 +121,15 @@ def wrong_by(share: float) -> Callable[[ConvProblem, Operands], Tensor]:
     return computed
 
 
-@pytest.mark.parametrize("operation", Operation)
-def test_checks_find_a_wrong_operation_and_tell_how_wrong(operation: Operation) -> None:
-    problem, _ = cut_down(PROBLEM.with_operation(operation))
-    assert gradcheck(problem, wrong_by(0.0)) == PASSED
-    assert gradcheck(problem, wrong_by(0.01)).startswith("failed: ")
-    for dtype, rounding in (("float64", 1e-13), ("float32", 1e-5), ("bfloat16", 1e-2)):
-        problem = replace(PROBLEM, operation=operation, dtype=dtype, memory_format=MemoryFormat.CHANNELS_LAST)
-        assert directional_error(problem, wrong_by(0.0)) < rounding
-        assert directional_error(problem, wrong_by(0.1)) == pytest.approx(0.1, abs=2 * rounding)
+def test_checks_find_a_wrong_operation_and_tell_how_wrong() -> None:
+    for operation in Operation:
+        problem, _ = cut_down(PROBLEM.with_operation(operation))
+        assert gradcheck(problem, wrong_by(0.0)) == PASSED
+        assert gradcheck(problem, wrong_by(0.01)).startswith("failed: ")
+        for dtype, rounding in (("float64", 1e-13), ("float32", 1e-5), ("bfloat16", 1e-2)):
+            problem = replace(PROBLEM, operation=operation, dtype=dtype, memory_format=MemoryFormat.CHANNELS_LAST)
+            assert directional_error(problem, wrong_by(0.0)) < rounding
+            assert directional_error(problem, wrong_by(0.1)) == pytest.approx(0.1, abs=2 * rounding)
 
 
 def test_the_layer_cut_down_keeps_what_decides_how_it_is_computed() -> None:
@@ -146,37 +146,35 @@ def test_the_layer_cut_down_keeps_what_decides_how_it_is_computed() -> None:
 # Calls
 
 
-@pytest.mark.parametrize("operation", Operation)
-@pytest.mark.parametrize("memory_format", MemoryFormat)
-def test_every_algorithm_computes_the_same_through_a_module_and_alone(
-    operation: Operation, memory_format: MemoryFormat
-) -> None:
-    problem = replace(PROBLEM, operation=operation, memory_format=memory_format)
-    operands = random_operands(problem, 2)
-    for algorithm in algorithms():
-        if algorithm.supports(problem) is None:
-            configuration = configuration_of(MicroConfig(algorithm.name, 2))
-            through = through_module(configuration, problem, operands)().detach()
-            own = operands.with_own_result(operation)
-            result = alone(configuration, problem, own)()
-            by_itself = own.written(operation) if result is None else result
-            assert relative_l2_error(through, exact(problem, operands)) < 1e-5, algorithm.name
-            assert torch.equal(through, by_itself), algorithm.name
+def test_every_algorithm_computes_the_same_through_a_module_and_alone() -> None:
+    for operation in Operation:
+        for memory_format in MemoryFormat:
+            problem = replace(PROBLEM, operation=operation, memory_format=memory_format)
+            operands = random_operands(problem, 2)
+            for algorithm in algorithms():
+                if algorithm.supports(problem) is None:
+                    configuration = configuration_of(MicroConfig(algorithm.name, 2))
+                    through = through_module(configuration, problem, operands)().detach()
+                    own = operands.with_own_result(operation)
+                    result = alone(configuration, problem, own)()
+                    by_itself = own.written(operation) if result is None else result
+                    assert relative_l2_error(through, exact(problem, operands)) < 1e-5, algorithm.name
+                    assert torch.equal(through, by_itself), algorithm.name
 
 
-@pytest.mark.parametrize("operation", Operation)
-def test_a_configuration_computes_the_same_through_a_module_and_alone(operation: Operation) -> None:
-    problem = PROBLEM.with_operation(operation)
-    operands = random_operands(problem, 7)
-    parts = [MicroConfig("winograd-2x2", 2), MicroConfig("winograd-2x2", 2), MicroConfig("gemm", 3)]
-    configuration = configuration_of(*parts)
-    own = operands.with_own_result(operation)
-    alone(configuration, problem, own)()
-    for result in (own.written(operation), through_module(configuration, problem, operands)().detach()):
-        assert relative_l2_error(result, exact(problem, operands)) < 1e-5
-    few = of_few(configuration, 2)
-    assert few.micro_configs == (MicroConfig("winograd-2x2", 1), MicroConfig("gemm", 1))
-    assert of_few(configuration_of(*parts[:2]), 2).micro_configs == (MicroConfig("winograd-2x2", 1),) * 2
+def test_a_configuration_computes_the_same_through_a_module_and_alone() -> None:
+    for operation in Operation:
+        problem = PROBLEM.with_operation(operation)
+        operands = random_operands(problem, 7)
+        parts = [MicroConfig("winograd-2x2", 2), MicroConfig("winograd-2x2", 2), MicroConfig("gemm", 3)]
+        configuration = configuration_of(*parts)
+        own = operands.with_own_result(operation)
+        alone(configuration, problem, own)()
+        for result in (own.written(operation), through_module(configuration, problem, operands)().detach()):
+            assert relative_l2_error(result, exact(problem, operands)) < 1e-5
+        few = of_few(configuration, 2)
+        assert few.micro_configs == (MicroConfig("winograd-2x2", 1), MicroConfig("gemm", 1))
+        assert of_few(configuration_of(*parts[:2]), 2).micro_configs == (MicroConfig("winograd-2x2", 1),) * 2
 
 
 # The benchmark
@@ -232,10 +230,17 @@ def test_a_wrong_part_of_a_configuration_is_told(tmp_path: Path, monkeypatch: py
     assert str(row["gradcheck"]).startswith("failed: ")
 
 
-@pytest.mark.parametrize("text", ["gemm", "gemm x", "gemm 2xx", "gemm 2 +", "", "gemm 0"])
-def test_what_is_no_configuration_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError):
-        parse_configuration(text)
+def test_what_is_no_configuration_is_refused() -> None:
+    for text in (
+        "gemm",
+        "gemm x",
+        "gemm 2xx",
+        "gemm 2 +",
+        "",
+        "gemm 0",
+    ):
+        with pytest.raises(InvalidInputError):
+            parse_configuration(text)
 
 
 def change_gemm(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:

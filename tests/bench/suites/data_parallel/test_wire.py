@@ -30,13 +30,13 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
     return found
 
 
-@pytest.mark.parametrize("communication", AVERAGING)
-def test_ranks_are_equal_where_equality_is_looked_for(digests: Digests, communication: Communication) -> None:
+def test_ranks_are_equal_where_equality_is_looked_for(digests: Digests) -> None:
     """In the first steps gradients are averaged; then ranks part, until parameters are averaged."""
-    wire, different = Wire(communication, PERIOD), [len({*ranks}) > 1 for ranks in digests[communication]]
-    first = wire.first_steps
-    assert not any(different[:first])
-    assert different[first : first + wire.steps_to_equality] == [True] * (PERIOD - 1) + [False]
+    for communication in AVERAGING:
+        wire, different = Wire(communication, PERIOD), [len({*ranks}) > 1 for ranks in digests[communication]]
+        first = wire.first_steps
+        assert not any(different[:first])
+        assert different[first : first + wire.steps_to_equality] == [True] * (PERIOD - 1) + [False]
 
 
 def test_groups_of_ranks_are_equal_in_between(digests: Digests) -> None:
@@ -47,9 +47,8 @@ def test_groups_of_ranks_are_equal_in_between(digests: Digests) -> None:
     assert len({*digests[Communication.POST_LOCAL_SGD][middle]}) == 4
 
 
-@pytest.mark.parametrize(
-    ("period", "ranks", "on_host", "expected"),
-    [
+def test_groups_are_hosts_or_the_smallest_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for period, ranks, on_host, expected in (
         (4, 2, None, {4: 2}),
         (4, 3, None, {4: 3}),
         (4, 4, None, {2: 2, 4: 4}),
@@ -58,15 +57,11 @@ def test_groups_of_ranks_are_equal_in_between(digests: Digests) -> None:
         (4, 8, 4, {2: 4, 4: 8}),
         (4, 8, 8, {2: 2, 4: 8}),
         (4, 8, 1, {2: 2, 4: 8}),
-    ],
-)
-def test_groups_are_hosts_or_the_smallest_there_are(
-    period: int, ranks: int, on_host: int | None, expected: Mapping[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if on_host is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_host))
-    assert levels(period, ranks) == OrderedDict(expected)
+    ):
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if on_host is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_host))
+        assert levels(period, ranks) == OrderedDict(expected)
 
 
 def test_averaged_parameters_are_contiguous() -> None:

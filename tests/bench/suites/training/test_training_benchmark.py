@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,28 +141,26 @@ def tf32() -> tuple[bool, bool]:
     return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
 
 
-@pytest.mark.parametrize(
-    ("precision", "expected"),
-    [(Precision.TF32, (True, True)), (Precision.FLOAT32, (False, False)), (Precision.BFLOAT16, (True, False))],
-)
-def test_tf32_is_allowed_where_it_is_asked_for(precision: Precision, expected: tuple[bool, bool]) -> None:
-    with step_job._rounding(replace(SETTING, device="cuda", precision=precision)):
-        assert tf32() == expected
-        assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
-    assert tf32() == (True, False)
+def test_tf32_is_allowed_where_it_is_asked_for() -> None:
+    for precision, expected in (
+        (Precision.TF32, (True, True)),
+        (Precision.FLOAT32, (False, False)),
+        (Precision.BFLOAT16, (True, False)),
+    ):
+        with step_job._rounding(replace(SETTING, device="cuda", precision=precision)):
+            assert tf32() == expected
+            assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
+        assert tf32() == (True, False)
 
 
-@pytest.mark.parametrize(
-    "context",
-    [
+def test_switches_are_set_back_after_errors() -> None:
+    for context in (
         lambda: step_job._rounding(replace(SETTING, device="cuda")),
         lambda: searching(True),
-    ],
-)
-def test_switches_are_set_back_after_errors(context: Callable[[], Any]) -> None:
-    with pytest.raises(KeyError), context():
-        raise KeyError
-    assert (*tf32(), torch.backends.cudnn.benchmark) == (True, False, False)
+    ):
+        with pytest.raises(KeyError), context():
+            raise KeyError
+        assert (*tf32(), torch.backends.cudnn.benchmark) == (True, False, False)
 
 
 def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
