@@ -1,4 +1,4 @@
-"""Holds contests: torch against mucudnn, timed in turns, each in a thread of its own.
+"""Contests that several benchmarks share: contestants timed in turns, peak memory, and the parts of a step's time.
 
-Peaks of memory, and the parts of a step's time, are here, too. Several benchmarks share them. Tuning uses none of them.
+Tuning does not use this package.
 """

@@ -1,7 +1,6 @@
-"""Keeps contestants apart: each has a process of its own, and a copy of what is handed over to all of them.
+"""Runs each contestant in a process of its own, with its own threads, allocator and copy of the model.
 
-Its threads, its allocator and its failures are nobody else's. A contestant gets ready once, and then waits for its
-turns. One that raises, is killed or takes too long is named, and ends alone.
+A contestant prepares once and then waits for its turns. One that raises, is killed or times out fails alone.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from mucudnn.words.errors import UnavailableError, first_line
 
 T = TypeVar("T")
 
-PAUSE_S = 0.2  # before each sample: idle threads of the contestant that ran before it spin for a while
-SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # short steps follow each other as in training: none is waited for
+PAUSE_S = 0.2  # before each sample, since idle threads of the previous contestant keep spinning for a while
+SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # many short steps per sample, back to back as in training
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Generic[T]):
-    """Outcome of a job that is ready.
+    """A prepared job, ready to be timed.
 
-    call: what is timed. found: what the job has to tell, as it can be pickled. runner, clock: settings under which
-    calls are made, and what times them. ask: makes so many further calls, and tells of them what can be pickled.
+    call: the function to time. found: picklable result of the preparation. runner, clock: how calls are made and timed.
+    ask: makes a number of further calls and returns a picklable report on them.
     """
 
     call: Callable[[], object]
@@ -44,25 +43,25 @@ class Ready(Generic[T]):
     ask: Callable[[int], Any] | None = None
 
     def time(self, calls: int) -> float:
-        """Return the seconds of so many calls."""
+        """Return the seconds of this many calls."""
         return self.runner(lambda: self.clock.time(self.call, calls))
 
 
 class OwnProcess(Clock, Generic[T]):
-    """A process in which a job gets ready, and its calls are timed. A context manager: the process ends with it.
+    """A process that prepares a job and times its calls. A context manager: the process ends with it.
 
-    It is the clock of those calls: they run there, where the time is read, too. found: what the job had to tell.
+    It is a ``Clock`` for these calls, which reads the time in the process. found: the result of the preparation.
     """
 
     def __init__(
         self, job: Callable[[], Ready[T]], *, ready_s: float = inf, sample_s: float = inf, pause_s: float = 0.0
     ) -> None:
-        """Start the job, which can be pickled, and wait until it is ready.
+        """Start a picklable job in a new process and wait until it is ready.
 
-        ready_s, sample_s: most seconds until it is ready, and for a sample; the process is ended where it takes longer.
-        pause_s: before each sample, for others to come to rest.
+        ready_s, sample_s: timeouts of the preparation and of a sample, after which the process is killed. pause_s:
+        pause before each sample, until other processes are idle.
 
-        Raises ``OwnProcessError`` where the job fails.
+        Raises ``OwnProcessError`` if the job fails.
         """
         self._sample_s, self._pause_s = sample_s, pause_s
         self._worker = Worker(_serve, job)
@@ -78,19 +77,19 @@ class OwnProcess(Clock, Generic[T]):
         return perf_counter()
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
-        """Time as many calls of the job's in its process; the function stands for them, and is not called.
+        """Time this many calls of the job in its process; ``function`` is ignored.
 
-        Raises ``OwnProcessError`` where one fails; the process is at its end then.
+        Raises ``OwnProcessError`` if one fails, which ends the process.
         """
         elapsed_s: float = self._send("time", calls)
         return elapsed_s
 
     def ask(self, calls: int) -> Any:
-        """Return what the job tells of so many further calls. Raises ``OwnProcessError`` as ``time`` does."""
+        """Make further calls and return the job's report on them. Raises ``OwnProcessError`` as ``time``."""
         return self._send("ask", calls)
 
     def call(self) -> None:
-        """Stand for the job's call where a timer wants a function. Raises ``TypeError``: it is not called here."""
+        """Placeholder for timers, which need a function. Raises ``TypeError``, since the process makes the calls."""
         raise TypeError("the call of a process is timed by the process, which is its clock")
 
     def end(self) -> None:
@@ -116,8 +115,8 @@ class OwnProcess(Clock, Generic[T]):
 
 
 def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
-    """Get ready in a process of its own, and time calls until nobody asks, or one has failed."""
-    with redirect_stdout(sys.stderr):  # libraries talk, and standard output is that of the command
+    """Prepare a job in this process, and serve requests until the connection closes or a call fails."""
+    with redirect_stdout(sys.stderr):  # standard output belongs to the command, and libraries print to it
         ready = attempt(job)
         told.send(ready if isinstance(ready, Failed) else ready.found)
         answer: Any = ready
@@ -128,7 +127,7 @@ def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
 
 
 class Apart:
-    """Processes of contestants, and the folder of what they are handed. A context manager: they end with it."""
+    """The processes of contestants, and a temporary folder for their inputs. A context manager: both end with it."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -136,7 +135,7 @@ class Apart:
         self._handed = 0
 
     def handed(self, thing: T) -> Callable[[], T]:
-        """Hand a thing over. Returns what gives a job its own copy. Raises ``UnavailableError`` as ``store``."""
+        """Store an object; return a function that loads a copy in a job. Raises ``UnavailableError`` as ``store``."""
         assert self._folder is not None
         self._handed += 1
         path = self._folder / f"{self._handed}.pickle"
@@ -144,7 +143,7 @@ class Apart:
         return Stored(path)
 
     def start(self, job: Callable[[], Ready[T]]) -> OwnProcess[T]:
-        """Wait until a job is ready, however long it takes. Raises ``OwnProcessError`` where it fails."""
+        """Start a job and wait, without a timeout, until it is ready. Raises ``OwnProcessError`` if it fails."""
         return self._stack.enter_context(OwnProcess(job, pause_s=PAUSE_S))
 
     def __enter__(self) -> Self:
@@ -157,7 +156,7 @@ class Apart:
 
 @dataclass(slots=True, eq=False)
 class Entrant(Generic[T]):
-    """A contestant in a process of its own, with the timer of its turns; without both where it did not get ready."""
+    """A contestant in its own process, with its timer. Both are None if its preparation failed, for ``unready``."""
 
     process: OwnProcess[T] | None = None
     timer: Timer | None = None
@@ -165,7 +164,7 @@ class Entrant(Generic[T]):
 
     @classmethod
     def started(cls, apart: Apart, job: Callable[[], Ready[T]]) -> Self:
-        """Wait until a job is ready, or has failed."""
+        """Start a job and wait until it is ready or has failed."""
         try:
             process = apart.start(job)
         except OwnProcessError as error:
@@ -174,14 +173,14 @@ class Entrant(Generic[T]):
 
     @property
     def failure(self) -> str:
-        """Say why nothing is known of it; empty: something is."""
+        """The reason why it has no samples, or an empty string."""
         error = None if self.timer is None else self.timer.error
         return self.unready if error is None else first_line(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[T]):
-    """File with what was stored. Called, it reads a copy."""
+    """A file with a stored object; calling it loads a copy."""
 
     path: Path
 
@@ -192,15 +191,15 @@ class Stored(Generic[T]):
 
 
 def store(thing: Any, path: Path) -> None:
-    """Write a model, and what belongs to it, for processes. Raises ``UnavailableError`` where it cannot be pickled.
+    """Pickle a model and its inputs to a file. Raises ``UnavailableError`` if they cannot be pickled.
 
-    Handed over by multiprocessing, the memory of its tensors would be shared.
+    If multiprocessing passed them on, processes would share the memory of their tensors.
     """
     try:
         with path.open("wb") as stream:
             pickle.dump(thing, stream)
     except Exception as error:  # a class may raise anything when it is pickled
         raise UnavailableError(
-            "each contestant has a process of its own, for which the model cannot be pickled: make it picklable, such "
-            f"as by functions with names instead of lambdas ({type(error).__name__}: {error})"
+            "the model cannot be pickled, but each contestant runs in its own process: make it picklable, for example "
+            f"by replacing lambdas with named functions ({type(error).__name__}: {error})"
         ) from error

@@ -1,8 +1,8 @@
-"""Bounds of a convolution's time on this machine, and what kind of layer it belongs to.
+"""Roofline bounds of convolution times on this machine, and kinds of layers.
 
-The bound is the larger of two times: of moving each tensor once, at the rate of a copy, and of the direct method's
-arithmetic, at the rate of a matrix product (the roofline of Williams, Waterman, Patterson 2009). Winograd and FFT need
-fewer products, and can be faster.
+The bound is the larger of two times: moving each tensor once, at the rate of a copy, and the direct method's
+arithmetic, at the rate of a matrix product (Williams, Waterman, Patterson 2009). Winograd and FFT need fewer
+multiplications and can be faster.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _FIRST_LAYER_CHANNELS = 4  # of images
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Best rates of a machine: additions and multiplications a second, bytes read and written a second.
+    """Best rates of a machine: floating-point operations, and bytes read and written, per second.
 
-    Infinite where they were not measured.
+    Rates that were not measured are infinite.
     """
 
     flops_per_s: float = inf
@@ -29,23 +29,22 @@ class MachineLimits:
 
     @classmethod
     def measured(cls, device: str, dtype: str) -> MachineLimits:
-        """Measure them with torch's number of threads, for a second; on the CPU only.
+        """Measure the rates with torch's number of threads for one second; on the CPU only.
 
-        Half precision has the rate of float32: what units for its products there are differs, and what torch reaches
-        with them is no limit.
+        Half precision gets the rate of float32, since torch's rate on the CPU's half-precision units is not a bound.
         """
-        # Here and not above: it loads torch, which reports of stored results need not.
+        # Imported here since it loads torch, which reports of stored results do not need.
         from mucudnn.measuring.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
 
         of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
         return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))
 
     def or_better(self, other: MachineLimits) -> MachineLimits:
-        """Return the better rate of each: what a machine once reached was possible, whatever its pace later."""
+        """Return the higher of each rate, since a rate that was reached once is possible."""
         return MachineLimits(max(self.flops_per_s, other.flops_per_s), max(self.bytes_per_s, other.bytes_per_s))
 
     def bound_s(self, problem: ConvProblem, n: int) -> float:
-        """Return the least seconds of the direct method for ``n`` samples; 0 where nothing was measured."""
+        """Return a lower bound on the direct method's seconds for ``n`` samples; 0 if no rate was measured."""
         return max(problem.flops(n) / self.flops_per_s, problem.least_bytes(n) / self.bytes_per_s)
 
     @property
@@ -53,12 +52,12 @@ class MachineLimits:
         return isfinite(self.flops_per_s) and isfinite(self.bytes_per_s)
 
     def __str__(self) -> str:
-        """Text for people: ``212 GFLOP/s, 27.0 GB/s``."""
+        """Format as ``212 GFLOP/s, 27.0 GB/s``."""
         return f"{self.flops_per_s / 1e9:.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s"
 
 
 def kind_of_layer(problem: ConvProblem) -> str:
-    """Name the kind of layer: by what limits it, and which algorithms there are for it."""
+    """Return the kind of layer, by its bottleneck and the algorithms that can compute it."""
     if problem.groups > 1:
         return "depthwise" if problem.groups == problem.c else "grouped"
     if problem.r == problem.s == 1:

@@ -20,20 +20,19 @@ from mucudnn.words.errors import UnavailableError
 
 _RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
-_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # glibc's; see mallopt(3)
+_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # of glibc, see mallopt(3)
 
 
 def has_resident_peak(device_type: str) -> bool:
-    """Whether a step's memory is that of the process: resident memory says nothing about a GPU's."""
+    """Whether a step's memory is part of the process's resident memory, which excludes that of a GPU."""
     return device_type == "cpu"
 
 
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
-    """Most bytes that ``step`` has in use at once in torch's allocator, on top of what was there and stays.
+    """Return the peak bytes of ``step`` in torch's allocator, above the bytes allocated before it.
 
-    The workspace that mucudnn keeps on the CPU is given back before, so that it counts. A first step is not counted,
-    since libraries create in it what they keep. On CUDA the current device is measured. Its cache is emptied before:
-    which blocks are cached changes how much of them is used.
+    A warm-up step comes first, in which libraries allocate what they keep. Then mucudnn's CPU workspace is released, so
+    that it counts, and the cache of the current CUDA device is emptied, since cached blocks change the peak.
     """
     step()
     release_workspaces()
@@ -43,16 +42,16 @@ def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -
 
 
 def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: bool = False) -> int:
-    """Largest resident memory of a fresh process in a training step. The model and what is made once are in it, too.
+    """Return the peak resident bytes of a new process during a training step, including the model.
 
-    A first step is not counted, in which libraries create what they keep. is_compiled: the model is compiled in that
-    step: what ``torch.compile`` needs meanwhile is not counted, but what it leaves in the process is.
+    The peak of a warm-up step before is ignored. is_compiled: compile the model in the warm-up; memory that
+    ``torch.compile`` uses and frees there is ignored, too.
 
-    The process gives every freed block of a MiB or more back to the system at once. By default glibc keeps up to 32 MiB
-    of each kind, and fragments of them. Those differ by a fifth from run to run, in torch's own step too.
+    The process returns freed blocks of 1 MiB and more to the system at once. By default glibc keeps up to 32 MiB of
+    each kind, and fragments, which made the peak vary by a fifth from run to run, even with PyTorch's own convolutions.
 
-    Raises ``UnavailableError`` where this is not Linux, and for models that cannot be pickled, and ``OwnProcessError``
-    where the step fails.
+    Raises ``UnavailableError`` on other systems than Linux and for models that cannot be pickled, and
+    ``OwnProcessError`` if the step fails.
     """
     if not _RESET.exists():
         raise UnavailableError("peak resident memory is read from /proc, which only Linux has: ask for 0 runs")
@@ -63,7 +62,7 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: boo
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started meanwhile."""
+    """Set environment variables for processes started within the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -81,14 +80,14 @@ def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is
     model, sample_input = handed()
     step = repeatable_step(torch.compile(model) if is_compiled else model, sample_input)
     step()
-    _RESET.write_text("5")  # the peak begins again at what is resident now
+    _RESET.write_text("5")  # resets the peak to the current resident size
     step()
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     return Ready(step, int(line.split()[1]) * 2**10)
 
 
 def repeatable_step(model: Any, sample_input: Any) -> Callable[[], None]:
-    """A training step without an optimizer that leaves the gradients ``None``; see ``training_step``."""
+    """Return a training step without an optimizer that resets gradients to None; see ``training_step``."""
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Runs functions in processes of their own, which are watched and end with the one that starts them. Loads no torch."""
+"""Runs functions in child processes that are supervised and end with their parent. Loads no torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class OwnProcessError(RuntimeError):
-    """A process of its own has failed: what it raised, how it ended, or that it took too long."""
+    """A child process raised an error, ended early, or timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failure in another process. trace: empty for errors of ours. moment_s: by the clock that all processes have."""
+    """A failure in a child process. trace: empty for errors of mucudnn. moment_s: by the monotonic clock."""
 
     reason: str
     trace: str = ""
@@ -36,7 +36,7 @@ class Failed:
 
 
 def attempt(function: Callable[[], T]) -> T | Failed:
-    """Return what the function returns, or how it failed, as it can be sent to another process."""
+    """Return the function's result, or its error as a picklable ``Failed``."""
     try:
         return function()
     except MucudnnError as error:
@@ -46,13 +46,10 @@ def attempt(function: Callable[[], T]) -> T | Failed:
 
 
 class Worker:
-    """A fresh process that calls a function. A context manager: the process is killed at its end.
-
-    told: the connection to the process.
-    """
+    """A new process that calls a function, and the connection to it. A context manager: the process ends with it."""
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Start the process. function: is called with the other end of the connection, then with the arguments."""
+        """Start the process, which calls ``function`` with its end of the connection and the arguments."""
         spawn = multiprocessing.get_context("spawn")
         self.told, there = spawn.Pipe()
         self.process = spawn.Process(target=_run, args=(function, there, *arguments), daemon=True)
@@ -60,27 +57,27 @@ class Worker:
         there.close()
 
     def send(self, message: object) -> None:
-        """Send what can be pickled. Raises ``OwnProcessError`` where the process has ended."""
+        """Send a picklable message. Raises ``OwnProcessError`` if the process has ended."""
         try:
             self.told.send(message)
         except OSError:
             raise OwnProcessError(self.how_it_ended()) from None
 
     def receive(self, limit_s: float = inf, what: str = "an answer") -> Any:
-        """Wait for a message. what: is named where it takes longer than the limit, and the process is killed.
+        """Wait for a message, and kill the process after ``limit_s``. what: names the message in errors.
 
-        Raises ``OwnProcessError`` then, and where the process has ended.
+        Raises ``OwnProcessError`` on the timeout, and if the process has ended.
         """
         if not self.told.poll(limit_s if isfinite(limit_s) else None):
             self.process.kill()
-            raise OwnProcessError(f"{what} took longer than {format_seconds(limit_s)}, and was ended")
+            raise OwnProcessError(f"{what} took longer than {format_seconds(limit_s)} and was killed")
         try:
             return self.told.recv()
         except (EOFError, ConnectionResetError):
             raise OwnProcessError(self.how_it_ended()) from None
 
     def how_it_ended(self) -> str:
-        """Wait for the end of the process, and say what it was: ``killed by SIGSEGV``."""
+        """Wait for the process to end, and describe how it did, such as ``killed by SIGSEGV``."""
         self.process.join()
         code = self.process.exitcode or 0
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
@@ -98,15 +95,15 @@ class Worker:
 
 
 def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> None:
-    """Be the process. Never returns: threads that libraries leave behind sometimes abort one that ends as usual."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that has started this one ends it
+    """Call the function and exit at once, since leftover threads of libraries sometimes abort a normal exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = _show_warning
     status = 1
     try:
         function(told, *arguments)
         status = 0
-    except (EOFError, KeyboardInterrupt):  # nobody asks any more
+    except (EOFError, KeyboardInterrupt):  # the parent closed the connection
         pass
     except BaseException:
         traceback.print_exc()
@@ -125,5 +122,5 @@ def _end_with_parent() -> None:
 
 
 def _show_warning(message: Warning | str, *where: object, **_: object) -> None:
-    """Say what a warning says, and not where in the code it is said."""
+    """Print a warning without its place in the code."""
     sys.stderr.write(f"Warning: {message}\n")

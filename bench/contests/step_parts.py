@@ -1,10 +1,9 @@
-"""Tells where the time of a step goes: into convolutions where they run, other kinds of layers, and the rest.
+"""Splits the time of a step into convolutions in place, other kinds of layers, and the rest.
 
-Convolutions are those of ``InPlaceTimes``. Normalization, activation, pooling and linear layers are told by the
-operator that torch calls, whether a module or a function asks for it, in forward and in backward passes. A compiler
-makes code of its own of them: there only convolutions are told apart.
+``InPlaceTimes`` times the convolutions. Normalization, activation, pooling and linear layers are recognized by the
+torch operator that runs, in forward and backward passes. In compiled models only convolutions can be recognized.
 
-Steps that are watched take longer, and their time is not that of the step.
+Steps take longer while they are watched, so that their total is not reported as the time of a step.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from mucudnn.words.problem import Operation
 
 @dataclass(frozen=True, slots=True)
 class StepSplit:
-    """Seconds of a step's parts: convolutions in place, forward and backward, and all that is not a convolution."""
+    """Seconds of a step's parts: convolutions in place, forward and backward, and everything else."""
 
     forward_s: float
     backward_s: float
@@ -41,7 +40,7 @@ class StepSplit:
 
     @classmethod
     def median(cls, samples: Sequence[Self]) -> Self:
-        """Return each part's median; there must be a sample."""
+        """Return the median of each part; needs at least one sample."""
         return cls(
             forward_s=median(one.forward_s for one in samples),
             backward_s=median(one.backward_s for one in samples),
@@ -50,20 +49,20 @@ class StepSplit:
 
 
 class StepSplitter:
-    """Splits steps of a model in rounds, as ``Timer`` times them. runner: where steps run, and the clock is read."""
+    """Splits the steps of a model round by round, as ``Timer`` times them. runner: runs steps and reads the clock."""
 
     def __init__(
         self, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
     ) -> None:
-        """Prepare for steps of a model on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        """Prepare to split steps on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
         self.step, self.clock, self.runner = step, clock, runner
         self.times, self.samples = InPlaceTimes(model, device), list[StepSplit]()
         self._is_warm = False
 
     def sample(self, steps: int) -> None:
-        """Run ``steps`` steps in a row, and note what one took. A first call before, which is not noted, is slower.
+        """Run ``steps`` steps and record the mean of their parts. The first call runs a warm-up step before.
 
-        Raises what a step raises, and ``UnavailableError`` where convolutions cannot be recorded.
+        Raises what a step raises, and ``UnavailableError`` if convolutions cannot be recorded.
         """
         if not self._is_warm:
             self._split(1)
@@ -83,9 +82,9 @@ class StepSplitter:
 
 
 NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"
-OTHER_CONVOLUTION = "other convolution"  # that no problem describes
+OTHER_CONVOLUTION = "other convolution"  # one that ``ConvProblem`` cannot describe
 
-# Parts of names of torch's operators, such as ``layer_norm_backward`` and ``threshold_backward``.
+# Substrings of the names of torch operators, such as ``layer_norm_backward`` and ``threshold_backward``.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     NORMALIZATION: ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"),
     POOLING: ("pool",),
@@ -98,7 +97,7 @@ _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}
 
 
 def kind_of_operator(name: str) -> str:
-    """Return the kind of layer that an operator of torch belongs to.
+    """Return the kind of layer to which a torch operator belongs.
 
     >>> kind_of_operator("layer_norm_backward"), kind_of_operator("addmm"), kind_of_operator("add_")
     ('normalization', 'linear', 'rest')
@@ -109,9 +108,9 @@ def kind_of_operator(name: str) -> str:
 
 
 class KindTimes:
-    """Samples of calls of a model on the CPU by kind of layer. clock: of the whole call. runner: where calls are made.
+    """Times of a model's calls on the CPU by kind of layer.
 
-    is_compiled: whether a compiler has made the model into code of its own.
+    clock: times the whole call. runner: makes the calls. is_compiled: whether the model is compiled.
     """
 
     def __init__(
@@ -123,14 +122,14 @@ class KindTimes:
         *,
         is_compiled: bool = False,
     ) -> None:
-        """Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        """Prepare to sample. Raises ``UnavailableError`` as ``InPlaceTimes``."""
         self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
         self.times, self.samples = InPlaceTimes(model, "cpu"), list[dict[str, float]]()
 
     def sample(self) -> dict[str, float]:
-        """Make a call. Returns the seconds of each kind of layer in it, and of the rest.
+        """Make a call and return the seconds of each kind of layer in it, and of the rest.
 
-        Raises what the call raises, and ``UnavailableError`` where convolutions cannot be recorded.
+        Raises what the call raises, and ``UnavailableError`` if convolutions cannot be recorded.
         """
         operators = _Operators(self.times)
         with ExitStack() as stack:
@@ -145,7 +144,7 @@ class KindTimes:
         return found
 
     def _watched(self, operators: _Operators) -> Callable[[], object]:
-        if self.is_compiled:  # a compiled model would not run as such under a mode
+        if self.is_compiled:  # under a dispatch mode, a compiled model would run uncompiled
             return self.call
 
         def watched() -> None:
@@ -156,13 +155,13 @@ class KindTimes:
 
 
 def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each kind's median over the samples, the longest first and the rest last; empty without samples."""
+    """Return the median of each kind over the samples, longest first and the rest last; empty without samples."""
     kinds = {kind: median(sample.get(kind, 0.0) for sample in samples) for kind in _kinds(samples)}
     return dict(sorted(kinds.items(), key=lambda item: (item[0] == REST, -item[1])))
 
 
 def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each kind of layer in the time of all.
+    """Return the share of each kind of layer in the total time.
 
     >>> shares({"3x3": 3.0, "rest": 1.0})
     {'3x3': 0.75, 'rest': 0.25}
@@ -176,7 +175,7 @@ def _kinds(samples: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times torch's operators, but not inside of convolutions that are recorded. spent_s: seconds by kind of layer."""
+    """Times torch operators outside of recorded convolutions. spent_s: seconds by kind of layer."""
 
     def __init__(self, convolutions: InPlaceTimes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Times contestants in turns: every round samples each of them, so that a slow minute of the machine hits all."""
+"""Interleaved timing of contestants: every round samples each one, so that slow phases of the machine hit all."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingR
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A call to be timed, and where it is made. The clock is read there, too, so that getting there costs nothing."""
+    """A call to be timed. runner: makes the call and reads the clock, so that its own overhead is not timed."""
 
     call: Callable[[], object]
     runner: Runner = here
 
 
-Samples = tuple[float, ...]  # seconds, one a round, in their order
+Samples = tuple[float, ...]  # seconds, one per round, in order
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRounds:
-    """Number of rounds: ``least``, and more while the contestants took less than ``short_s`` each, up to ``most``.
+    """The number of rounds: at least ``least``, then until contestants took ``short_s`` on average, at most ``most``.
 
-    Short calls need more samples: an interruption is a larger part of them, and they cost little.
+    Short calls get more samples, since interruptions weigh more in them.
     """
 
     least: int
@@ -31,7 +31,7 @@ class TurnRounds:
     short_s: float
 
     def is_enough(self, done: int, timers: Sequence[Timer]) -> bool:
-        """Tell whether no further round is needed."""
+        """Whether no further round is needed."""
         if done < self.least:
             return False
         return done >= self.most or sum(timer.spent_s for timer in timers) >= self.short_s * len(timers)
@@ -40,10 +40,7 @@ class TurnRounds:
 def try_in_turns(
     contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples | Exception]:
-    """Return the samples of each contestant, after a call that does not count, or the error of one that fails.
-
-    The others go on.
-    """
+    """Return the samples of each contestant, after a warm-up call, or its error. A failure does not stop the others."""
     timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
     for done in sample_in_rounds(timers):
         if rounds.is_enough(done, timers):
@@ -54,10 +51,7 @@ def try_in_turns(
 def time_in_turns(
     contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples]:
-    """Time each contestant in every one of ``rounds`` rounds, after a call that does not count.
-
-    Raises the error of the first that fails.
-    """
+    """Time each contestant once per round, after a warm-up call. Raises the first error of a contestant."""
     found = []
     for times in try_in_turns(contestants, TurnRounds(rounds, rounds, 0.0), clock, rule):
         if isinstance(times, Exception):

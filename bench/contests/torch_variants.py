@@ -1,6 +1,6 @@
-"""Torch's own convolution, as benchmarks compare with it: with the user's settings and, on CUDA, in benchmark mode.
+"""PyTorch's own convolution as a baseline: with the user's settings and, on CUDA, in benchmark mode.
 
-Each variant has a thread of its own (see ``own_thread``). Not run on a GPU yet.
+Each variant runs in its own thread. This has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _Result = TypeVar("_Result")
 
 
 class OwnThread:
-    """Thread in which calls run, backward passes too. A context manager: the thread ends with it."""
+    """A thread in which calls run, including backward passes. A context manager: the thread ends with it."""
 
     def __init__(self, device: str = "cpu") -> None:
-        """device: ``cpu`` or ``cuda``, whose current device and stream become those of the thread."""
+        """Start the thread. device: ``cpu``, or ``cuda`` for a thread with the current device and stream."""
         stream = torch.cuda.current_stream() if device == "cuda" else None
         self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
 
     def call(self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        """Call the function in that thread. Returns what it returns, raises what it raises."""
+        """Call the function in the thread, and return or raise what it does."""
         return self._executor.submit(function, *args, **kwargs).result()
 
     def __enter__(self) -> Self:
@@ -41,19 +41,19 @@ class OwnThread:
 
 def _prepare(stream: torch.cuda.Stream | None) -> None:
     if stream is not None:
-        torch.cuda.set_stream(stream)  # and the device of the stream
-    torch.autograd.set_multithreading_enabled(False)  # otherwise backward passes run in a thread that all share
+        torch.cuda.set_stream(stream)  # also sets the device of the stream
+    torch.autograd.set_multithreading_enabled(False)  # otherwise backward passes run in a shared thread
 
 
-# Name -> benchmark_limit, with torch.backends.cudnn.benchmark = True: how many engines are timed; 0: all.
+# Values of torch.backends.cudnn.benchmark_limit in benchmark mode: how many engines are timed, or 0 for all.
 _BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}
 
 
 @contextmanager
 def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
-    """Yield name -> how to call torch under its settings. ``TORCH`` is the first, and on the CPU the only one.
+    """Yield a runner for each variant of torch's settings, by name. The first, on the CPU the only one, is ``TORCH``.
 
-    On CUDA, functions run on the current device and stream of the thread that enters this context.
+    On CUDA, functions run on the current device and stream of the calling thread.
     """
     if device != "cuda":
         yield {TORCH: here}

@@ -1,4 +1,4 @@
-"""Variants of a model in a contest: whose convolutions it has, and whether it is compiled. Loads no torch."""
+"""Variants of a benchmarked model: PyTorch's or mucudnn's convolutions, compiled or not. Loads no torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from mucudnn.words.errors import InvalidInputError
 
-TORCH = "torch"  # the contestant with which result folders compare the others
+TORCH = "torch"  # the baseline contestant in result folders
 
 
 def shown_name(contestant: str) -> str:
-    """Name a contestant in headings: PyTorch's is stored as ``torch``.
+    """Return a contestant's name for headings, with PyTorch in place of the stored ``torch``.
 
     >>> shown_name("torch-benchmark-10"), shown_name("mucudnn")
     ('PyTorch-benchmark-10', 'mucudnn')
@@ -20,10 +20,10 @@ def shown_name(contestant: str) -> str:
 
 
 class Variant(StrEnum):
-    """Convolutions of a step, and whether the model is compiled.
+    """A choice of convolutions for a model, and whether it is compiled.
 
-    ``TORCH_BENCHMARK``: torch in its benchmark mode, which times up to ten engines. ``TORCH_COMPILE``,
-    ``MUCUDNN_COMPILE``: the model under ``torch.compile``, with torch's convolutions and with ours.
+    ``TORCH_BENCHMARK``: torch's benchmark mode, which times up to ten engines. ``TORCH_COMPILE``, ``MUCUDNN_COMPILE``:
+    the model under ``torch.compile``, with torch's convolutions or mucudnn's.
     """
 
     TORCH = "torch"
@@ -48,9 +48,9 @@ VARIANTS = {  # by type of device
 
 
 def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Variant, ...]:
-    """Return the variants that are asked for, torch's own first, with which the others are compared.
+    """Return the requested variants, always with the baseline ``TORCH``, which comes first.
 
-    asked: ``None``: all that the device has. Raises ``InvalidInputError`` for one that the device does not have.
+    asked: None for all variants of the device. Raises ``InvalidInputError`` for a variant that the device lacks.
     """
     allowed = VARIANTS[device]
     for variant in asked or ():

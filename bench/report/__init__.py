@@ -1,4 +1,1 @@
-"""Makes tables, plots and records for every benchmark and command.
-
-It knows no benchmark: each has its own report beside it.
-"""
+"""Tables, plots and records that the reports of benchmarks and commands share."""

@@ -1,7 +1,4 @@
-"""Writes results for programs, in one way for every command and benchmark: a record as JSON, rows as CSV.
-
-Each file is whole at any moment, as in ``terminal.files``.
-"""
+"""Writes results as JSON records and CSV rows. Files are written as a whole, as in ``terminal.files``."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from mucudnn.words.errors import OutputError
 if TYPE_CHECKING:
     import pandas
 
-CURVE = "curve"  # what is beside the table of mucudnn explain --csv
+CURVE = "curve"  # suffix of the second file of mucudnn explain --csv
 
 
 def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
-    """Write the files that were asked for (not ``None``), each by its function: all of them, also where one fails.
+    """Write each file whose path is not None by its function, even if another one fails.
 
-    Raises ``OutputError`` in the end, with what failed.
+    Raises ``OutputError`` with all failures at the end.
     """
     failures = []
     for path, write in files:
@@ -38,7 +35,7 @@ def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write one JSON object; a number that JSON cannot hold (infinite, NaN) becomes null. See ``whole_file``."""
+    """Write one JSON object, with null for infinity and NaN. See ``whole_file``."""
     with whole_text(path) as stream:
         stream.write(json_text(record))
 
@@ -49,12 +46,12 @@ def json_text(record: Mapping[str, Any]) -> str:
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """Return one line of a file of JSON lines; a number that JSON cannot hold becomes null."""
+    """Return one line of a JSON Lines file, with null for infinity and NaN."""
     return json.dumps(_finite(record), allow_nan=False) + "\n"
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a heading, the keys of the first row, and the rows; without rows an empty file. See ``whole_file``."""
+    """Write rows under the keys of the first one, or an empty file if there are none. See ``whole_file``."""
     with whole_text(path) as stream:
         writer = csv.DictWriter(stream, rows[0] if rows else ())
         if rows:
@@ -63,7 +60,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_csv_of(path: Path, frame: pandas.DataFrame) -> None:
-    """Write a data frame, without its index; numbers with all digits. See ``whole_file``."""
+    """Write a data frame without its index, numbers with all digits. See ``whole_file``."""
     with whole_text(path) as stream:
         frame.to_csv(stream, index=False)
 

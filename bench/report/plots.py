@@ -1,7 +1,4 @@
-"""Plots, with matplotlib's figures and without its global state.
-
-Matplotlib is an extra: it is loaded when something is drawn.
-"""
+"""Plots by matplotlib, without its global state. matplotlib is optional, and loaded when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ if TYPE_CHECKING:
 
 TORCH_COLOUR, OTHER_COLOUR, OURS_COLOUR, ALARM_COLOUR = "#7a7a7a", "#e08214", "#1b6ca8", "#c0202b"
 _PNG_DPI = 130
-_SVG_DPI = 72  # in which SVG counts, whatever is asked for
+_SVG_DPI = 72  # fixed in matplotlib's SVG
 
 
 def require_matplotlib() -> None:
-    """Raise ``UnavailableError`` where matplotlib is not installed: ask before anything is measured."""
+    """Raise ``UnavailableError`` if matplotlib is not installed. Call it before measuring."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -33,7 +30,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
-    """An empty figure with a title, whose parts keep clear of each other."""
+    """Return an empty figure with a title, in constrained layout."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
@@ -42,13 +39,13 @@ def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG, as a whole: see ``whole_file``."""
+    """Write the figure as PNG. See ``whole_file``."""
     with whole_file(path) as stream:
         write_figure(figure, stream, "png", dpi=_PNG_DPI)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG or as SVG, as the name of the file ends; as a whole: see ``whole_file``."""
+    """Write the figure as SVG if the file name ends in .svg, else as PNG. See ``whole_file``."""
     if path.suffix.lower() != ".svg":
         save_png(figure, path)
         return
@@ -57,14 +54,14 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def write_figure(figure: Figure, stream: IO[Any], form: str, dpi: int = _SVG_DPI, **rest: Any) -> None:
-    """Write a figure of ``new_figure`` as ``png`` or ``svg``. rest: as ``Figure.savefig`` takes it.
+    """Write a figure of ``new_figure`` as ``png`` or ``svg``. rest: passed to ``Figure.savefig``.
 
-    Its parts are arranged before it is drawn: ``savefig`` by itself would draw all of it twice, once for that.
+    The layout is computed first, since ``savefig`` would draw the figure twice, once only for the layout.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    (FigureCanvasSVG if form == "svg" else FigureCanvasAgg)(figure)  # texts are as wide as this canvas has them
+    (FigureCanvasSVG if form == "svg" else FigureCanvasAgg)(figure)  # the layout depends on the canvas's text widths
     figure.set_dpi(dpi)
     if layout := figure.get_layout_engine():
         layout.execute(figure)
@@ -73,20 +70,20 @@ def write_figure(figure: Figure, stream: IO[Any], form: str, dpi: int = _SVG_DPI
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:
-    """Title and axis labels, units in them, and a light grid."""
+    """Set the title and the axis labels, which include units, and draw a light grid."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     for axis, text in ((axes.xaxis, x), (axes.yaxis, y)):
         if not text:
-            axis.set_label_coords(0, 0)  # else a place beside all texts of the ticks is sought, time and again
+            axis.set_label_coords(0, 0)  # skips matplotlib's slow search for a place clear of tick labels
     axes.grid(alpha=0.3, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def batch_axis(axes: Axes, up_to: int) -> None:
-    """A base-2 logarithmic x axis from 1 to ``up_to``, with a tick at every power of two and at the end."""
+    """Make the x axis logarithmic, from 1 to ``up_to``, with ticks at powers of two and at the end."""
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
     axes.set_xscale("log", base=2)
@@ -98,7 +95,7 @@ def batch_axis(axes: Axes, up_to: int) -> None:
 
 
 def ratio_axis(axes: Axes) -> None:
-    """A logarithmic y axis with plain numbers, on which equal ratios are equally long; for what is above 0."""
+    """Make the y axis logarithmic with plain numbers, for positive values."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -111,11 +108,11 @@ def ratio_axis(axes: Axes) -> None:
 
 MOST_SEGMENTS = 24
 _MIB = 2**20
-_Segment = tuple[str, int, int]  # name; bytes that it got; bytes that its next faster configuration needs more
+_Segment = tuple[str, int, int]  # name; bytes assigned; additional bytes for the next faster configuration
 
 
 def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours: tuple[str, str] | None = None) -> None:
-    """Draw least times within budgets. here: the budget in bytes, and its time in seconds."""
+    """Draw the least time against the budget. here: the given budget in bytes, and its time in seconds."""
     ours, alarm = colours or (OURS_COLOUR, ALARM_COLOUR)
     sizes, times = [p.budget_bytes / _MIB for p in curve.points], [p.time_s * 1e3 for p in curve.points]
     axes.step(sizes, times, where="post", color=ours, label="least time within the budget")
@@ -129,11 +126,11 @@ def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours:
 
 
 def draw_segments(axes: Axes, segments: Sequence[_Segment], colours: tuple[str, str] | None = None) -> None:
-    """Draw the largest segments, and what more each would want."""
+    """Draw the largest segments, with the bytes that each needs for its next faster configuration."""
     ours, other = colours or (OURS_COLOUR, OTHER_COLOUR)
     ranked = sorted(segments, key=lambda segment: -(segment[1] + segment[2]))[:MOST_SEGMENTS]
     sizes, extra = [own / _MIB for _, own, _ in ranked], [more / _MIB for _, _, more in ranked]
-    places = range(len(ranked))  # not the names: those of a module that is called with several shapes are equal
+    places = range(len(ranked))  # names are not unique: a module may be called with several shapes
     axes.barh(places, sizes, color=ours, label="its segment")
     axes.barh(places, extra, left=sizes, color=other, alpha=0.6, label="more, for the next faster")
     axes.set_yticks(places, [name for name, *_ in ranked], fontsize=8)

@@ -1,4 +1,4 @@
-"""Records for programs (plain dictionaries, for JSON), made from tunings and benchmarks. Seconds and bytes."""
+"""JSON records of tunings and benchmarks, as plain dictionaries, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration
 
-FORMAT_VERSION = 1  # of all records; raised when a key changes its meaning or goes
+FORMAT_VERSION = 1  # of all records; raised when a key is removed or changes its meaning
 
 Record = dict[str, Any]
 
 _DECIDE_NOTHING = ("confirm", "first_call_time", "background", "database")
-# Choices that records have only where they are not as before.
+# Later settings, which records include only if they differ from these defaults.
 _NEW = {"thorough": False, "limits_torch": None, "share_tuning": True, "fuse": False}
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
-    """Return the beginning of every record of a tuning: versions, date, where and with which choices it was made."""
+    """Return the first keys of every tuning record: versions, date, environment and settings."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -32,7 +32,7 @@ def record_header(config: Config, environment: Environment, date: datetime) -> R
 
 
 def config_record(config: Config) -> Record:
-    """Return the choices of a config that decide what is measured, as JSON has them."""
+    """Return the JSON values of the settings that decide what is measured."""
     return {
         name: value
         for name, value in asdict(config).items()

@@ -1,6 +1,6 @@
-"""Raw samples out of the database: as a table of what they say, as rows of single samples, and as JSON.
+"""Raw samples of the database: a table of statistics, rows of single samples, and JSON.
 
-A *series* is the samples of one time of one measurement or whole run: of its setup or step, of the baseline or the run.
+A *series* is the samples of one time: setup or step of a measurement, baseline or configuration of a whole run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def wanted(
     algorithms: Collection[str] | None = None,
     parts: Collection[str] = (),
 ) -> list[Row]:
-    """Return the measurements and whole runs that are asked for.
+    """Return the measurements and whole runs that match.
 
-    algorithms: names, or those of their sources; of a whole run one of them must run. None: all. parts: texts that must
-    all be in the description of the problem, in capitals or not.
+    algorithms: names of algorithms or sources, one of which must be used, or None for all. parts: texts that the
+    problem's description must all contain, ignoring case.
     """
 
     def is_wanted(row: Row) -> bool:
@@ -56,7 +56,7 @@ def wanted(
 
 
 def series(rows: Iterable[Row]) -> Iterator[Record]:
-    """Yield the series of these rows as plain values, ``samples_s`` last; rows without samples have none."""
+    """Yield the series of these rows as records that end with ``samples_s``; rows without samples have none."""
     for row in rows:
         for column in SAMPLES[row["kind"]]:
             if (stored := row[column]) is not None:
@@ -72,7 +72,7 @@ def environment_of(values: Mapping[str, Any]) -> Environment:
 
 
 def in_words(rows: Sequence[Row]) -> str:
-    """Say how many samples there are, and how many measurements have none."""
+    """Return a sentence on the number of samples, and of measurements without any."""
     without = sum(all(row[column] is None for column in SAMPLES[row["kind"]]) for row in rows)
     samples = sum(len(one["samples_s"]) for one in series(rows))
     told = f"{samples} samples of {len(rows) - without} measurements and whole runs"
@@ -80,7 +80,7 @@ def in_words(rows: Sequence[Row]) -> str:
 
 
 def sample_rows(every: Iterable[Record]) -> list[Record]:
-    """Return a row for each sample: what it is of, its number in its series from 0, and ``sample_s`` in seconds."""
+    """Return a row for each sample: its series, its number in the series from 0, and ``sample_s`` in seconds."""
     return [
         {**{name: value for name, value in one.items() if name != "samples_s"}, "sample": number, "sample_s": sample}
         for one in every
@@ -89,13 +89,13 @@ def sample_rows(every: Iterable[Record]) -> list[Record]:
 
 
 def samples_record(every: Iterable[Record]) -> Record:
-    """Return the series, each with the list of its samples, as JSON has them."""
+    """Return the JSON record of all series, each with the list of its samples."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"format_version": FORMAT_VERSION, "mucudnn": mucudnn.__version__, "date": date, "series": [*every]}
 
 
 def samples_table(environment: Environment, every: Sequence[Record]) -> Table:
-    """Return a table of one environment: of each series the number of samples, median, quartiles and least."""
+    """Return a table of one environment: number, median, quartiles and minimum of the samples of each series."""
     table = new_table(
         str(environment),
         ("convolution", "measured", "of"),
@@ -122,7 +122,7 @@ def samples_table(environment: Environment, every: Sequence[Record]) -> Table:
 
 
 def _measured(one: Mapping[str, Any]) -> str:
-    """Say what was measured: ``gemm 8``, or the configuration that was run whole."""
+    """Name the micro-config that was measured, such as ``gemm 8``, or the configuration of a whole run."""
     if one["configuration"] is None:
         return f"{one['algorithm']} {one['micro_batch_size']}"
     micro_configs, _, how = whole_run_from(one["configuration"])

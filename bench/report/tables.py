@@ -1,4 +1,4 @@
-"""Tables for people, made from layer tables, tunings and benchmarks. Milliseconds and MiB appear here only."""
+"""Building blocks of printed tables: columns, and numbers in milliseconds, ratios and MiB."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BOUNDS = ("workspace_limit", "workspace_budget")
 
 
 def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: tuple[str, ...] = ()) -> Table:
-    """Make a table of text columns, then of number columns; ``footer`` has one text for each, or is empty."""
+    """Return a table with left-aligned columns, then right-aligned ones. footer: one text per column, or none."""
     printed = Table(title=title, title_justify="left", caption_justify="left", show_footer=bool(footer))
     for column in left:
         printed.add_column(column)
@@ -27,7 +27,7 @@ def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: t
 
 
 def memory_bound(config: Config) -> str:
-    """Say what the config allows, for titles: ``workspace limit 64 MiB``."""
+    """Describe the workspace bound of a config for titles, such as ``workspace limit 64 MiB``."""
     if config.workspace_budget_bytes is not None:
         return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
     if config.has_headroom_limit:
@@ -36,12 +36,12 @@ def memory_bound(config: Config) -> str:
 
 
 def bound_in_words(settings: Mapping[str, Any]) -> str:
-    """Say what the settings of a result folder allow, as ``memory_bound`` does."""
+    """Describe the workspace bound in the settings of a result folder, as ``memory_bound`` does."""
     return memory_bound(Config(**{name: settings[name] for name in _BOUNDS}))
 
 
 def spread(samples_s: Sequence[float]) -> dict[str, float | None]:
-    """Return ``time_s``, the median of samples, and ``noise``, their IQR over it; ``None`` without samples.
+    """Return ``time_s``, the median of samples, and ``noise``, their IQR over the median; None without samples.
 
     >>> spread([0.02, 0.02])
     {'time_s': 0.02, 'noise': 0.0}
@@ -57,14 +57,14 @@ def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, s
 
 
 def short_name(names: Sequence[str]) -> str:
-    """``a, b, c`` -> ``a +2``: equal layers share a row, which the first of them names."""
+    """Shorten ``a, b, c`` to ``a +2``: equal layers share a row under the first name."""
     first, *others = names
     first = first or "(the model itself)"
     return f"{first} +{len(others)}" if others else first
 
 
 def some(texts: Sequence[str], most: int = 3) -> str:
-    """Join texts, and count those beyond the first ones.
+    """Join the first texts, and count the others.
 
     >>> some(["a", "b", "c"], most=2)
     'a; b; and 1 more'
@@ -74,12 +74,12 @@ def some(texts: Sequence[str], most: int = 3) -> str:
 
 
 def long_name(names: Sequence[str]) -> str:
-    """``a, b, c``: as files have them."""
+    """Join all names as ``a, b, c``, for files."""
     return ", ".join(names)
 
 
 def milliseconds(time_s: float) -> str:
-    """Format a time without its unit, which the column has.
+    """Format a time in milliseconds, without the unit.
 
     >>> milliseconds(0.02)
     '20.00'
@@ -97,7 +97,7 @@ def ratio(value: float) -> str:
 
 
 def images_per_s(images: int, time_s: float) -> str:
-    """Format how many images are computed in a second.
+    """Format the throughput in images per second.
 
     >>> images_per_s(8, 0.25)
     '32.0'

@@ -48,7 +48,7 @@ def test_who_does_not_get_ready_is_told_with_the_reason(job: Callable[[], Any], 
 
 
 def test_who_takes_too_long_to_get_ready_is_ended() -> None:
-    with pytest.raises(OwnProcessError, match="getting ready took longer than 100 ms, and was ended"):
+    with pytest.raises(OwnProcessError, match="getting ready took longer than 100 ms and was killed"):
         started(own_jobs.hanging, ready_s=0.1)
 
 
