@@ -135,12 +135,6 @@ def test_two_outputs_cannot_be_one_file(layers: Path, tmp_path: Path, unmeasured
     assert "is also 'SOURCE'" in fail(*explain, "--csv", tmp_path / "m.csv")
 
 
-def test_streams_can_be_outputs_of_everything(tuned: Path, layers: Path) -> None:
-    explain = ("explain", layers, "--from", tuned, "--budget", "1MiB", "--batch", "2", "--operations", "forward")
-    result = invoke(*explain, "--csv", "/dev/null", "--json", "/dev/null")
-    assert result.exit_code == 0, result.output
-
-
 def test_an_output_that_fails_in_the_end_costs_neither_table_nor_rows(
     layers: Path, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

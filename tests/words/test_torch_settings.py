@@ -69,10 +69,6 @@ def test_other_bits_on_every_run_are_barred_where_torch_must_be_deterministic() 
     assert why_barred(TorchSettings(deterministic=True), TENSOR_CORE, "float32") is None
 
 
-def test_by_default_torch_allows_tf32_and_any_order() -> None:
-    assert TorchSettings.current() == TorchSettings(allow_tf32=True, deterministic=False)
-
-
 def test_every_way_to_forbid_tf32_is_heeded() -> None:
     """In a process of its own: once ``allow_tf32`` was set, torch heeds the general ones no more. Torch 2.11 never
     does: there convolutions have a setting of their own from the start.
@@ -95,13 +91,6 @@ for owner, name, forbidding, neutral in (
     for_all, for_cudnn, *for_convolutions = ended.stdout.splitlines()
     assert {for_all, for_cudnn} <= {"False False True", "True True True"}
     assert for_convolutions == ["False False True"] * 2
-
-
-def test_tf32_of_matrix_products_is_another_matter() -> None:
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert TorchSettings.current().allow_tf32
-    assert not TorchSettings.current().matmul_tf32
-    assert why_barred(TorchSettings(allow_tf32=False, matmul_tf32=True), TENSOR_CORE, "float32") is not None
 
 
 def test_every_way_to_allow_tf32_in_matrix_products_is_heeded_however_they_are_mixed() -> None:

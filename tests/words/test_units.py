@@ -30,11 +30,8 @@ def test_bytes_pass_through(value: int | None) -> None:
 def test_none_is_no_limit() -> None:
     assert parse_bytes("none") is None
     assert parse_bytes(" None ") is None
-    assert format_bytes(None) == "no limit"
-
-
-def test_fractions_of_units() -> None:
     assert parse_bytes("1.5KiB") == 1536
+    assert format_bytes(None) == "no limit"
 
 
 @pytest.mark.parametrize(
@@ -69,18 +66,13 @@ def test_printed_bytes_are_right_to_three_digits(value: int) -> None:
     assert float(number) * FACTORS[unit] == pytest.approx(value, rel=6e-3)
 
 
-def test_printed_bytes() -> None:
-    assert [format_bytes(n) for n in (0, 1023, 1024, 1536, 2**26, 2**30)] == [
-        *("0 B", "1023 B", "1 KiB", "1.5 KiB", "64 MiB", "1 GiB")
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("60s", 60.0),
         ("2min", 120.0),
         ("500ms", 0.5),
+        ("5us", pytest.approx(5e-6)),
         ("1h", 3600.0),
         ("1.5", 1.5),
         (3, 3.0),
@@ -123,10 +115,6 @@ def test_what_is_no_number_of_seconds_is_refused(seconds: Any) -> None:
         parse_seconds(seconds)
 
 
-def test_printed_seconds() -> None:
-    assert [format_seconds(t) for t in (2.5e-6, 0.0123, 1.5)] == ["2.5 us", "12.3 ms", "1.5 s"]
-
-
 @pytest.mark.parametrize(
     ("text", "bytes_per_s"),
     [("25GB/s", 25e9), ("200Gbit/s", 25e9), ("1.5 MiB/s", 1.5 * 2**20), ("10gbit/s", 1.25e9), ("7B/s", 7)],
@@ -139,7 +127,3 @@ def test_bandwidths_are_bytes_a_second(text: str, bytes_per_s: float) -> None:
 def test_what_is_no_bandwidth_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="write for example 25GB/s"):
         parse_bandwidth(text)
-
-
-def test_microseconds_are_understood() -> None:
-    assert parse_seconds("5us") == pytest.approx(5e-6)
