@@ -17,7 +17,7 @@ from mucudnn.bench.folders.speedups import Estimate, overhead_of, speedup_of
 from mucudnn.bench.sources.published import GEOMETRY, published_times
 
 PUBLISHED = "published "  # begins the names of columns with others' times
-UNDIVIDED = "undivided"  # contestant
+UNDIVIDED = "undivided"  # contestant, and its policy
 CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")

@@ -31,7 +31,7 @@ from mucudnn.bench.pages.drawing import (
 )
 from mucudnn.bench.pages.kinds import MOST_PIECES, MOST_SUBJECTS
 from mucudnn.bench.pages.layer_rows import gains, published_gains_of
-from mucudnn.bench.pages.measured import has_problems, with_layers
+from mucudnn.bench.pages.measured import UNDIVIDED, has_problems, with_layers
 from mucudnn.bench.pages.report import Report, name_of
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-UNDIVIDED = "undivided"  # policy of configurations that cut nothing
 _MIB = 2**20
 _GAP = 0.4  # between pieces, in per cent of the mini-batch
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mucudnn.bench.recipes.benchmarks import DIFFERENCES
-from mucudnn.bench.recipes.sections import Section
+from mucudnn.bench.recipes.sections import Section, one_of
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.units import exact_bytes, format_bytes, parse_bytes, parse_seconds
@@ -139,8 +139,8 @@ def _criterion(value: object, measure: str, contestants: Sequence[str], grid: Ma
     bounds = {key: MEASURES[measure].parse(demand[key], key) for key in _BOUNDS if key in demand}
     if len(bounds) != 1:
         raise InvalidInputError("must have one bound: at_least or at_most")
-    of = _among(contestants, demand.get("of", contestants[-1]), "of")
-    over = _among(contestants, demand.get("over", contestants[0]), "over") if measure == "speedup" else None
+    of = one_of(demand.get("of", contestants[-1]), "of", contestants)
+    over = one_of(demand.get("over", contestants[0]), "over", contestants) if measure == "speedup" else None
     where = {column: _selected(key, demand[key], grid) for key, column in _SELECTING.items() if key in demand}
     return Criterion(measure, of, **bounds, over=over, where=where)
 
@@ -158,10 +158,4 @@ def _selected(key: str, value: object, grid: Mapping[str, Any]) -> object:
         return size
     if key == "operation":
         return str(member(Operation, wanted, key))
-    return _among([str(each) for each in grid.get(key, ())], wanted, key)
-
-
-def _among(allowed: Sequence[str], value: object, name: str) -> str:
-    if value not in allowed:
-        raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
-    return str(value)
+    return one_of(wanted, key, [str(each) for each in grid.get(key, ())])

@@ -15,9 +15,9 @@ from typing import Any
 from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.bench.recipes.benchmarks import BENCHMARKS, SOURCES, Benchmark, Cell
 from mucudnn.bench.recipes.criteria import Criterion, read_criteria
-from mucudnn.bench.recipes.sections import Section, alternatives, read_sections
+from mucudnn.bench.recipes.sections import Section, alternatives, one_of, read_sections
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.values import several, shown, text, texts
+from mucudnn.words.values import several, text, texts
 
 _SUFFIX = ".toml"
 _FOLDER = Path(__file__).parent / "shipped"
@@ -80,8 +80,8 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     top.require_known(_KEYS)
     title = top.take("title", text, path.stem)
     top.take("takes", text)
-    name = top.take("benchmark", partial(_one_of, allowed=tuple(BENCHMARKS)), next(iter(BENCHMARKS)))
-    figure = top.take("figure", partial(_one_of, allowed=tuple(KINDS)))
+    name = top.take("benchmark", partial(one_of, allowed=tuple(BENCHMARKS)), next(iter(BENCHMARKS)))
+    figure = top.take("figure", partial(one_of, allowed=tuple(KINDS)))
     benchmark = BENCHMARKS[name]
     for each in DEVICES:
         top.inner(each).require_known(_SECTIONS)
@@ -128,12 +128,6 @@ def _require_source(top: Section, benchmark: Benchmark, settings: Mapping[str, o
     if len(given) != 1:
         found = "both are there" if given else "there is none"
         top.refuse("fixed", f"needs {' or '.join(allowed)}: {found}")
-
-
-def _one_of(value: object, name: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
-    return str(value)
 
 
 def shipped_recipes() -> dict[str, Path]:

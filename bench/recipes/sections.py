@@ -80,6 +80,13 @@ def read_sections(path: Path) -> Section:
         raise InvalidInputError(f"{path} is no TOML file: {error}") from None
 
 
+def one_of(value: object, name: str, allowed: Sequence[str]) -> str:
+    """Require one of some texts. Raises ``InvalidInputError``."""
+    if value not in allowed:
+        raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
+    return str(value)
+
+
 def alternatives(value: object, name: str) -> Sequence[object]:
     """Require a list that is not empty. Raises ``InvalidInputError``."""
     if not isinstance(value, list) or not value:
