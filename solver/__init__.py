@@ -1,1 +1,1 @@
-"""Measurements in, configurations out. Pure functions: numpy and pulp, never torch."""
+"""Pure functions from measurements to configurations, with numpy and PuLP but without torch."""

@@ -1,4 +1,4 @@
-"""Accounts of solvers: each answer says how good it is, how that is known, and what it took."""
+"""The base class of solver answers: objective, lower bound, optimality gap, status and solve time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Base of the answers. ``objective_s`` is the predicted time; no answer can be below ``bound_s``.
+    """Base class of solver answers. ``objective_s`` is the predicted time, ``bound_s`` a lower bound of the optimum.
 
-    ``solve_time_s`` is how long solving took; it does not count when answers are compared.
+    ``solve_time_s`` is the wall time of the solver; it is ignored when answers are compared.
     """
 
     objective_s: float
@@ -25,7 +25,7 @@ class Answer:
 
     @property
     def gap(self) -> float:
-        """The largest fraction of ``objective_s`` that a better answer could save."""
+        """The optimality gap: the largest fraction of ``objective_s`` that a better answer could save."""
         return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s else 0.0
 
     @property

@@ -1,11 +1,11 @@
-"""The cost of an all-reduce by the alpha-beta model: how long p ranks take until each has the sum of all their bytes.
+"""The time of an all-reduce over p ranks in the alpha-beta model.
 
 A message of n bytes takes alpha + n beta: alpha is the latency, beta the inverse of the bandwidth. In each round a rank
-sends one message and receives one. Of an algorithm two numbers count: the rounds, and the bytes that pass in them one
-after the other, as a multiple of the data (its volume). The additions are not counted.
+sends one message and receives one. An algorithm is described by two numbers: its rounds, and its volume, which is the
+bytes on the critical path as a multiple of the data. The additions are not counted.
 
-Where p is no power of two, the butterfly and Rabenseifner's algorithm begin and end with a round in which the ranks
-beyond the largest power of two below p hand all their data to a partner and get the sum back, as MPICH does.
+If p is not a power of two, the butterfly and Rabenseifner's algorithm begin and end with a round in which the ranks
+beyond the largest power of two below p send all their data to a partner and receive the sum, as in MPICH.
 
 Sources: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH (2005); Chan,
 Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience (2007).
@@ -24,7 +24,7 @@ from mucudnn.words.values import whole
 
 
 def rounds(algorithm: AllReduce, ranks: int) -> int:
-    """Return how many rounds an all-reduce has; none of a single rank.
+    """Return the number of rounds of an all-reduce; 0 for a single rank.
 
     Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
     """
@@ -43,7 +43,7 @@ def rounds(algorithm: AllReduce, ranks: int) -> int:
 
 
 def volume(algorithm: AllReduce, ranks: int) -> float:
-    """Return the bytes that pass one after the other, for each byte that is reduced. Raises as ``rounds``."""
+    """Return the bytes on the critical path for each byte that is reduced. Raises as ``rounds``."""
     p = whole(ranks, "ranks", 1)
     if p == 1:
         return 0.0
@@ -60,25 +60,25 @@ def volume(algorithm: AllReduce, ranks: int) -> float:
 
 
 def all_reduce_s(algorithm: AllReduce, ranks: int, size_bytes: float, link: Link) -> float:
-    """Return the seconds that one all-reduce of so many bytes takes. Raises as ``rounds``."""
+    """Return the seconds of one all-reduce of ``size_bytes``. Raises as ``rounds``."""
     return rounds(algorithm, ranks) * link.latency_s + volume(algorithm, ranks) * size_bytes / link.bytes_per_s
 
 
 def lower_bound_s(ranks: int, size_bytes: float, link: Link) -> float:
-    """Return the seconds below which no all-reduce of so many bytes can be. Raises as ``rounds``.
+    """Return the least seconds that any all-reduce of ``size_bytes`` can take. Raises as ``rounds``.
 
-    Each rank must send and receive 2 (p - 1) / p of the bytes, and what it has reaches all in log2 p rounds at least.
+    Each rank must send and receive 2 (p - 1) / p of the bytes, and its data needs at least log2 p rounds to reach all.
     """
     p = whole(ranks, "ranks", 1)
     return max(2 * (p - 1) / p * size_bytes / link.bytes_per_s, _ceil_log2(p) * link.latency_s)
 
 
 def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) -> Link:
-    """Return the link with which the all-reduces are nearest to measured ones, by the squares of relative errors.
+    """Fit latency and bandwidth to measured all-reduces: least squares of the relative errors.
 
-    times_s: seconds by bytes. A latency below 0 becomes 0.
+    times_s: measured seconds by message size in bytes. A latency below 0 becomes 0.
 
-    Raises ``InvalidInputError`` for a single rank, fewer than two sizes, times that are not above 0, and where the
+    Raises ``InvalidInputError`` for a single rank, for fewer than two sizes, for times that are not above 0, and if the
     times do not grow with the bytes.
     """
     if ranks < 2 or len(times_s) < 2 or min(times_s.values()) <= 0:
@@ -94,16 +94,16 @@ def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) 
         alpha, (beta,) = 0.0, _least_squares([per_byte_s], measured)
     if beta <= 0:
         raise InvalidInputError(
-            "the measured all-reduces take no longer for more bytes, so they have no bandwidth; measure again on a "
-            "quiet network, or give --latency and --bandwidth"
+            "the measured all-reduces take no longer for more bytes, so no bandwidth can be fitted; measure again on "
+            "an idle network, or give --latency and --bandwidth"
         )
     return Link(alpha, 1 / beta)
 
 
 def _least_squares(columns: Sequence[FloatArray], times_s: FloatArray) -> list[float]:
-    """Solve for the factors of the columns; each time counts by its relative error."""
+    """Return the factors of the columns that minimize the squares of the relative errors."""
     matrix = np.stack(columns, axis=1) / times_s[:, None]
-    scale = matrix.max(axis=0)  # bytes and rounds are of unlike size
+    scale = matrix.max(axis=0)  # bytes and rounds differ by orders of magnitude
     solution = np.linalg.lstsq(matrix / scale, np.ones(times_s.size), rcond=None)[0]
     return [float(factor) for factor in solution / scale]
 
@@ -117,5 +117,5 @@ def _ceil_log2(p: int) -> int:
 
 
 def _folding(p: int) -> int:
-    """Return the rounds before and after, of all data, that what is no power of two costs."""
+    """Return the additional rounds that a number of ranks costs that is not a power of two."""
     return 0 if p.bit_count() == 1 else 2

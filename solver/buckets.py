@@ -1,8 +1,8 @@
-"""Gradients that are all-reduced while the backward pass still runs, merged into buckets.
+"""Buckets of gradients for all-reduces that overlap with the backward pass.
 
-Gradients become ready in a known order. A bucket is a run of them that is sent as one message, once the last of them is
-ready and the bucket before is through. Few large buckets save latency, many small ones begin earlier. The best merging
-is found exactly, for any cost of a message; the idea of merging is that of MG-WFBP (Shi, Chu and Li, 2019).
+Gradients become ready in a known order. A bucket is a run of neighbouring gradients that is sent as one message, once
+its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small ones start
+earlier. The best buckets are found exactly, for any message cost. Merging is due to MG-WFBP (Shi, Chu and Li, 2019).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from mucudnn.solver.costs import IntArray
 from mucudnn.words.errors import InvalidInputError
 
-DDP_CAP_BYTES = 25 * 2**20  # DistributedDataParallel's bucket_cap_mb where none is given ...
-DDP_FIRST_CAP_BYTES = 2**20  # ... and its first bucket then, which is to be sent early
+DDP_CAP_BYTES = 25 * 2**20  # DistributedDataParallel's default bucket_cap_mb ...
+DDP_FIRST_CAP_BYTES = 2**20  # ... and the cap of its first bucket, which is to be sent early
 
 MessageCost = Callable[[int], float]  # bytes of a bucket -> seconds of its all-reduce
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient: its bytes, and the second of the step at which it is ready."""
+    """A gradient: its bytes, and when it is ready, in seconds from the start of the step."""
 
     size_bytes: int
     ready_s: float
@@ -35,9 +35,9 @@ class Gradient:
 class Buckets:
     """Gradients merged into buckets.
 
-    ends: number of gradients up to and with each bucket, ascending; the last is that of all. end_s: second of the step
-    at which the last message is through. cap_bytes: ``bucket_cap_mb`` of DistributedDataParallel that makes these
-    buckets, in bytes; ``None`` where no single one does, or none was asked for.
+    ends: number of gradients up to the end of each bucket, ascending. end_s: when the last message has been sent, in
+    seconds from the start of the step. cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these
+    buckets, in bytes; None if no single cap does, or if none was searched for.
     """
 
     ends: tuple[int, ...]
@@ -46,7 +46,7 @@ class Buckets:
 
 
 def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost) -> float:
-    """Return the second at which the last of these buckets is through; 0 without gradients.
+    """Return when the last of these buckets has been sent, in seconds from the start of the step; 0 without gradients.
 
     gradients: in the order in which they become ready.
     """
@@ -58,16 +58,16 @@ def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost
 
 
 def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets with which the last message is through first; ties: the larger last bucket.
+    """Return the buckets whose last message ends earliest; ties: the larger last bucket.
 
-    gradients: in the order in which they become ready. Dynamic programming over the end of the last bucket: what is
-    through earlier lets nothing that follows be through later.
+    gradients: in the order in which they become ready. Dynamic programming over the end of the last bucket is exact,
+    because sending a prefix earlier never delays what follows.
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
     _require_order(gradients)
     sums = _sums(gradients).tolist()
-    least_s, begins = [0.0], [0]  # of the first n gradients: when they are through, where their last bucket begins
+    least_s, begins = [0.0], [0]  # for the first n gradients: when they have been sent, where their last bucket begins
     for last in range(1, len(gradients) + 1):
         ready_s = gradients[last - 1].ready_s
         times_s = [max(least_s[first], ready_s) + cost(sums[last] - sums[first]) for first in range(last)]
@@ -82,10 +82,10 @@ def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:
-    """Return the ends of the buckets that DistributedDataParallel makes, once it knows the order of the gradients.
+    """Return the ends of the buckets that DistributedDataParallel makes once it knows the order of the gradients.
 
-    A bucket is closed by the gradient with which it reaches its cap. The first has a cap of its own where none was
-    given by the user. first_cap_bytes: ``None``: as the others.
+    A bucket is closed by the gradient with which it reaches its cap. first_cap_bytes: cap of the first bucket, which
+    differs if the user sets no cap; None if it is ``cap_bytes`` too.
     """
     ends: list[int] = []
     filled, cap = 0, cap_bytes if first_cap_bytes is None else first_cap_bytes
@@ -100,16 +100,16 @@ def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | 
 
 
 def ddp_default(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets of DistributedDataParallel where the user gives no ``bucket_cap_mb``. Raises as the best."""
+    """Return DistributedDataParallel's buckets for its default ``bucket_cap_mb``. Raises as ``best_merging``."""
     _require_order(gradients)
     ends = ddp_ends([gradient.size_bytes for gradient in gradients], DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES)
     return Buckets(ends, sent_s(gradients, ends, cost))
 
 
 def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the best buckets that one ``bucket_cap_mb`` makes; ties: the largest cap, which has the fewest buckets.
+    """Return the buckets of the best single ``bucket_cap_mb``; ties: the largest cap, which has the fewest buckets.
 
-    All caps that differ are tried: buckets change only where the cap passes the sum of some neighbouring gradients.
+    It tries every cap that can matter: buckets change only where the cap passes the sum of some neighbouring gradients.
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
@@ -134,7 +134,7 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def _sums(gradients: Sequence[Gradient]) -> IntArray:
-    """Return the bytes of the first 0, 1, ... gradients."""
+    """Return the cumulative bytes, from 0 gradients to all."""
     sizes = np.array([gradient.size_bytes for gradient in gradients], dtype=np.int64)
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 

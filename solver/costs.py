@@ -1,10 +1,10 @@
-"""The cost model: what a configuration of one problem takes in time and workspace.
+"""The cost model: time and workspace of a configuration of one problem.
 
     time      = sum over its algorithms of setup  +  sum over its micro-batches of step
     workspace = sum over its algorithms of prepared  +  max over its micro-batches of scratch
 
-Times are whole picoseconds, far below what a clock resolves, held in float64: sums are then exact (up to 2**53 ps,
-2.5 hours) and the same in any order, so that a tie is a tie and the order of the input cannot matter.
+Times are whole picoseconds, far below the resolution of a clock, stored as float64. Sums are then exact (up to 2**53
+ps, 2.5 hours) and independent of the order, so ties are exact and the order of the input does not matter.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PICOSECONDS = 1e12  # in a second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The measurements of one problem, pooled. Algorithms are numbered in the order of their names.
+    """The pooled measurements of one problem. Algorithms are numbered in the order of their names.
 
     setup_ps, prepared_bytes: (algorithms,). step_ps, scratch_bytes: (algorithms, batch_size + 1), indexed by the
-    micro-batch size; ``step_ps`` is inf where nothing was measured.
+    micro-batch size; ``step_ps`` is infinite for sizes that were not measured.
     """
 
     names: tuple[str, ...]
@@ -45,19 +45,19 @@ class Costs:
 
     @property
     def free_algorithms(self) -> frozenset[int]:
-        """Algorithms without setup and prepared bytes: they can join any configuration at no cost but their steps."""
+        """Algorithms without setup time and prepared bytes, which cost nothing but their steps in any configuration."""
         return frozenset(np.flatnonzero((self.setup_ps == 0) & (self.prepared_bytes == 0)).tolist())
 
     def setup_of(self, algorithms: Collection[int]) -> float:
-        """Picoseconds."""
+        """Return the sum of the setup times in picoseconds."""
         return float(self.setup_ps[sorted(algorithms)].sum())
 
     def prepared_of(self, algorithms: Collection[int]) -> int:
-        """Bytes."""
+        """Return the sum of the prepared bytes."""
         return int(self.prepared_bytes[sorted(algorithms)].sum())
 
     def configuration(self, parts: Sequence[tuple[int, int]]) -> Configuration:
-        """The configuration of these (algorithm number, micro-batch size), in running order, with its cost."""
+        """Return the configuration of these (algorithm number, micro-batch size), in running order, with its cost."""
         ordered = sorted(parts, key=lambda part: (part[0], -part[1]))
         algorithms, sizes = np.array(ordered).T
         time_ps = self.setup_of({*algorithms.tolist()}) + self.step_ps[algorithms, sizes].sum()
@@ -69,11 +69,11 @@ class Costs:
 def pool(measurements: Sequence[Measurement], batch_size: int) -> Costs:
     """Pool the measurements of one problem for micro-batches up to ``batch_size``.
 
-    An algorithm has one setup time (the median of its rows) and one number of prepared bytes (their maximum); a
-    micro-config that was measured more than once is pooled in the same way. Larger micro-batches are left out.
+    The setup time of an algorithm is the median of its rows, its prepared bytes are their maximum. A micro-config that
+    was measured more than once is pooled in the same way. Larger micro-batches are left out.
 
-    Raises ``InvalidInputError`` if ``batch_size`` is no whole number of at least 1, or a measurement is negative or not
-    finite.
+    Raises ``InvalidInputError`` unless ``batch_size`` is a whole number of at least 1, and if a measurement is negative
+    or not finite.
     """
     batch_size = whole(batch_size, "batch_size", 1)
     by_algorithm: dict[str, list[Measurement]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The worth of memory: the least time of a network against its workspace budget, and what more or less would change."""
+"""The least time of a network as a function of its workspace budget, and the effect of a larger or smaller budget."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mucudnn.words.units import format_bytes
 Key = TypeVar("Key", bound=Hashable)
 
 POINTS = 50
-LEAST_SHOWN = 0.0005  # a smaller change of the time, as a fraction, is not worth a word
+LEAST_SHOWN = 0.0005  # smaller changes of the time, as a fraction, are not shown
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetPoint:
-    """The least time within a budget, and the workspace that it takes; no time can be below ``bound_s``."""
+    """The least time within a budget, and the workspace that it takes; ``bound_s`` is a lower bound of the optimum."""
 
     budget_bytes: int
     workspace_bytes: int
@@ -31,10 +31,10 @@ class BudgetPoint:
 
 @dataclass(frozen=True, slots=True)
 class BudgetCurve:
-    """Time against budget, least budget first: more memory is never slower.
+    """The least time by budget, smallest budget first; a larger budget is never slower.
 
-    The first point is the smallest feasible budget (unless a larger one alone was asked for), and beyond
-    ``enough_bytes`` nothing more is bought. Between two points the least time is at most that of the one before.
+    The first point is the smallest feasible budget. Beyond ``enough_bytes`` more memory saves no time. Between two
+    points the least time is at most that of the smaller budget.
     """
 
     points: tuple[BudgetPoint, ...]
@@ -55,12 +55,11 @@ def time_curve(
     constant_s: float = 0.0,
     time_limit_s: float | None = TIME_LIMIT_S,
 ) -> BudgetCurve:
-    """Return the least time (``solve_wd``) at budgets from the smallest feasible one to the first with the least time.
+    """Return the least time (``solve_wd``) at budgets from the smallest feasible one to the one that is enough.
 
-    At most ``points`` budgets (at least 2), and ``budgets`` besides. They are breakpoints of the linear relaxation,
-    where the bounds alone prove the answer; where there are more of them, those that follow the curve at even steps
-    of time and bytes. ``constant_s`` is added to every time: what the budget does not change. ``time_limit_s`` is for
-    each point.
+    The curve has at most ``points`` budgets (at least 2), and ``budgets`` in addition. They are breakpoints of the
+    linear relaxation, at which the bounds alone prove the answer, sampled at even steps of time and bytes if there are
+    more. ``constant_s``, which the budget does not change, is added to every time. ``time_limit_s`` is for each point.
 
     Raises as ``solve_wd`` does.
     """
@@ -71,7 +70,7 @@ def time_curve(
     found: list[BudgetPoint] = []
     for budget in sorted({*turns, *budgets}):
         point = network.at(budget)
-        if found and point.time_s > found[-1].time_s:  # only where the time limit came: what fitted less still fits
+        if found and point.time_s > found[-1].time_s:  # after a timeout: the last division still fits
             last = found[-1]
             point = BudgetPoint(budget, last.workspace_bytes, last.time_s, min(point.bound_s, last.time_s))
         found.append(point)
@@ -80,9 +79,9 @@ def time_curve(
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """The effect of some more or less memory than ``here``; in words as ``str``.
+    """The effect of a larger and of a smaller budget than ``here``; ``str`` describes it in words.
 
-    ``more`` is None where nothing is gained by more, ``less`` where nothing less is feasible.
+    ``more`` is None if no larger budget saves time, ``less`` is None if no smaller budget is feasible.
     """
 
     here: BudgetPoint
@@ -116,7 +115,7 @@ class Marginal:
         return words
 
     def _change(self, other: BudgetPoint) -> str:
-        """Say the change in percent of the time here."""
+        """Describe the change of time in percent."""
         change = (other.time_s - self.here.time_s) / self.here.time_s if self.here.time_s else 0.0
         if abs(change) < LEAST_SHOWN:
             return "no slower"
@@ -132,10 +131,10 @@ def marginal(
     *,
     constant_s: float = 0.0,
 ) -> Marginal:
-    """Tell what about a quarter more or less of ``budget_bytes`` changes (None: the smallest budget of the least time).
+    """Return the effect of about a quarter more and less than ``budget_bytes``.
 
-    The step is a power of two in bytes. Upwards it is doubled until the time changes; downwards it is cut off at the
-    smallest feasible budget. ``constant_s`` as in ``time_curve``.
+    budget_bytes: None for the smallest budget with the least time. The step is a power of two in bytes; upwards it is
+    doubled until the time changes, downwards it ends at the smallest feasible budget. constant_s: as in ``time_curve``.
 
     Raises as ``solve_wd`` does.
     """
@@ -153,9 +152,9 @@ def marginal(
 
 
 def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Configuration | None:
-    """Return the one of ``options`` that is faster than ``chosen`` and needs the least workspace more.
+    """Return the option faster than ``chosen`` that needs the least additional workspace; None if nothing is faster.
 
-    Where several need as much (or none), the fastest of them; None if nothing is faster.
+    Ties: the fastest option.
     """
     faster = [c for c in options if c.time_s < chosen.time_s]
     chosen_bytes = chosen.workspace_bytes
@@ -164,7 +163,7 @@ def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Conf
 
 
 class _Network:
-    """The choices of a network, and the least time within any budget."""
+    """The options of a network, solved for any budget."""
 
     def __init__(
         self,
@@ -186,7 +185,7 @@ class _Network:
         return BudgetPoint(budget_bytes, division.workspace_bytes, time_s, bound_s)
 
     def faster(self, here: BudgetPoint, step: int) -> BudgetPoint | None:
-        """Find what ``step`` more, or twice that, or four times, ... gains; None if no memory gains anything."""
+        """Return the first faster point at ``step`` more bytes, twice that, four times, ...; None if there is none."""
         budget = here.budget_bytes
         while budget < self.choices.enough_bytes:
             budget = here.budget_bytes + step
@@ -198,7 +197,7 @@ class _Network:
 
 
 def _spread(turns: list[tuple[int, int]], most: int) -> set[int]:
-    """Bytes of at most so many points of the falling curve, both ends among them, at even steps along it."""
+    """Return the bytes of at most ``most`` points of the falling curve, at even steps along it, with both ends."""
     if len(turns) <= most:
         return {size for size, _ in turns}
     (first_bytes, first_ps), (last_bytes, last_ps) = turns[0], turns[-1]

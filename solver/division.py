@@ -1,8 +1,8 @@
 """Workspace division (WD): one budget divided over all problems of a network (Oyama et al., μ-cuDNN, section III).
 
-One configuration for each problem, the least sum of times, the sum of workspaces within the budget: a multiple-choice
-knapsack, which ``knapsack.py`` solves in whole picoseconds and bytes. So the answer depends neither on the tolerances
-of the program that found it nor on the order of the input.
+Choosing one configuration for each problem, with the least sum of times and the sum of workspaces within the budget, is
+a multiple-choice knapsack. ``knapsack.py`` solves it in whole picoseconds and bytes, so the answer depends neither on
+the tolerances of an external solver nor on the order of the input.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 
-NAMED = 5  # as many problems in a message
-TIME_LIMIT_S = 60.0  # a program that is not ours could search for ever
+NAMED = 5  # problems listed in a message
+TIME_LIMIT_S = 60.0  # an external solver might not terminate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division(Answer, Generic[Key]):
-    """The configuration of each problem, and the account of how it was found: printable.
+    """The configuration of each problem, with the account of how it was found; ``str`` prints it.
 
-    ``objective_s`` is the sum of count x time. ``options`` are counted as given, without dominated ones, and as the
-    bounds leave them. ``notes`` say what did not go as usual.
+    ``objective_s`` is the sum of count x time. Options are counted as given (``options``), without dominated ones, and
+    after elimination by bounds (``remaining_options``). ``notes`` report timeouts and failures of external solvers.
     """
 
     assignment: Mapping[Key, Configuration]
@@ -85,9 +85,9 @@ class Division(Answer, Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class DivisionProblem(Generic[Key]):
-    """The options to divide a budget over, checked and in whole numbers, to be solved for one budget or for many.
+    """The options of each problem, checked and converted to whole numbers, to be solved for one budget or for many.
 
-    ``configurations`` of each key are in the order of their names, ``rows`` are those that are not dominated.
+    ``configurations`` of each problem are in the order of their names; ``rows`` are the undominated ones.
     """
 
     counts: Mapping[Key, int]
@@ -96,7 +96,7 @@ class DivisionProblem(Generic[Key]):
 
     @staticmethod
     def of(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int] | None) -> DivisionProblem[Key]:
-        """Raises as ``solve_wd`` does, but for budget and time limit."""
+        """Check and convert the options. Raises as ``solve_wd``, except for budget and time limit."""
         keys = sorted(options, key=repr)
         counts = dict.fromkeys(keys, 1) if counts is None else counts
         _check(options, counts)
@@ -111,11 +111,11 @@ class DivisionProblem(Generic[Key]):
 
     @property
     def enough_bytes(self) -> int:
-        """The smallest budget that gives the least time of all."""
+        """The smallest budget that reaches the least time."""
         return sum(rows[-1][0] for rows in self.rows)
 
     def divide(self, budget_bytes: int | None, time_limit_s: float | None) -> Division[Key]:
-        """See ``solve_wd``."""
+        """Solve for one budget, as ``solve_wd``."""
         start = time.perf_counter()
         deadline = math.inf if time_limit_s is None else start + time_limit_s
         self._require_feasible(budget_bytes)
@@ -145,7 +145,7 @@ class DivisionProblem(Generic[Key]):
         needs = [f"{key} (at least {exact_bytes(least[key])})" for key in largest if least[key]]
         raise InfeasibleError(
             f"the workspace budget of {exact_bytes(budget_bytes)} is too small for {len(least)} problems: the "
-            f"smallest feasible budget is {exact_bytes(smallest)}; allow at least that much. Most is needed by "
+            f"smallest feasible budget is {exact_bytes(smallest)}; allow at least that much. The largest needs: "
             f"{_some(needs)}",
             smallest_feasible_bytes=smallest,
         )
@@ -158,15 +158,15 @@ def solve_wd(
     counts: Mapping[Key, int] | None = None,
     time_limit_s: float | None = TIME_LIMIT_S,
 ) -> Division[Key]:
-    """Choose a configuration for each problem: the least sum of count x time within ``budget_bytes`` of workspace.
+    """Choose a configuration for each problem, with the least sum of count x time within the workspace budget.
 
-    ``counts``: how often each problem occurs (None: once each); its segment is there once. ``budget_bytes`` None: no
-    bound. Ties: less workspace, then fewer micro-batches, then the names, problem by problem in the order of their
-    ``repr``. A division that is ``Status.OPTIMAL`` is the same on every machine; where the proof runs out of time (or
-    of room: more than ``MOST_SUMS`` sums) it is the best so far, with its proven gap.
+    budget_bytes: None if there is no budget. counts: how often each problem occurs, None if once each; all occurrences
+    share one segment. Ties: less workspace, then fewer micro-batches, then the names, problem by problem in the order
+    of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on every machine. If the proof exceeds the time
+    limit or ``MOST_SUMS``, the answer is the best so far, with its proven gap.
 
     Raises ``InfeasibleError`` with the smallest feasible budget and the problems that need the most of it, and
-    ``InvalidInputError`` for times, workspaces, counts or limits that cannot be.
+    ``InvalidInputError`` for invalid times, workspaces, counts or limits.
     """
     start = time.perf_counter()
     check_limits(budget_bytes, time_limit_s)
@@ -175,25 +175,27 @@ def solve_wd(
 
 
 def check_limits(budget_bytes: int | None, time_limit_s: float | None) -> None:
-    """Raises ``InvalidInputError`` for a budget (bytes) or a time limit that cannot be."""
+    """Raise ``InvalidInputError`` for an invalid budget (bytes) or time limit."""
     if budget_bytes is not None and not (isinstance(budget_bytes, int) and budget_bytes >= 0):
         raise InvalidInputError(
-            f"the workspace budget is {budget_bytes} bytes; it must be a whole number of at least 0, or None: no budget"
+            f"the workspace budget is {budget_bytes} bytes; it must be a whole number from 0 on, or None for no limit"
         )
     if time_limit_s is not None and not time_limit_s >= 0:
-        raise InvalidInputError(f"the time limit is {time_limit_s} s; it must be at least 0, or None: no limit")
+        raise InvalidInputError(f"the time limit is {time_limit_s} s; it must be at least 0, or None for no limit")
 
 
 def _check(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int]) -> None:
     if stray := [key for key in (*options, *counts) if (key in options) != (key in counts)]:
-        raise InvalidInputError(f"options and counts must have the same problems; only one has {_some(stray)}")
+        raise InvalidInputError(f"options and counts must have the same problems; only one of them has {_some(stray)}")
     for key, configurations in options.items():
         if not (isinstance(counts[key], int) and counts[key] >= 1):
             raise InvalidInputError(f"{key}: the count is {counts[key]}; it must be a whole number of at least 1")
         for configuration in configurations:
             _check_configuration(key, configuration)
     if empty := [key for key, configurations in options.items() if not configurations]:
-        raise InfeasibleError(f"no configuration at all, so no budget is enough; measure again: {_some(empty)}")
+        raise InfeasibleError(
+            f"no budget is enough, because there is no configuration of some problems; measure again: {_some(empty)}"
+        )
 
 
 def _check_configuration(key: Hashable, configuration: Configuration) -> None:
@@ -211,7 +213,7 @@ def _some(items: Sequence[object]) -> str:
 
 
 def _rows(configurations: Sequence[Configuration], count: int) -> list[Row]:
-    """Configurations in the order of their names as rows of whole numbers."""
+    """Convert configurations, in the order of their names, to rows of whole numbers."""
     return [
         (c.workspace_bytes, count * round(c.time_s * PICOSECONDS), len(c.micro_configs), rank)
         for rank, c in enumerate(configurations)

@@ -1,4 +1,4 @@
-"""The desirable sets (Pareto fronts in time and workspace) of one problem, exact for every batch size at once."""
+"""The desirable sets (Pareto fronts in time and workspace) of one problem, exact and for every batch size at once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Part = tuple[int, int]  # algorithm number, micro-batch size
 
 
 def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scratch_bytes: int) -> list[Part]:
-    """Return the micro-batches that cover ``n`` samples in the least sum of steps, in running order.
+    """Return the micro-batches that cover ``n`` samples with the least sum of step times, in running order.
 
     They use ``algorithms`` and at most ``scratch_bytes``. Ties: fewer micro-batches, then by name, then larger
-    micro-batches first. Such a cover must exist.
+    micro-batches first. The caller guarantees that a cover exists.
     """
     allowed = sorted(algorithms)
     fits = costs.scratch_bytes[allowed, : n + 1] <= scratch_bytes
     step_ps = np.where(fits, costs.step_ps[allowed, : n + 1], np.inf)
     least_ps, least_at = step_ps.min(axis=0), step_ps.argmin(axis=0)  # argmin: the first name where names tie
     sizes = np.flatnonzero(np.isfinite(least_ps))
-    # One number orders by time, then by how many: a micro-batch counts 1, a picosecond more than n of them.
+    # One number orders by time, then by number of micro-batches: a picosecond outweighs n micro-batches of 1 each.
     costs_of_sizes = least_ps[sizes] * 2.0 ** n.bit_length() + 1
     table = _least_costs(n, sizes, costs_of_sizes)
     parts = []
@@ -41,7 +41,7 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
 
 
 def _least_costs(n: int, sizes: IntArray, costs_of_sizes: FloatArray) -> FloatArray:
-    """T[i] = min over sizes of T[i - size] + cost, for i in 0..n; sizes ascend."""
+    """Return T[i] = min over sizes of T[i - size] + cost, for i in 0..n; sizes ascend."""
     table = np.full(n + 1, np.inf)
     table[0] = 0
     ends = np.searchsorted(sizes, np.arange(n + 1), side="right").tolist()
@@ -53,7 +53,7 @@ def _least_costs(n: int, sizes: IntArray, costs_of_sizes: FloatArray) -> FloatAr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DesirableSets:
-    """The desirable set of every batch size from 1 to ``batch_size``; configurations are built when asked for.
+    """The desirable set of every batch size from 1 to ``batch_size``; configurations are built on demand.
 
     Every method raises ``InvalidInputError`` if its ``n`` is not in 1..batch_size.
     """
@@ -61,7 +61,7 @@ class DesirableSets:
     batch_size: int
     _costs: Costs
     _sets: tuple[AlgorithmSet, ...]
-    _front: ConfigurationColumns  # sorted by n, then workspace; where sets tie, a point has more than one row
+    _front: ConfigurationColumns  # sorted by n, then workspace; a point has several rows if sets tie
 
     def of(self, n: int) -> tuple[Configuration, ...]:
         """Return the desirable set of ``n`` samples: least workspace first, fastest last; empty if nothing covers n."""
@@ -72,20 +72,20 @@ class DesirableSets:
         return len(self._points(n))
 
     def smallest(self, n: int) -> Configuration | None:
-        """Return the configuration with the least workspace for ``n`` samples, if there is any."""
+        """Return the configuration with the least workspace for ``n`` samples; None if nothing covers n."""
         points = self._points(n)
         return self._configuration(n, points[0]) if points else None
 
     def fastest(self, n: int, limit_bytes: int | None = None) -> Configuration | None:
-        """Return the fastest configuration for ``n`` samples within ``limit_bytes`` of workspace, if there is any."""
+        """Return the fastest configuration for ``n`` samples within ``limit_bytes`` of workspace; None if none fits."""
         workspace = self._front.workspace_bytes
         fitting = [p for p in self._points(n) if limit_bytes is None or workspace[p.start] <= limit_bytes]
         return self._configuration(n, fitting[-1]) if fitting else None
 
     def fastest_s(self, limit_bytes: int | None = None) -> FloatArray:
-        """Return the seconds of the fastest configuration for each n from 0 to ``batch_size``: (batch_size + 1,).
+        """Return the time of the fastest configuration for each n from 0 to ``batch_size``: (batch_size + 1,), seconds.
 
-        It is within ``limit_bytes`` of workspace; infinite where there is none. No configuration is built for it.
+        Only configurations within ``limit_bytes`` of workspace count; the time is infinite if none fits.
         """
         front = self._front
         fits = slice(None) if limit_bytes is None else front.workspace_bytes <= limit_bytes
@@ -96,7 +96,7 @@ class DesirableSets:
         return seconds
 
     def _points(self, n: int) -> list[range]:
-        """The rows of each point of the front of ``n``."""
+        """Return the rows of each point of the front of ``n``."""
         if not 1 <= n <= self.batch_size:
             raise InvalidInputError(f"batch size is {n}; these desirable sets cover 1 to {self.batch_size}")
         first, last = np.searchsorted(self._front.n, [n, n + 1]).tolist()
@@ -104,7 +104,7 @@ class DesirableSets:
         return [range(*ends) for ends in zip(starts.tolist(), [*starts[1:].tolist(), last], strict=False)]
 
     def _configuration(self, n: int, point: range) -> Configuration:
-        """Build the configuration: of rows that tie, with fewer micro-batches, then by name, then larger ones first."""
+        """Build a point's configuration. Ties: fewer micro-batches, then by name, then larger micro-batches first."""
         covers = [self._cover(n, row) for row in point]
         return self._costs.configuration(min(covers, key=lambda cover: (len(cover), [(a, -b) for a, b in cover])))
 
@@ -130,17 +130,17 @@ def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> Desi
 
 
 def _small_sets(costs: Costs) -> list[AlgorithmSet]:
-    """None but the free algorithms, one more, two more."""
+    """Return the sets with at most two algorithms besides the free ones."""
     paid = sorted(frozenset(range(len(costs.names))) - costs.free_algorithms)
     return [frozenset(members) for size in range(3) for members in combinations(paid, size)]
 
 
 def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> list[AlgorithmSet]:
-    """The sets of three and more algorithms that can matter: those of which every pair was found somewhere.
+    """Return the sets of three or more algorithms of which the sweep found every pair; no others can matter.
 
-    Where the sweep finds nothing for a pair, something else covers the same samples with the same scratch at most, in
-    less time (or in the same time with fewer prepared bytes). In any larger configuration the samples of the pair can
-    be covered by that something else, so the larger one is not in the desirable set either.
+    If the sweep finds nothing for a pair, another set covers the same samples with no more scratch in less time, or in
+    the same time with fewer prepared bytes. That set can replace the pair in any larger configuration, which is
+    therefore not in the desirable set.
     """
     pairs = {sets[i] for i in np.unique(found.set_number) if len(sets[i]) == 2}
     larger: list[AlgorithmSet] = []
@@ -157,10 +157,10 @@ def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> l
 
 
 def _pareto(found: ConfigurationColumns) -> ConfigurationColumns:
-    """Keep what nothing beats for the same n: less time than all with less workspace, no more than any with as much."""
+    """Keep the Pareto front of each n: faster than all with less workspace, no slower than any with the same."""
     found = found.take(np.lexsort((found.time_ps, found.workspace_bytes, found.n)))
     times, rank = np.unique(found.time_ps, return_inverse=True)
-    key = rank - found.n * (times.size + 1)  # falls from one n to the next, so that one running minimum serves all
+    key = rank - found.n * (times.size + 1)  # decreases from one n to the next, so one running minimum serves all
     new_point = (np.diff(found.n, prepend=-1) != 0) | (np.diff(found.workspace_bytes, prepend=-1) != 0)
     least = key[new_point]
     least_before = np.minimum.accumulate(np.concatenate([[1], least[:-1]]))

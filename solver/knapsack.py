@@ -1,7 +1,7 @@
-"""The multiple-choice knapsack in whole numbers: one row of each choice, the least time, within a budget of bytes.
+"""An exact solver of the multiple-choice knapsack: one row of each choice, the least time, within a budget of bytes.
 
-Rows that cannot be in the best answer are removed by exact bounds, PuLP solves what is left of the integer linear
-program, and a search proves its answer, or betters it, and settles ties.
+Exact bounds remove rows that cannot be in the best answer, PuLP solves the remaining integer linear program, and a
+search proves or improves its answer and settles ties. All arithmetic of bounds and search is in whole numbers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
-# An option, or the sum of one option of each of some problems: workspace in bytes, time in ps, number of micro-batches,
-# and a number for the name that orders as names do. Rows compare as ties are settled, and sums of rows do too.
+# An option, or a sum of options of several problems: workspace in bytes, time in ps, number of micro-batches, and a
+# number that orders as the names do. Comparing rows, or sums of rows, settles ties.
 Row: TypeAlias = tuple[int, int, int, int]
 
-MOST_SUMS = 200_000  # the search gives up beyond: some hundred MB, some seconds
-FEW_SUMS = 5_000  # what the search is tried with alone: as fast as starting a program
-PROGRAM_GAP = 1e-7  # where programs stop: the search goes on, and programs cannot tell less apart anyway
+MOST_SUMS = 200_000  # the search gives up beyond it, at a few hundred MB and a few seconds
+FEW_SUMS = 5_000  # up to here the search takes no longer than starting an external solver
+PROGRAM_GAP = 1e-7  # the gap at which external solvers stop, near their precision; the search closes the rest
 
 
 def undominated(rows: Iterable[Row]) -> list[Row]:
-    """Least workspace first, fastest last: each is faster than all with as much workspace or less; ties as ``Row``."""
+    """Return the Pareto front in workspace and time, least workspace first, fastest last; ties as ``Row``."""
     kept: list[Row] = []
     least_ps: float = math.inf
     for row in sorted(rows):
@@ -36,13 +36,13 @@ def undominated(rows: Iterable[Row]) -> list[Row]:
 
 
 def total(rows: Sequence[Row]) -> tuple[int, int]:
-    """Bytes and picoseconds."""
+    """Return the sums of bytes and of picoseconds."""
     return sum(row[0] for row in rows), sum(row[1] for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KnapsackAnswer:
-    """The chosen rows, in the order of the problems; ``proven``: best of all, ties settled."""
+    """The chosen rows, in the order of the problems. If ``proven``, they are optimal, with ties settled."""
 
     rows: list[Row]
     bound_ps: int
@@ -54,21 +54,21 @@ class KnapsackAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """The worth of a byte: ``ps`` picoseconds for ``bytes`` bytes, in whole numbers.
+    """A Lagrange multiplier of the budget as a ratio of whole numbers: ``ps`` picoseconds for ``bytes`` bytes.
 
-    Any price gives a bound (Lagrange): no division is faster than the sum of the least costs, less the priced budget.
+    Any price gives a lower bound of the time: the sum of the least costs, minus the price of the budget.
     """
 
     ps: int
     bytes: int
 
     def cost(self, row: Row) -> int:
-        """Time and priced workspace, in 1/bytes of a picosecond."""
+        """Return the time plus the price of the workspace, in 1/bytes of a picosecond."""
         return self.bytes * row[1] + self.ps * row[0]
 
 
 def solve(choices: list[list[Row]], budget: int, deadline: float) -> KnapsackAnswer:
-    """Bounds first, then a program on what they leave, then the search that proves what the program found."""
+    """Solve by bounds, then by an external solver on the remaining rows, then by a search that proves its answer."""
     chosen, price = _greedy(choices, budget)
     core = _within_bounds(choices, budget, price, chosen)
     remaining, notes = sum(map(len, core)), list[str]()
@@ -81,16 +81,16 @@ def solve(choices: list[list[Row]], budget: int, deadline: float) -> KnapsackAns
             core = _within_bounds(choices, budget, price, chosen)
         proven, bound_ps = _search(core, budget, price, total(chosen)[1], deadline, MOST_SUMS)
     if proven is None:
-        why = "the time limit came" if time.perf_counter() > deadline else f"more than {MOST_SUMS} sums differ"
-        notes.append(f"the search for a proof was stopped: {why}; the answer is the best so far")
+        why = "time limit reached" if time.perf_counter() > deadline else f"more than {MOST_SUMS} partial sums"
+        notes.append(f"the search for a proof was stopped ({why}); the answer is the best so far")
     return KnapsackAnswer(proven or chosen, bound_ps, proven is not None, remaining, solver, tuple(notes))
 
 
 def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
-    """Bytes and picoseconds where the linear relaxation turns: from the least workspace to the least time.
+    """Return the breakpoints of the linear relaxation as (bytes, picoseconds), from least workspace to least time.
 
-    At these budgets it chooses whole rows, so its answer is that of the integer program too; between two of them the
-    least time is not below the straight line.
+    At these budgets the relaxation chooses whole rows, so its answer is also that of the integer program. Between two
+    of them the straight line is a lower bound of the least time.
     """
     size_bytes, time_ps = total([rows[0] for rows in choices])
     points = [(size_bytes, time_ps)]
@@ -102,9 +102,9 @@ def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
 
 
 def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
-    """The linear relaxation, rounded down: the steps that save most per byte first, as long as they fit.
+    """Round the linear relaxation down: take the steps that save most per byte first, as long as they fit.
 
-    The price is that of the first step that does not fit (Sinha and Zoltners, 1979); 0 if all fit.
+    Returns the chosen rows, and the price of the first step that does not fit (Sinha and Zoltners, 1979); 0 if all fit.
     """
     chosen = [rows[0] for rows in choices]
     room = budget - total(chosen)[0]
@@ -120,18 +120,18 @@ def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
 
 
 def _steps(choices: list[list[Row]]) -> list[tuple[int, Row, Row]]:
-    """Return steps between rows of a hull, with the number of the problem: those that save most per byte first."""
+    """Return the steps between rows of a hull, with the number of the problem, the largest saving per byte first."""
     steps = [(i, slower, faster) for i, rows in enumerate(choices) for slower, faster in pairwise(_hull(rows))]
     return sorted(steps, key=lambda step: -_saved_per_byte(step[1], step[2]))
 
 
 def _saved_per_byte(slower: Row, faster: Row) -> float:
-    """Picoseconds; neighbours of an undominated set differ in both."""
+    """Return the picoseconds saved per byte. Neighbours of an undominated set differ in both."""
     return (slower[1] - faster[1]) / (faster[0] - slower[0])
 
 
 def _hull(rows: list[Row]) -> list[Row]:
-    """The lower convex hull of undominated rows: each step saves less per byte than the one before."""
+    """Return the lower convex hull of undominated rows: each step saves less per byte than the one before."""
     hull: list[Row] = []
     for row in rows:
         while len(hull) > 1 and _saved_per_byte(hull[-1], row) >= _saved_per_byte(hull[-2], hull[-1]):
@@ -141,31 +141,33 @@ def _hull(rows: list[Row]) -> list[Row]:
 
 
 def _within_bounds(choices: list[list[Row]], budget: int, price: _Price, chosen: list[Row]) -> list[list[Row]]:
-    """The options with which a division as fast as ``chosen`` is not ruled out, on the hull or off it."""
+    """Return the options, on the hull or off it, that the bound allows in a division as fast as ``chosen``."""
     least = [min(map(price.cost, rows)) for rows in choices]
     slack = price.bytes * total(chosen)[1] + price.ps * budget - sum(least)
     return [[row for row in rows if price.cost(row) - least[i] <= slack] for i, rows in enumerate(choices)]
 
 
 def programs() -> list[str]:
-    """Name the programs that are there, the one to ask first before the others.
+    """Return the names of the installed external solvers, in the order in which to try them.
 
-    CBC comes with PuLP. HiGHS takes up to twice as long for easy programs (some 0.1 s), and a fraction of the time for
-    hard ones.
+    CBC comes with PuLP. HiGHS takes up to twice as long for easy problems (about 0.1 s), and far less for hard ones.
     """
     return ["HiGHS", "CBC"] if importlib.util.find_spec("highspy") else ["CBC"]
 
 
 def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list[str]) -> tuple[str, list[Row] | None]:
-    """The answer of the first program that gives one that holds in whole numbers, and its name."""
+    """Run the external solvers until one returns a feasible answer; return a description of the solver, and the answer.
+
+    Feasibility is checked in whole numbers. The answer is None if all fail.
+    """
     for name in programs():
         left_s = (deadline - time.perf_counter()) / 2  # the other half is for the proof
         if left_s <= 0:
-            notes.append(f"{name} was not asked: the time limit came")
+            notes.append(f"{name} was not started: time limit reached")
             break
         try:
             answer, in_time = _run_program(name, core, budget, left_s)
-        except Exception as error:  # whatever goes wrong in a program that is not ours, the search can do without
+        except Exception as error:  # the search does not need the external solver
             reason = " ".join(str(error).split())
             notes.append(f"{name} failed ({type(error).__name__}: {reason}); solved without it")
             continue
@@ -178,11 +180,11 @@ def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list
 
 
 def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) -> tuple[list[Row] | None, bool]:
-    """The integer linear program through PuLP: what it chose, if that is a division, and whether it ended by itself."""
-    import pulp  # here: it takes 0.1 s, and most who import the solvers do not divide
+    """Solve the integer linear program with PuLP; return the answer, None if infeasible, and whether it was in time."""
+    import pulp  # imported here because it takes 0.1 s, and only workspace division needs it
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 on what PuLP 4 will call otherwise
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 on names that PuLP 4 changes
         program = pulp.LpProblem("division", pulp.LpMinimize)
         picks = [[pulp.LpVariable(f"x_{i}_{j}", cat="Binary") for j in range(len(rows))] for i, rows in enumerate(core)]
         pairs = [pair for rows, pick in zip(core, picks, strict=True) for pair in zip(rows, pick, strict=True)]
@@ -205,14 +207,13 @@ def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) 
 def _search(
     core: list[list[Row]], budget: int, price: _Price, incumbent_ps: int, deadline: float, most_sums: int
 ) -> tuple[list[Row] | None, int]:
-    """The best division of all, and a bound in picoseconds; no division if time or room for the proof runs out.
+    """Return the best division and a bound in picoseconds; the division is None beyond ``deadline`` or ``most_sums``.
 
-    Dynamic programming over the undominated sums of some problems (Nemhauser and Ullmann, 1969), without those that
-    nothing as fast as the incumbent can follow. First come the problems where any option but the cheapest costs most
-    more, so that the sums are few for long.
+    Dynamic programming over the undominated partial sums (Nemhauser and Ullmann, 1969), without sums that cannot be
+    completed in the incumbent's time. Problems with the largest regret come first, which keeps the sums few.
     """
     base = 1 + max((row[3] for rows in core for row in rows), default=0)
-    digits = [base**place for place in reversed(range(len(core)))]  # of the name: the first problem's counts most
+    digits = [base**place for place in reversed(range(len(core)))]  # of the name; the first problem is most significant
     order = sorted(range(len(core)), key=lambda i: (-_regret(core[i], price), i))
     ordered = [[(b, t, m, name * digits[i]) for b, t, m, name in core[i]] for i in order]
     least_cost = _sums_from([min(map(price.cost, rows)) for rows in ordered])
@@ -230,7 +231,7 @@ def _search(
 
 
 def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int, price: _Price) -> Iterator[Row]:
-    """Each sum with each row, within what is left for them. The inner loop of the search: nothing is called here."""
+    """Yield each sum extended by each row, within both limits. Arithmetic is inlined: this is the inner loop."""
     for b, t, m, name in sums:
         for row_b, row_t, row_m, row_name in rows:
             new_b, new_t = b + row_b, t + row_t
@@ -239,11 +240,11 @@ def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int,
 
 
 def _regret(rows: list[Row], price: _Price) -> float:
-    """Return what the second cheapest option costs more than the cheapest."""
+    """Return the difference in cost between the second cheapest option and the cheapest."""
     costs = sorted(map(price.cost, rows))
     return costs[1] - costs[0] if len(costs) > 1 else math.inf
 
 
 def _sums_from(numbers: list[int]) -> list[int]:
-    """The sum of ``numbers[i:]`` for each i, and 0 at the end."""
+    """Return the sum of ``numbers[i:]`` for each i, and 0 at the end."""
     return [*accumulate(reversed(numbers), initial=0)][::-1]

@@ -1,4 +1,4 @@
-"""Micro-batch sizes that are worth measuring: the paper's three policies (Oyama et al., μ-cuDNN, section III)."""
+"""The paper's three policies for micro-batch sizes to measure (Oyama et al., μ-cuDNN, section III)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from mucudnn.words.values import member, whole
 
 
 def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ...]:
-    """Return ascending sizes out of 1..batch_size; every policy has the undivided batch among them.
+    """Return the ascending sizes of a policy out of 1..batch_size; they always include the undivided batch.
 
     >>> micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, 12)
     (1, 2, 4, 8, 12)
 
-    Raises ``InvalidInputError`` for an unknown policy, and if ``batch_size`` is no whole number of at least 1.
+    Raises ``InvalidInputError`` for an unknown policy, and unless ``batch_size`` is a whole number of at least 1.
     """
     batch_size, policy = whole(batch_size, "batch_size", 1), member(BatchSizePolicy, policy, "policy")
     if policy is BatchSizePolicy.ALL:

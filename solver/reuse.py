@@ -15,9 +15,9 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account(Answer):
-    """The account of one problem: what was solved, from what, and what was chosen. It is always the optimum.
+    """The configuration of one problem, with the account of how it was found. It is always optimal.
 
-    ``front_size`` counts the desirable set, ``smallest_feasible_bytes`` is the least workspace in it.
+    ``front_size`` is the size of the desirable set, ``smallest_feasible_bytes`` the least workspace in it.
     """
 
     what: str
@@ -54,10 +54,10 @@ class Account(Answer):
 def solve_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Configuration:
-    """Choose the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace (None: no bound).
+    """Return the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace.
 
-    Exact for the model of ``solver.costs``. Ties: less workspace, then fewer micro-batches, then by name. ``what``
-    names the problem in errors.
+    The answer is exact for the model of ``solver.costs``. Ties: less workspace, then fewer micro-batches, then by name.
+    limit_bytes: None if there is no limit. what: name of the problem in errors.
 
     Raises ``InfeasibleError`` with the smallest feasible limit if nothing fits, ``InvalidInputError`` if the batch size
     is below 1, the limit below 0, or a measurement negative or not finite.
@@ -68,10 +68,12 @@ def solve_wr(
 def account_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Account:
-    """Do what ``solve_wr`` does; returns the account of how the configuration was chosen."""
+    """Solve as ``solve_wr``, and return the account of how the configuration was chosen."""
     start = time.perf_counter()
     if limit_bytes is not None and limit_bytes < 0:
-        raise InvalidInputError(f"the workspace limit is {limit_bytes} bytes; it must be at least 0, or None: no limit")
+        raise InvalidInputError(
+            f"the workspace limit is {limit_bytes} bytes; it must be at least 0, or None for no limit"
+        )
     sets = desirable_sets(measurements, batch_size)
     smallest = sets.smallest(batch_size)
     if smallest is None:
@@ -83,7 +85,9 @@ def account_wr(
             f"smallest feasible limit is {exact_bytes(least)}, with {smallest}; allow at least that much",
             smallest_feasible_bytes=least,
         )
-    chosen = sets.fastest(batch_size, limit_bytes) or smallest  # never the latter: something fits
+    chosen = (
+        sets.fastest(batch_size, limit_bytes) or smallest
+    )  # never smallest, because something fits; for the type checker
     return Account(
         objective_s=chosen.time_s,
         bound_s=chosen.time_s,

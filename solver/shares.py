@@ -1,4 +1,4 @@
-"""Uneven shares: how many samples of one batch each of several unlike devices takes, so that all end together."""
+"""Division of one batch over devices of different speed, so that the slowest device ends as early as possible."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mucudnn.solver.costs import FloatArray, IntArray
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.values import whole
 
-Curve = Sequence[float]  # seconds of 0, 1, 2, ... samples; infinite where it cannot be
+Curve = Sequence[float]  # seconds for 0, 1, 2, ... samples; infinite for sizes that cannot run
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Samples of each device, and their seconds. A step lasts as long as the slowest device."""
+    """The number of samples of each device, and their times. A step lasts as long as the slowest device."""
 
     samples: tuple[int, ...]
     times_s: tuple[float, ...]
@@ -27,27 +27,27 @@ class Shares:
 
 
 def best_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
-    """Return the shares whose slowest device ends first; of those the ones with the least sum of times.
+    """Return the shares whose slowest device ends earliest.
 
-    curves: of each device the seconds of 0 to ``batch_size`` samples, of any shape. Exact, by dynamic programming over
-    the devices. Further ties: as few samples as possible for the last device, then for the one before.
+    curves: for each device the seconds for 0 to ``batch_size`` samples, of any shape. Exact, by dynamic programming
+    over the devices. Ties: the least sum of times, then as few samples as possible for the last device, and so on.
 
-    Raises ``InvalidInputError`` for curves that are negative or NaN or end before the batch, ``InfeasibleError`` where
-    no shares make up the batch.
+    Raises ``InvalidInputError`` for curves that are negative or NaN or end before ``batch_size``, ``InfeasibleError``
+    if no shares add up to ``batch_size``.
     """
     batch_size = whole(batch_size, "batch_size", 1)
     table = _checked(curves, batch_size)
     least_s, _ = _fold(table, np.maximum)
     if not np.isfinite(least_s):
-        raise InfeasibleError(f"no shares of {len(curves)} devices make up {batch_size} samples; measure more sizes")
+        raise InfeasibleError(f"no shares of {len(curves)} devices add up to {batch_size} samples; measure more sizes")
     _, samples = _fold(np.where(table <= least_s, table, np.inf), np.add)
     return _shares(table, samples)
 
 
 def equal_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
-    """Return the shares that differ by one sample at most, the larger ones first. Raises as ``best_shares``.
+    """Return shares that differ by at most one sample, larger ones first; their times may be infinite.
 
-    Their times may be infinite.
+    Raises ``InvalidInputError`` as ``best_shares``.
     """
     batch_size = whole(batch_size, "batch_size", 1)
     table = _checked(curves, batch_size)
@@ -56,9 +56,9 @@ def equal_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
 
 
 def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
-    """Return the curves up to the batch as (devices, batch_size + 1)."""
+    """Return the curves up to ``batch_size`` as (devices, batch_size + 1)."""
     if not curves:
-        raise InvalidInputError("there is no device to share the batch out to; give one or more")
+        raise InvalidInputError("there is no device to divide the batch over; give at least one")
     for number, curve in enumerate(curves):
         if len(curve) <= batch_size:
             raise InvalidInputError(
@@ -66,12 +66,14 @@ def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
             )
     table = np.array([curve[: batch_size + 1] for curve in curves], dtype=np.float64)
     if not (table >= 0).all():
-        raise InvalidInputError("a curve has times below 0 or NaN; give seconds, infinite where it cannot be")
+        raise InvalidInputError(
+            "a curve has times that are negative or NaN; give seconds, or infinity for sizes that cannot run"
+        )
     return table
 
 
 def _fold(table: FloatArray, combine: Callable[[FloatArray, float], FloatArray]) -> tuple[float, list[int]]:
-    """Return the least combination of the devices' times that makes up the batch, and the samples of each device."""
+    """Return the least combined time of the devices for the batch, and the number of samples of each device."""
     least = np.full(table.shape[1], np.inf)  # of n samples on the devices so far
     least[0] = 0
     taken: list[IntArray] = []

@@ -1,8 +1,8 @@
-"""The sweep behind the desirable sets: an unbounded knapsack for many sets of algorithms at once.
+"""The sweep that finds the desirable sets: an unbounded knapsack for many sets of algorithms at once.
 
-Micro-configs are added in the order of their scratch to a table T[set, n]: the least sum of steps that covers n samples
-with the algorithms of the set. Each time an entry falls, a configuration is found: its time is the entry plus the
-set's setups, its workspace the set's prepared bytes plus the scratch just reached.
+T[set, n] is the least sum of step times that covers n samples with the algorithms of the set. Micro-configs are added
+in ascending order of their scratch. Each entry that decreases is a new configuration: its time is the entry plus the
+set's setup times, its workspace the set's prepared bytes plus the scratch of the added micro-config.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from mucudnn.solver.costs import Costs, FloatArray, IntArray
 
-AlgorithmSet = frozenset[int]  # algorithms by number, without the free ones, which are in every set
+AlgorithmSet = frozenset[int]  # numbers of algorithms; the free ones belong to every set and are not listed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfigurationColumns:
-    """Configurations as columns: the set with this number covers ``n`` samples in this time and workspace."""
+    """Configurations as columns. In each row, a set covers ``n`` samples in this time and workspace."""
 
     set_number: IntArray
     n: IntArray
@@ -45,24 +45,24 @@ NOTHING = ConfigurationColumns(_NO_INTEGERS, _NO_INTEGERS, np.empty(0), _NO_INTE
 
 
 def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> ConfigurationColumns:
-    """Every configuration of the ``sets`` that can be in a desirable set, for every n, and some that cannot.
+    """Return a superset of the desirable sets of every n, as configurations of ``sets``.
 
-    What one of the ``sets`` of at most one algorithm dominates at the same scratch is left out: that is, does in less
-    time with no more prepared bytes, or in the same time with fewer.
+    It leaves out configurations dominated, at the same scratch, by one of the ``sets`` of at most one algorithm: one
+    that takes less time with no more prepared bytes, or the same time with fewer.
     """
     table = _Table(costs, sets)
     return ConfigurationColumns.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
 
 
 def _by_scratch(costs: Costs) -> list[tuple[int, int]]:
-    """All measured (algorithm, micro-batch size), least scratch first, then the larger, likelier to stay."""
+    """Return all measured (algorithm, micro-batch size), least scratch first, then the larger size."""
     algorithms, sizes = np.nonzero(np.isfinite(costs.step_ps))
     order = np.lexsort((algorithms, -sizes, costs.scratch_bytes[algorithms, sizes]))
     return list(zip(algorithms[order].tolist(), sizes[order].tolist(), strict=True))
 
 
 class _Table:
-    """T[set, n] in picoseconds, with the bounds that tell a dominated entry."""
+    """The table T[set, n] in picoseconds, with the bounds that identify dominated entries."""
 
     def __init__(self, costs: Costs, sets: Sequence[AlgorithmSet]) -> None:
         self._costs = costs
@@ -78,7 +78,7 @@ class _Table:
         self._bounds = _Bounds([i for i, s in enumerate(sets) if len(s) <= 1], self._prepared_bytes, self._steps_ps)
 
     def add(self, algorithm: int, size: int) -> ConfigurationColumns:
-        """Allow this micro-config from now on; return what it improves."""
+        """Add a micro-config to the table; return the configurations that it improves."""
         step_ps = float(self._costs.step_ps[algorithm, size])
         sets = self._sets_with[algorithm]
         sets = sets[self._steps_ps[sets, size] > step_ps]
@@ -92,10 +92,10 @@ class _Table:
         return ConfigurationColumns(sets[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows])
 
     def _relax(self, sets: IntArray, size: int, step_ps: float) -> tuple[FloatArray, FloatArray]:
-        """Cover n with any number of these steps and the rest as before. Returns T[sets, size:] before and after."""
+        """Update T with any number of steps of this size. Returns T[sets, size:] before and after."""
         table = self._steps_ps[sets]
         before = table[:, size:].copy()
-        # At most one such step, then at most two more, four more, ...: that is any number.
+        # Allow one more step, then two more, four more, ...: together any number.
         while size < table.shape[1]:
             np.minimum(table[:, size:], table[:, :-size] + step_ps, out=table[:, size:])
             size, step_ps = 2 * size, 2 * step_ps
@@ -104,24 +104,26 @@ class _Table:
 
 
 class _Bounds:
-    """The least time for n so far of the *singles*, the sets of at most one algorithm, by their prepared bytes."""
+    """The least time so far for each n among the *singles*, the sets of at most one algorithm, by prepared bytes."""
 
     def __init__(self, singles: list[int], prepared_bytes: IntArray, like: FloatArray) -> None:
         singles = sorted(singles, key=lambda single: int(prepared_bytes[single]))
         self._rank = {single: rank for rank, single in enumerate(singles)}
-        self._least_ps = np.full((len(singles) + 1, like.shape[1]), np.inf)  # [i]: of the i singles that prepare least
+        self._least_ps = np.full(
+            (len(singles) + 1, like.shape[1]), np.inf
+        )  # [i]: of the i singles with the fewest prepared bytes
         self._preparing_less = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="left")
         self._preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
 
     def lower(self, sets: IntArray, first_n: int, time_ps: FloatArray) -> None:
-        """Take in new times of ``sets`` for n from ``first_n`` on."""
+        """Lower the bounds by new times of ``sets`` for n from ``first_n`` on."""
         for number, row in zip(sets.tolist(), time_ps, strict=True):
             if number in self._rank:
                 least = self._least_ps[self._rank[number] + 1 :, first_n:]
                 np.minimum(least, row, out=least)
 
     def of(self, sets: IntArray, first_n: int) -> FloatArray:
-        """Times from which on an entry is dominated, for each of ``sets`` and n from ``first_n`` on."""
+        """Return the times at or above which entries are dominated, for each of ``sets`` and n from ``first_n`` on."""
         less = self._least_ps[self._preparing_less[sets], first_n:]
         no_more = self._least_ps[self._preparing_no_more[sets], first_n:]
         # Times are whole numbers. A tie with equal prepared bytes is kept: it may need fewer micro-batches.
