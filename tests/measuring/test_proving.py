@@ -170,7 +170,7 @@ def test_a_model_in_which_torchs_own_is_barred_is_tuned_and_says_so(monkeypatch:
     mucudnn.optimize(model, x, Config(confirm=True))
     torch.testing.assert_close(model(x), expected)
     text = str(mucudnn.report(model))
-    assert "torch's own is barred in 0 (forward)" in " ".join(text.split())
+    assert "PyTorch's own is barred in 0 (forward)" in " ".join(text.split())
     assert mucudnn.report(model).confirmation is None
 
 
