@@ -1,4 +1,4 @@
-"""Writes and reads result folders: the samples of a benchmark beside the environment in which they were measured.
+"""Result folders: the samples of a benchmark, beside the environment in which they were measured.
 
-It knows no benchmark: each says what its subjects are.
+This package is independent of the benchmarks, each of which defines its subjects.
 """

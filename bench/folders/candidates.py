@@ -1,6 +1,6 @@
-"""``candidates.jsonl``: what tuning measured of each subject, and the desirable set that follows; one object a line.
+"""``candidates.jsonl``: candidates that tuning measured for each subject, and their desirable set, one object per line.
 
-A run writes the line of a subject before its rows. Folders of benchmarks that choose nothing do not have the file.
+A run writes the line of a subject before its rows. Benchmarks that do not tune have no such file.
 """
 
 from __future__ import annotations
@@ -51,12 +51,10 @@ _POINT: Mapping[str, _IsSound] = {"configuration": _is_text, "time_s": _is_numbe
 class Candidates:
     """Content of the file, as data frames with the columns of the subject and ``subject``, its number.
 
-    lines: the objects of the file that count.
-    measured: a row for each algorithm and micro-batch size, with its costs in seconds and bytes;
-    ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty where the database knew the times.
-    desirable: a row for each point of the desirable sets, least workspace first: ``configuration``,
-    ``time_s``, ``workspace_bytes``.
-    problems: what could not be read, with file and line.
+    lines: the valid objects of the file. measured: a row for each algorithm and micro-batch size, with its costs in
+    seconds and bytes; ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty if the times
+    came from the database. desirable: a row for each point of the desirable sets, least workspace first:
+    ``configuration``, ``time_s``, ``workspace_bytes``. problems: messages on unreadable lines, with file and line.
     """
 
     lines: tuple[dict[str, Any], ...]
@@ -66,8 +64,8 @@ class Candidates:
 
 
 def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedProblem]) -> str:
-    """Return the line of a subject that was tuned, once or under several choices."""
-    from mucudnn.tuning.result import allowed  # here and not above: it loads torch, which readers do not need
+    """Return the line of a subject that was tuned once, or with several settings."""
+    from mucudnn.tuning.result import allowed  # imported here since it loads torch, which readers do not need
 
     measured = _merged(tunings)
     usable = allowed(measured, tunings[0].error_bound)
@@ -86,7 +84,7 @@ def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedP
 
 
 def _merged(tunings: Iterable[TunedProblem]) -> list[Measurement]:
-    """Return each measurement once: where there is one with its samples, that."""
+    """Return one measurement of each micro-config, preferably with samples."""
     found: dict[MicroConfig, Measurement] = {}
     for measurement in (m for tuned in tunings for m in tuned.measurements):
         if measurement.raw is not None or measurement.micro_config not in found:
@@ -106,7 +104,7 @@ def _candidate(measurement: Measurement, *, is_allowed: bool) -> dict[str, Any]:
 
 
 def read_candidates(path: Path, header: Header) -> Candidates:
-    """Read ``candidates.jsonl``; without it the frames are empty."""
+    """Read ``candidates.jsonl``; without the file, the frames are empty."""
     try:
         text = path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
@@ -117,9 +115,9 @@ def read_candidates(path: Path, header: Header) -> Candidates:
 
 
 def candidates_of_lines(where: str, lines: Iterable[str], header: Header, problems: tuple[str, ...] = ()) -> Candidates:
-    """Return the candidates of lines; of lines of the same subject the last one counts.
+    """Return the candidates of all lines; of several lines of a subject, the last one is used.
 
-    where: what messages say before the number of a line. problems: what is told first.
+    where: text before line numbers in messages. problems: earlier messages, which come first.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, text in enumerate(lines, start=1):
@@ -134,7 +132,7 @@ def candidates_of_lines(where: str, lines: Iterable[str], header: Header, proble
 
 
 def _checked(text: str, header: Header) -> dict[str, Any]:
-    """Return the object of a line. Raises ``InvalidInputError``, saying what is wrong with it."""
+    """Return the object of a line. Raises ``InvalidInputError`` if it is invalid."""
     line = object_of_line(text, header, ("candidates", "desirable"))
     _require(line["candidates"], _CANDIDATE)
     _require(line["desirable"], _POINT)
@@ -142,15 +140,15 @@ def _checked(text: str, header: Header) -> dict[str, Any]:
 
 
 def _require(records: object, columns: Mapping[str, _IsSound]) -> None:
-    """Refuse anything but a list of objects with these columns, and values that are not sound."""
+    """Raise ``InvalidInputError`` unless this is a list of objects with valid values in these columns."""
     if not isinstance(records, list):
-        raise InvalidInputError(f"{records!r} is no list")
+        raise InvalidInputError(f"{records!r} is not a list")
     for record in records:
         if not isinstance(record, dict) or not columns.keys() <= record.keys():
             raise InvalidInputError(f"{record!r} lacks one of {', '.join(columns)}")
         for name, is_sound in columns.items():
             if not is_sound(record[name]):
-                raise InvalidInputError(f"{name} is {record[name]!r}, which it cannot be")
+                raise InvalidInputError(f"{name} is {record[name]!r}, which is not a valid value")
 
 
 def _frame(

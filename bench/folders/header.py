@@ -1,6 +1,6 @@
-"""``environment.json``: what all rows of a result folder have in common. It is written once, before anything is timed.
+"""``environment.json``: what the rows of a result folder have in common, written before the first measurement.
 
-The format is described in docs/benchmarks.md.
+docs/benchmarks.md describes the format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import InvalidInputError
 
-FORMAT_VERSION = 1  # raised when a key or a column changes its meaning or goes; new ones may come without
+FORMAT_VERSION = 1  # raised when a key or column is removed or changes its meaning, but not for new ones
 HEADER_FILE, ROWS_FILE, SUMMARY_FILE = "environment.json", "rows.jsonl", "summary.json"
 _MOST_NAMED = 12  # folders in a message
 
@@ -31,13 +31,12 @@ def _new_identity() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Description of a run: what is measured, where, and with which choices.
+    """Description of a run: its benchmark, source, settings and environment.
 
-    benchmark: its kind, such as ``network``. settings: everything that decides what is measured, as JSON has it; a run
-    with other settings does not go on in the same folder. subject_columns: columns whose values together say what a row
-    is of. wanted: subjects to be measured in all. limits: best rates of the machine, by dtype. is_timed: whether rows
-    have samples, and not numbers of another kind alone. identity: part of each row, so that rows of another folder are
-    noticed.
+    benchmark: its name, such as ``network``. settings: JSON values that decide what is measured; a run with different
+    settings cannot resume in the same folder. subject_columns: columns that together identify the subject of a row.
+    wanted: total number of subjects. limits: best rates of the machine, by dtype. is_timed: whether rows have samples.
+    identity: repeated in each row, so that rows of another folder are noticed.
     """
 
     benchmark: str
@@ -53,9 +52,9 @@ class Header:
     identity: str = field(default_factory=_new_identity)
 
     def differences(self, other: Header) -> list[str]:
-        """Say in words where another run would measure something else than this one did.
+        """List the settings and parts of the environment in which another run differs, in words.
 
-        The machine's limits are no such thing: they are measured, and those that are stored stay.
+        The machine's limits are ignored, since they are measured.
         """
         mine, others = self._decisive(), other._decisive()
         return [
@@ -77,20 +76,20 @@ class Header:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Write ``environment.json``. Raises ``OutputError`` where that cannot be."""
+    """Write ``environment.json``. Raises ``OutputError`` if it cannot be written."""
     write_json(folder / HEADER_FILE, header_record(header))
 
 
 def read_header(folder: Path) -> Header:
     """Read ``environment.json``.
 
-    Raises ``InvalidInputError`` with file and line where there is none, or it is half-written, of another format
-    version, or lacks something. Where folders below have one, as those of a recipe, they are named.
+    Raises ``InvalidInputError`` with file and line if it is missing, incomplete, or of another format version. If only
+    subfolders have one, as in the folder of a recipe, the error names them.
     """
     path = folder / HEADER_FILE
     if not path.exists() and (below := folders_below(folder)):
         raise InvalidInputError(
-            f"{path} is not there, but {folder} has result folders inside; name one of them: "
+            f"{path} does not exist, but {folder} contains result folders; name one of them: "
             f"{', '.join(map(str, below[:_MOST_NAMED]))}{'' if len(below) <= _MOST_NAMED else ', ...'}"
         )
     record = read_object(path)
@@ -99,7 +98,7 @@ def read_header(folder: Path) -> Header:
 
 
 def header_of(path: Path, record: Mapping[str, Any]) -> Header:
-    """Return the header that the object of a file has. Raises ``InvalidInputError`` where it lacks something."""
+    """Return the header from a JSON object. Raises ``InvalidInputError``, which names ``path``, if it is invalid."""
     try:
         return Header(
             benchmark=str(record["benchmark"]),
@@ -115,13 +114,13 @@ def header_of(path: Path, record: Mapping[str, Any]) -> Header:
             identity=str(record["folder"]),
         )
     except KeyError as error:
-        raise InvalidInputError(f"{path} has no {error}; it is no result of a benchmark") from None
+        raise InvalidInputError(f"{path} has no {error}; it is not the result of a benchmark") from None
     except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidInputError(f"{path} has a value that is not understood: {error}") from None
+        raise InvalidInputError(f"{path} has an invalid value: {error}") from None
 
 
 def folders_below(folder: Path) -> list[Path]:
-    """Return the result folders in a folder, in folders of it, and in folders of those, as of several recipes."""
+    """Return the result folders up to three levels below a folder, as several recipes make them."""
     return sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
 
 
@@ -130,24 +129,24 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InvalidInputError(f"{path} is not there; name a folder that a benchmark wrote with --out") from None
+        raise InvalidInputError(f"{path} does not exist; name a folder that a benchmark wrote with --out") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         if path.suffix.lower() == ".json":
-            what = f"no JSON: {error.msg}; it is half-written: write it again"
+            what = f"invalid JSON: {error.msg}; the file is incomplete: write it again"
         else:
-            what = "no result of a benchmark: name a folder that it wrote with --out, or a file of --json"
+            what = "not the result of a benchmark: name a folder written with --out, or a file written with --json"
         raise InvalidInputError(f"{path}, line {error.lineno}: {what}") from None
     except RecursionError:
-        raise InvalidInputError(f"{path}: nested too deeply for a result of a benchmark") from None
+        raise InvalidInputError(f"{path}: nested too deeply for the result of a benchmark") from None
     if not isinstance(record, dict):
-        raise InvalidInputError(f"{path}, line 1: no JSON object, but {type(record).__name__}")
+        raise InvalidInputError(f"{path}, line 1: not a JSON object, but {type(record).__name__}")
     return record
 
 
 def require_version(path: Path, record: Mapping[str, Any]) -> None:
-    """Refuse a format that is not known. Raises ``InvalidInputError``."""
+    """Raise ``InvalidInputError`` for an unknown format version."""
     version = record.get("format_version")
     if version != FORMAT_VERSION:
         raise InvalidInputError(
@@ -157,7 +156,7 @@ def require_version(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def header_record(header: Header) -> dict[str, Any]:
-    """Return the object of ``environment.json``, as it is read back: tuples are lists."""
+    """Return the object of ``environment.json`` as JSON reads it back, with lists for tuples."""
     record = {
         "format_version": FORMAT_VERSION,
         "folder": header.identity,
@@ -185,7 +184,7 @@ def _limits(rates: Mapping[str, float | None]) -> MachineLimits:
 
 
 def environment_of(record: Mapping[str, Any]) -> Environment:
-    """Return the environment; what a later version of mucudnn added to it is left out."""
+    """Return the environment, ignoring fields that later versions of mucudnn added."""
     known = {each.name for each in fields(Environment)}
     return Environment(**{name: value for name, value in record.items() if name in known})
 

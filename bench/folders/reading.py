@@ -1,7 +1,4 @@
-"""Reads a result folder, or a file of ``--json``, which has the same content, into pandas.
-
-What can be read is there, and what was left out is told.
-"""
+"""Reads a result folder, or a ``--json`` file with the same content, into pandas; lists what it cannot read."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from mucudnn.words.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that was not measured, and the reason, both in words."""
+    """Something that was not measured, and the reason, as texts."""
 
     what: str
     reason: str
@@ -38,12 +35,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultFolder:
-    """A result folder as it was read.
+    """The content of a result folder.
 
-    lines: the objects of ``rows.jsonl`` that count, as they are. rows: the same, a row for each, in the order of the
-    file, with all its columns (docs/benchmarks.md), ``samples_s`` being a list, and ``time_s``, the median of the
-    samples in seconds, NaN where there are none. candidates: what was measured to choose from. summary: the object of
-    ``summary.json``; empty before the run ends. problems: what could not be read, with file and line.
+    lines: the valid objects of ``rows.jsonl``. rows: the same as a data frame, in the order of the file, with all
+    columns (docs/benchmarks.md) and ``time_s``, the median of the list ``samples_s`` in seconds, NaN without samples.
+    candidates: candidates measured by tuning. summary: the object of ``summary.json``; empty until the run ends.
+    problems: messages on what could not be read, with file and line.
     """
 
     path: Path
@@ -56,12 +53,12 @@ class ResultFolder:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """All that the run did not measure."""
+        """Everything that the run did not measure."""
         return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property
     def left_out_by_reason(self) -> dict[str, list[str]]:
-        """The same in words, by the reason."""
+        """The same as texts, grouped by reason."""
         found: dict[str, list[str]] = {}
         for one in self.left_out:
             found.setdefault(one.reason, []).append(one.what)
@@ -80,7 +77,7 @@ class ResultFolder:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that ``--json`` writes: the content of all files of the folder."""
+        """Return the content of all files of the folder, as ``--json`` writes it."""
         return {
             **header_record(self.header),
             "rows": self.lines,
@@ -92,7 +89,7 @@ class ResultFolder:
 def read_folder(path: Path) -> ResultFolder:
     """Read a result folder.
 
-    Raises ``InvalidInputError`` where there is none, and where its environment file cannot be read.
+    Raises ``InvalidInputError`` if there is none, or if its environment file cannot be read.
     """
     header = read_header(path)
     file = path / SUMMARY_FILE
@@ -100,8 +97,8 @@ def read_folder(path: Path) -> ResultFolder:
     try:
         summary = _checked_summary(file, read_object(file))
     except InvalidInputError as error:
-        told = f"{file} cannot be read, so that it is not known what was left out: {error}"
-        summary, problems = {}, (told if file.exists() else f"{file} is not there: the run has not ended",)
+        told = f"{file} cannot be read, so it is unknown what was left out: {error}"
+        summary, problems = {}, (told if file.exists() else f"{file} does not exist: the run has not ended",)
     rows, candidates = read_rows(path / ROWS_FILE, header), read_candidates(path / CANDIDATES_FILE, header)
     return _result(path, header, rows, candidates, summary, problems)
 
@@ -109,7 +106,7 @@ def read_folder(path: Path) -> ResultFolder:
 def read_result_file(path: Path) -> ResultFolder:
     """Read a file that a benchmark wrote with ``--json``, or a result folder.
 
-    Raises ``InvalidInputError`` with the file, and the line where it is no JSON, for what no benchmark wrote.
+    Raises ``InvalidInputError`` with file and line for a file that no benchmark has written.
     """
     if path.is_dir():
         return read_folder(path)
@@ -121,7 +118,7 @@ def read_result_file(path: Path) -> ResultFolder:
         candidates = candidates_of_lines(f"{path}, candidates", map(json.dumps, record["candidates"]), header)
         summary = record["summary"] and _checked_summary(path, record["summary"])
     except (KeyError, TypeError) as error:
-        raise InvalidInputError(f"{path} lacks {error}; it is no result of a benchmark") from None
+        raise InvalidInputError(f"{path} lacks {error}; it is not the result of a benchmark") from None
     return _result(path, header, rows, candidates, summary, ())
 
 
@@ -140,17 +137,17 @@ def _result(
 
 
 def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary. Raises ``InvalidInputError`` where it does not say what was left out."""
+    """Return the summary. Raises ``InvalidInputError`` if its list of what was left out is invalid."""
     require_version(file, summary)
     try:
         summary["left_out"] = [{key: str(one[key]) for key in ("what", "reason")} for one in summary["left_out"]]
     except (KeyError, TypeError) as error:
-        raise InvalidInputError(f"{file}: left_out is not understood: {error}") from None
+        raise InvalidInputError(f"{file}: left_out is invalid: {error}") from None
     return summary
 
 
 def flat_rows(folder: ResultFolder) -> Iterator[dict[str, Any]]:
-    """Yield the rows as ``--csv`` has them: ``time_s`` in place of the samples; lists and objects are JSON."""
+    """Yield rows for ``--csv``: with ``time_s`` in place of the samples, and lists and objects as JSON."""
     lists = {"samples_s", "format_version", "folder"}
     for row in folder.rows.to_dict("records"):
         yield {

@@ -1,7 +1,7 @@
-"""``rows.jsonl``: a row for each subject and contestant, with its samples; one JSON object a line.
+"""``rows.jsonl``: a row for each subject and contestant, with its samples, one JSON object per line.
 
-Rows of subjects that were measured in the same turns stand together, and are written together: sample i of all of them
-is from round i, so that their ratios are paired.
+Rows that were measured in the same turns (interleaved) are written together. Sample i of each of them is from round i,
+so that their ratios are paired.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Subject = Mapping[str, Any]
 Line = dict[str, Any]
 Key = tuple[Any, ...]
 
-# What each row has beside the columns of its subject and of its own.
+# Columns of all rows, beside those of the subject and of the benchmark.
 COLUMNS = (
     "format_version",
     "folder",
@@ -45,7 +45,7 @@ COLUMNS = (
     "throttled_share",
     "rate_ratio",
 )
-_CONTESTANT = ("contestant", "policy", "limit_bytes")  # columns that tell apart the rows of a subject
+_CONTESTANT = ("contestant", "policy", "limit_bytes")  # columns that distinguish the rows of a subject
 PROBLEM_COLUMNS = (
     *("operation", "batch_size", "c", "h", "w", "k", "r", "s"),
     *("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "dtype", "memory_format"),
@@ -54,7 +54,7 @@ _PAIRS = {"stride": "stride", "padding": "pad", "dilation": "dilation"}
 
 
 def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
-    """Return the columns that say all of a problem.
+    """Return the columns that describe a problem.
 
     >>> columns = problem_columns(ConvProblem("forward", 3, 8, 8, 16, 3, 3, padding=1), 32)
     >>> columns["batch_size"], columns["pad_h"], columns["dtype"]
@@ -67,7 +67,7 @@ def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
 
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem:
-    """Return the problem of a row that has ``PROBLEM_COLUMNS``. Raises ``InvalidInputError`` where there is none."""
+    """Return the problem in a row's ``PROBLEM_COLUMNS``. Raises ``InvalidInputError`` if they are invalid."""
     single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
     fields: dict[str, Any] = {name: row[name] for name in single}
     fields |= {name: (row[f"{short}_h"], row[f"{short}_w"]) for name, short in _PAIRS.items()}
@@ -78,9 +78,9 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem:
 class Row:
     """One contestant on one subject.
 
-    samples_s: seconds, in the order of the rounds; none where ``failure`` says why, or nothing is timed. policy,
-    limit_bytes: under which the configuration was chosen; ``None`` for contestants that have none, and for no limit.
-    more: columns that only this benchmark has.
+    samples_s: seconds, in the order of the rounds; empty if it failed or if the benchmark does not time. policy,
+    limit_bytes: under which the configuration was chosen; None for contestants without a choice, and for no limit.
+    failure: the reason of a failure, or None. more: columns that only this benchmark has.
     """
 
     subject: Subject
@@ -96,7 +96,7 @@ class Row:
 
 
 def lines_of(header: Header, turns: int, rows: Sequence[Row], load: Load) -> str:
-    """Return the lines of rows that were measured in the same turns, which have this number."""
+    """Return the lines of rows that were measured in the same turns. turns: their number in the file."""
     return "".join(json_line(_record(header, turns, row, len(rows), load)) for row in rows)
 
 
@@ -119,9 +119,9 @@ def _record(header: Header, turns: int, row: Row, rows_in_turns: int, load: Load
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that could be read, in their order, and what could not, in words, with file and line.
+    """The valid rows, in their order, and messages on the other lines.
 
-    incomplete: numbers of turns of which not all rows are there. last_turns: the largest number of turns; 0: none.
+    incomplete: numbers of the turns that lack rows. last_turns: the largest number of turns, or 0 if there are none.
     """
 
     lines: tuple[Line, ...]
@@ -131,20 +131,20 @@ class Rows:
 
 
 def read_rows(path: Path, header: Header) -> Rows:
-    """Read ``rows.jsonl``. Raises ``InvalidInputError`` where the file cannot be read."""
+    """Read ``rows.jsonl``. Raises ``InvalidInputError`` if the file cannot be read."""
     try:
         text = path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
-        return Rows((), (f"{path} is not there: nothing was measured yet",))
+        return Rows((), (f"{path} does not exist: nothing was measured yet",))
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
     return rows_of_lines(f"{path}, line", text.split("\n"), header)
 
 
 def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
-    """Return the rows of lines; what is no row of this folder is passed over, with the reason.
+    """Return the rows of all lines, skipping invalid lines and those of other folders with a message.
 
-    where: what messages say before the number of a line. Of rows that were measured more than once the last ones count.
+    where: text before line numbers in messages. Of rows that were measured several times, the last ones are used.
     """
     found: list[Line] = []
     problems: list[str] = []
@@ -166,17 +166,17 @@ def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
 
 
 def subject_key(row: Mapping[str, Any], header: Header) -> Key:
-    """Return what is equal for all rows of a subject."""
+    """Return the key that all rows of a subject share."""
     return tuple(row[name] for name in header.subject_columns)
 
 
 def row_key(row: Mapping[str, Any], header: Header) -> Key:
-    """Return what tells a row from all others."""
+    """Return the unique key of a row."""
     return (*subject_key(row, header), *(row[name] for name in _CONTESTANT))
 
 
 def _checked(text: str, header: Header) -> Line:
-    """Return the row of a line. Raises ``InvalidInputError``, saying what is wrong with it."""
+    """Return the row of a line. Raises ``InvalidInputError`` if it is invalid."""
     line = object_of_line(text, header, COLUMNS)
     _require_kinds(line)
     _require_samples(line, header.is_timed)
@@ -186,9 +186,9 @@ def _checked(text: str, header: Header) -> Line:
 def _require_kinds(line: Line) -> None:
     for name in ("turns", "rows_in_turns"):
         if not isinstance(line[name], int):
-            raise InvalidInputError(f"{name} is {line[name]!r}, and no whole number")
+            raise InvalidInputError(f"{name} is {line[name]!r}, not a whole number")
     if not isinstance(line["contestant"], str):
-        raise InvalidInputError(f"contestant is {line['contestant']!r}, and no text")
+        raise InvalidInputError(f"contestant is {line['contestant']!r}, not a text")
     if "operation" in line and line["operation"] is not None and "c" in line:
         problem_of(line)
 
@@ -196,35 +196,32 @@ def _require_kinds(line: Line) -> None:
 def _require_samples(line: Line, is_timed: bool) -> None:
     samples = line["samples_s"]
     if not isinstance(samples, list):
-        raise InvalidInputError(f"samples_s is {samples!r}, and no list of seconds")
+        raise InvalidInputError(f"samples_s is {samples!r}, not a list of seconds")
     for index, sample in enumerate(samples):
         if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not isfinite(sample) or sample <= 0:
-            raise InvalidInputError(f"sample {index + 1} of {len(samples)} is {sample!r}, and no time above 0")
+            raise InvalidInputError(f"sample {index + 1} of {len(samples)} is {sample!r}, not a time above 0")
     if is_timed and not samples and not line["failure"]:
-        raise InvalidInputError("samples_s is empty, and no failure says why")
+        raise InvalidInputError("samples_s is empty without a failure")
 
 
 def object_of_line(text: str, header: Header, columns: Iterable[str]) -> dict[str, Any]:
-    """Return the object of a line, which has the columns and those of the subject.
-
-    Raises ``InvalidInputError``, saying what is wrong with the line.
-    """
+    """Return the JSON object of a line. Raises ``InvalidInputError`` if it is invalid or lacks one of the columns."""
     try:
         line = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise InvalidInputError(f"half-written, or no JSON: {error.msg}") from None
+        raise InvalidInputError(f"incomplete, or not JSON: {error.msg}") from None
     except RecursionError:
         raise InvalidInputError("nested too deeply") from None
     if not isinstance(line, dict):
-        raise InvalidInputError(f"no JSON object, but {type(line).__name__}")
+        raise InvalidInputError(f"not a JSON object, but {type(line).__name__}")
     if line.get("format_version") != FORMAT_VERSION:
-        raise InvalidInputError(f"format version {line.get('format_version')}, and not {FORMAT_VERSION}")
+        raise InvalidInputError(f"format version {line.get('format_version')}, not {FORMAT_VERSION}")
     if line.get("folder") != header.identity:
-        raise InvalidInputError(f"a row of another folder, {line.get('folder')}, and not of {header.identity}")
+        raise InvalidInputError(f"a row of another folder, {line.get('folder')}, not of {header.identity}")
     if missing := [name for name in (*columns, *header.subject_columns) if name not in line]:
         raise InvalidInputError(f"no column {', '.join(missing)}")
     return line
 
 
 def _refuse_constant(name: str) -> float:
-    raise InvalidInputError(f"{name} is no finite number")
+    raise InvalidInputError(f"{name} is not a finite number")

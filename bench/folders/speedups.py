@@ -1,7 +1,7 @@
-"""Speedups and overheads of the same rounds, with their intervals, from samples alone.
+"""Speedups and overheads from paired samples, with bootstrap intervals.
 
 The interval is the percentile bootstrap (Efron, Tibshirani 1993, "An introduction to the bootstrap", chapter 13) over
-rounds: torch's sample and ours of one round are drawn together, so that what slows a round as a whole cancels.
+rounds: both samples of a round are drawn together, so that slow rounds cancel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-LEAST_ROUNDS = 3  # below, an interval would say too much
+LEAST_ROUNDS = 3  # fewer are too few for an interval
 RESAMPLES = 1000
 
 Samples = Sequence[float]
@@ -24,14 +24,14 @@ Samples = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value estimated from samples, and its interval; NaN where there are too few samples."""
+    """A value estimated from samples, and its interval; NaN if there are too few samples."""
 
     value: float = nan
     low: float = nan
     high: float = nan
 
     def columns(self, name: str) -> dict[str, float]:
-        """Return the columns of tables; name: with ``{}`` where ``_low`` and ``_high`` stand.
+        """Return the columns of tables. name: a format with ``{}`` in place of ``_low`` and ``_high``.
 
         >>> Estimate(2.0, 1.5, 3.0).columns("overhead{}_s")
         {'overhead_s': 2.0, 'overhead_low_s': 1.5, 'overhead_high_s': 3.0}
@@ -40,11 +40,11 @@ class Estimate:
 
 
 def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimate:
-    """Return the speedup of operations that run one after the other: the sum of torch's medians over that of ours.
+    """Return the speedup of operations that run one after the other: the sum of torch's medians over the sum of ours.
 
-    torch_s, ours_s: for each operation its samples in seconds, sample i of both being from round i. There is no
-    interval where rounds are fewer than ``LEAST_ROUNDS`` or not the same. Rounds of different operations are drawn
-    independently.
+    torch_s, ours_s: samples of each operation in seconds, where sample i of both is from round i. There is no interval
+    if an operation has fewer than ``LEAST_ROUNDS`` rounds, or different numbers of them. Rounds of different operations
+    are drawn independently.
 
     >>> speedup_of([[0.4, 0.2, 0.3]], [[0.2, 0.1, 0.15]])
     Estimate(value=2.0, low=2.0, high=2.0)
@@ -63,7 +63,7 @@ def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimat
 def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
     """Return the geometric mean of the speedups of subjects.
 
-    pairs: torch's samples and ours of each subject, as for ``speedup_of``. NaN for no subjects; no interval where a
+    pairs: torch's samples and ours of each subject, as for ``speedup_of``. NaN without subjects; no interval if a
     subject has none.
 
     >>> mean_speedup([([0.4] * 3, [0.2] * 3), ([0.8] * 3, [0.1] * 3)])
@@ -83,9 +83,9 @@ def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
 
 
 def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
-    """Return what a call takes longer than the algorithm in it alone, in seconds: the median difference of a round.
+    """Return the overhead of a call over its algorithm alone: the median difference of a round, in seconds.
 
-    call_s, alone_s: samples in seconds, sample i of both being from round i. Only rounds that both have count; there is
+    call_s, alone_s: samples in seconds, where sample i of both is from round i. Only common rounds are used; there is
     no interval for fewer than ``LEAST_ROUNDS``.
 
     >>> overhead_of([0.5, 0.75, 1.0], [0.25, 0.5, 0.75])
@@ -101,20 +101,20 @@ def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
 
 
 def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the percentile interval of values of resamples, at ``CONFIDENCE``."""
+    """Return the percentile interval of resampled values, at ``CONFIDENCE``."""
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail))
     return float(low), float(high)
 
 
-@lru_cache(maxsize=4096)  # 8 KB each: tables and pictures of a folder ask for the same
+@lru_cache(maxsize=4096)  # of 8 KB each, shared by the tables and pictures of a folder
 def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Return the median of each resample, drawn with replacement.
+    """Return the medians of resamples, drawn with replacement.
 
-    With the same seed the same positions are drawn, so that samples of equal rounds stay paired.
+    The same seed draws the same rounds, so that samples of a round stay paired.
     """
     drawn = np.asarray(samples, dtype=float).take(_draws(len(samples), seed, resamples))
-    drawn.sort(axis=1)  # of rows this short quicker than numpy's median
+    drawn.sort(axis=1)  # faster than numpy's median for rows this short
     return np.asarray((drawn[:, (len(samples) - 1) // 2] + drawn[:, len(samples) // 2]) / 2)
 
 

@@ -1,6 +1,6 @@
-"""Writes a result folder row by row: a process that is killed loses at most what it was just writing.
+"""Writes a result folder row by row, so that a killed process loses at most the row it was writing.
 
-The same command with the same settings goes on where it stopped.
+The same command with the same settings resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class FolderWriter:
-    """A result folder that one process writes; made by ``open_folder``."""
+    """A result folder that this process writes; made by ``open_folder``."""
 
     def __init__(self, path: Path, header: Header, stream: IO[bytes], found: Rows) -> None:
         self.path, self.header = path, header
@@ -50,22 +50,22 @@ class FolderWriter:
         self._turns = found.last_turns
 
     def known(self, subject: Subject) -> list[Line]:
-        """Return the rows of a subject that an earlier run measured; empty: it is to be measured."""
+        """Return the rows of a subject that an earlier run measured, or an empty list if it is still to be measured."""
         return self._known.get(subject_key(subject, self.header), [])
 
     def add(self, rows: Sequence[Row], load: Load | None = None) -> None:
-        """Add rows whose contestants were measured in the same turns. They are in the file when this returns.
+        """Write rows whose contestants were measured in the same turns to disk.
 
-        load: of the machine meanwhile. Raises ``OutputError`` where they cannot be written.
+        load: of the machine during the measurement. Raises ``OutputError`` if they cannot be written.
         """
         self._turns += 1
         _append(self.path / ROWS_FILE, self._stream, lines_of(self.header, self._turns, rows, load or Load()))
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
 
     def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
-        """Add what tuning measured of a subject, once or under several choices; before its rows. Nothing: no tunings.
+        """Write the candidates of a subject's tunings; call it before adding the subject's rows.
 
-        Raises ``OutputError`` where it cannot be written.
+        Raises ``OutputError`` if they cannot be written.
         """
         if not tunings:
             return
@@ -79,9 +79,9 @@ class FolderWriter:
             _append(path, stream, line_of(self.header, subject, tunings))
 
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
-        """Keep the better of the machine's limits that are there and these, by dtype: it may have been slow at first.
+        """Keep the better of the stored limits of the machine and these, by dtype: it may have been busy before.
 
-        Raises ``OutputError`` where they cannot be written.
+        Raises ``OutputError`` if they cannot be written.
         """
         mine = self.header.limits
         better = {dtype: one.or_better(mine[dtype]) if dtype in mine else one for dtype, one in limits.items()}
@@ -90,7 +90,7 @@ class FolderWriter:
             write_header(self.path, self.header)
 
     def write_summary(self, left_out: Sequence[LeftOut] = ()) -> None:
-        """Write ``summary.json``: how much is measured, what was left out, and why."""
+        """Write ``summary.json``: the number of measured subjects, and what was left out for which reason."""
         write_json(
             self.path / SUMMARY_FILE,
             {
@@ -105,10 +105,10 @@ class FolderWriter:
 
 @contextmanager
 def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
-    """Open a folder to write: a new one, or one that an earlier run with the same settings began.
+    """Open a folder for writing: a new one, or one that an earlier run with the same settings began.
 
-    Raises ``InvalidInputError`` for a folder of other settings, naming those that differ, and ``OutputError`` where
-    the folder cannot be written, is no result folder, or another process writes it.
+    Raises ``InvalidInputError``, which lists the differences, for a folder with other settings, and ``OutputError`` if
+    the folder cannot be written, is not a result folder, or is being written by another process.
     """
     header = _made_or_found(path, header)
     try:
@@ -129,11 +129,11 @@ def write_missing(
     watch: Watch | None = None,
     left_out: Sequence[LeftOut] = (),
 ) -> None:
-    """Measure the subjects that a folder does not have yet, and write its summary.
+    """Measure the subjects that a folder still lacks, and write its summary.
 
-    wanted: values of the subject's columns, with the function that measures it: it gets the subject and its share of
-    the progress, and returns the rows. watch: tells the load meanwhile. Raises what ``open_folder`` and the functions
-    raise.
+    wanted: by the values of the subject's columns, a function that measures it: called with the subject and its share
+    of the progress, it returns the rows. watch: reads the load of the machine. Raises what ``open_folder`` and the
+    functions raise.
     """
     watch = watch or Watch()
     with open_folder(path, header) as folder:
@@ -147,21 +147,21 @@ def write_missing(
 
 
 def _made_or_found(path: Path, header: Header) -> Header:
-    """Return the header of the folder: this one, which is written, or that of the run that began it."""
+    """Write the header to a new folder, or check it against the folder's own; return the header in the folder."""
     if (path / HEADER_FILE).exists():
         found = read_header(path)
         if differences := found.differences(header):
             raise InvalidInputError(
-                f"{path} has results of other settings: {'; '.join(differences)}. Name another folder, or give the same"
+                f"{path} has results of other settings: {'; '.join(differences)}; name another folder, or use the same"
             )
         return found
     try:
         path.mkdir(parents=True, exist_ok=True)
         strange = sorted(one.name for one in path.iterdir())
     except OSError as error:
-        raise OutputError(f"{path} cannot be made: {error.strerror}; name another folder") from error
+        raise OutputError(f"{path} cannot be created: {error.strerror}; name another folder") from error
     if strange:
-        raise OutputError(f"{path} is no result folder and not empty: it has {strange[0]}; name a new or empty folder")
+        raise OutputError(f"{path} is not a result folder: it contains {strange[0]}; name a new or empty folder")
     write_header(path, header)
     return header
 
@@ -174,7 +174,7 @@ def _require_alone(path: Path, stream: IO[bytes]) -> None:
 
 
 def _end_last_line(path: Path, stream: IO[bytes]) -> None:
-    """End a line that a killed process left half-written, so that the next one has a line of its own."""
+    """Terminate a line that a killed process left incomplete, so that the next one starts on a new line."""
     with path.open("rb") as written:
         size = written.seek(0, os.SEEK_END)
         written.seek(max(size - 1, 0))
@@ -183,7 +183,7 @@ def _end_last_line(path: Path, stream: IO[bytes]) -> None:
 
 
 def _append(path: Path, stream: IO[bytes], lines: str) -> None:
-    """Write lines that are in the file when this returns."""
+    """Write lines to disk before returning."""
     try:
         stream.write(lines.encode())
         stream.flush()

@@ -1,4 +1,4 @@
-"""Reads recipes (TOML files that say what is measured and what must come out), runs them, and judges the results.
+"""Recipes: TOML files that define an experiment and its acceptance criteria. They are read, run and judged here.
 
-What runs and measures is in ``suites``. The recipes that come with mucudnn lie in ``shipped``.
+The benchmarks that they run are in ``suites``. The recipes that come with mucudnn are in ``shipped``.
 """

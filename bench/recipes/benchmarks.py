@@ -1,6 +1,6 @@
 """Benchmarks that recipes can run, and the keys that ``[fixed]`` and ``[mutable]`` may have. Loads no torch.
 
-The values of a config are checked by ``Config`` itself, so that recipes allow what commands do.
+``Config`` checks its own values, so that recipes and commands accept the same.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.units import parse_bytes, parse_seconds
 from mucudnn.words.values import flag, member, pair, shown, text, texts, whole
 
-_EACH = " each"  # ends a budget that is so much for each problem
+_EACH = " each"  # suffix of a budget that is multiplied by the number of problems
 _MOST_FILTER = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A workspace budget (bytes) of a whole network, or as much for each of its problems."""
+    """A workspace budget in bytes, for the whole network or for each of its problems."""
 
     size: int
     is_each: bool = False
 
     def of(self, problems: int) -> int:
-        """Return the bytes of the whole.
+        """Return the bytes for a network with this number of problems.
 
         >>> Budget(1024, is_each=True).of(problems=10)
         10240
@@ -42,7 +42,7 @@ class Budget:
 
 
 def _of_config(value: object, name: str) -> Any:
-    return getattr(Config(**{name: value}), name)  # type: ignore[arg-type]  # which is what it checks
+    return getattr(Config(**{name: value}), name)  # type: ignore[arg-type]  # checked by Config
 
 
 def _sources(value: object, name: str) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def _filters(value: object, name: str) -> tuple[Pair, ...]:
 
 
 def _budget(value: object, name: str) -> Budget:
-    """Take a size, or so much for each problem. Raises ``InvalidInputError``."""
+    """Parse a size, or a size with the suffix ``each``. Raises ``InvalidInputError`` for other values."""
     given = text(value, name)
     size = parse_bytes(given.removesuffix(_EACH))
     if size is None:
@@ -68,7 +68,7 @@ def _budget(value: object, name: str) -> Budget:
 
 
 def _read(parse: Callable[[str], object]) -> Parse:
-    """Return a parser of a text."""
+    """Return a parser that requires a text."""
     return lambda value, name: parse(text(value, name))
 
 
@@ -82,7 +82,7 @@ _CONFIG: Mapping[str, Parse] = MappingProxyType(
         "tuning_time": _SECONDS,
     }
 )
-"""Choices of a ``Config``; ``tuning_time`` is its ``time_limit``."""
+"""Fields of a ``Config``; ``tuning_time`` is its ``time_limit``."""
 
 _LAYERS: Mapping[str, Parse] = MappingProxyType(
     {
@@ -98,18 +98,18 @@ _GRID: Mapping[str, Parse] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One result folder of a recipe. settings: a value for each key, but all alternatives for those of the grid."""
+    """One result folder of a recipe. settings: one value for each key, but all alternatives of grid keys."""
 
     name: str
     source: str
     settings: Mapping[str, Any]
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of the settings that the recipe has."""
+        """Return the settings of these names that the recipe has."""
         return {name: self.settings[name] for name in names if name in self.settings}
 
     def config(self, **more: Any) -> Config:
-        """Return the config that the settings make. Raises ``InvalidInputError``."""
+        """Return the config of the settings. Raises ``InvalidInputError`` for invalid values."""
         chosen = self.given(*_CONFIG)
         time_limit = chosen.pop("tuning_time", None)
         return Config(**chosen, time_limit=time_limit, **more)
@@ -117,7 +117,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device and files with which a recipe runs. database: file of the measurements; ``None``: the user's own."""
+    """Device, database and progress with which a recipe runs. database: a file, or None for the user's own."""
 
     device: str = "cpu"
     database: Path | None = None
@@ -126,11 +126,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark as recipes name it.
+    """A benchmark that recipes can run, by the function of its name in ``runs``.
 
-    The function of its name in ``runs`` measures a cell into a folder. contestants: the first is
-    what speedups are over, the last what is judged, unless a criterion says otherwise. measures: what its rows can be
-    judged by. keys: of the settings. needed: one without which there is nothing to run; empty: there is none.
+    contestants: by default the last one is judged, against the first one. measures: what criteria can use. keys: names
+    and parsers of its settings. needed: a required key, or an empty string.
     """
 
     name: str
@@ -141,12 +140,12 @@ class Benchmark:
 
     @property
     def grid(self) -> tuple[str, ...]:
-        """Keys whose alternatives are measured in one folder; every alternative of others has its own."""
+        """Keys whose alternatives share one folder; alternatives of other keys get separate folders."""
         return tuple(key for key in self.keys if key in _GRID)
 
     @property
     def run(self) -> Callable[[Cell, Path, Place], None]:
-        """The function that measures a cell into a folder, and goes on where it stopped."""
+        """The function that measures a cell into a folder, or resumes it."""
         function: Callable[[Cell, Path, Place], None] = getattr(import_module("mucudnn.bench.recipes.runs"), self.name)
         return function
 

@@ -1,4 +1,4 @@
-"""Criteria of recipes: what must come out. ``judging`` says whether it did."""
+"""Acceptance criteria of recipes. ``judging`` applies them to results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mucudnn.words.values import member, real, shown, text
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Something that is judged.
+    """A quantity that criteria bound.
 
-    column: of the rows; empty: a speedup. write: a value for people. is_sum: whether values are added up; else the
-    worst of them counts.
+    column: of the rows, or empty for a speedup. parse: reads a bound. write: formats a value. is_sum: whether the sum
+    is judged, instead of the worst value.
     """
 
     column: str
@@ -31,7 +31,7 @@ class Measure:
 
 
 def _size(value: object, name: str) -> int:
-    size = parse_bytes(value)  # type: ignore[arg-type]  # which refuses what is no size
+    size = parse_bytes(value)  # type: ignore[arg-type]  # checked by parse_bytes
     if size is None:
         raise InvalidInputError(f"{name} is {shown(value)}; it must be a size, such as 64MiB")
     return size
@@ -49,7 +49,7 @@ def _number(value: float) -> str:
 
 
 def size_in_words(value: float) -> str:
-    """Write a size rounded where that is exact, else with all its digits.
+    """Format a size, with all its digits if rounding would change it.
 
     >>> size_in_words(2**26), size_in_words(2**26 - 1)
     ('64 MiB', '67108863B (64 MiB)')
@@ -73,10 +73,10 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One demand on the results. It must hold in every folder, and for every policy and limit that is selected.
+    """A requirement on the results, which must hold in every folder, and for every selected policy and limit.
 
-    at_least, at_most: inclusive; one of them is ``None``. of: the contestant that is judged. over: the one whose time
-    is divided by its own, for a speedup. where: columns that rows must have these values in. place: file and line.
+    at_least, at_most: inclusive bounds, one of which is None. of: the contestant that is judged. over: the contestant
+    that a speedup is relative to. where: values of columns that select the rows. place: file and line.
     """
 
     measure: str
@@ -112,10 +112,10 @@ _SELECTING = {"operation": "operation", "layer": "layer", "policy": "policy", "w
 def read_criteria(
     places: Mapping[str, Section], measures: Sequence[str], contestants: Sequence[str], grid: Mapping[str, Any]
 ) -> tuple[Criterion, ...]:
-    """Read ``[accept]``.
+    """Read the criteria in ``[accept]``.
 
-    places: the section in which each measure stands. measures, contestants: those of the benchmark. grid: what is tried
-    of each key. Raises ``InvalidInputError`` for a criterion that could never be judged.
+    places: the section of each measure. measures, contestants: of the benchmark. grid: alternatives of each grid key.
+    Raises ``InvalidInputError`` for a criterion that could never be judged.
     """
     criteria = []
     for measure, section in places.items():
@@ -123,7 +123,7 @@ def read_criteria(
         value = section.values[measure]
         demands = value if isinstance(value, list) else [value]
         if not demands or not all(isinstance(one, Mapping) for one in demands):
-            section.refuse(measure, f"is {shown(value)}; write {measure} = {{ at_most = ... }}, or a list of such")
+            section.refuse(measure, f"is {shown(value)}; write {measure} = {{ at_most = ... }}, or a list of these")
         parse = partial(_criterion, contestants=contestants, grid=grid)
         place = section.place(measure)
         criteria += [replace(section.parsed(measure, demand, parse), place=place) for demand in demands]
@@ -135,7 +135,7 @@ def _criterion(value: object, measure: str, contestants: Sequence[str], grid: Ma
     allowed = (*_BOUNDS, "of", *(("over",) if measure == "speedup" else ()), *_SELECTING)
     for key in demand:
         if key not in allowed:
-            raise InvalidInputError(f"has {key!r}, which is not known; allowed are {', '.join(allowed)}")
+            raise InvalidInputError(f"has the unknown key {key!r}; allowed are {', '.join(allowed)}")
     bounds = {key: MEASURES[measure].parse(demand[key], key) for key in _BOUNDS if key in demand}
     if len(bounds) != 1:
         raise InvalidInputError("must have one bound: at_least or at_most")
@@ -146,7 +146,7 @@ def _criterion(value: object, measure: str, contestants: Sequence[str], grid: Ma
 
 
 def _selected(key: str, value: object, grid: Mapping[str, Any]) -> object:
-    """Return what a column must be equal to. Raises ``InvalidInputError`` for what is not part of the grid."""
+    """Return the value that selects rows of a column. Raises ``InvalidInputError`` if it is not part of the grid."""
     wanted = text(value, key)
     if key == "layer":
         return wanted

@@ -1,4 +1,4 @@
-"""Judges whether what a recipe demands came out, by the rows of its result folders alone."""
+"""Judges the criteria of a recipe by the rows of its result folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EACH = ["folder", "contestant", "policy", "limit_bytes"]
 
 
 class Group(NamedTuple):
-    """Rows that a criterion is judged for: it must hold for each group. limit_bytes: NaN where there is none."""
+    """Rows for which a criterion is judged; it must hold for each group. limit_bytes: NaN without a limit."""
 
     folder: str
     contestant: str
@@ -35,8 +35,8 @@ class Group(NamedTuple):
 class Judgement:
     """Outcome of a criterion.
 
-    found: the worst that was found; ``None``: there was nothing to judge. Where its samples leave an interval, a
-    criterion fails only if all of it is on the wrong side. place: where it was found.
+    found: the worst value, or None if there was nothing to judge; if it has an interval, the criterion fails only if
+    the whole interval misses the bound. place: the group with this value.
     """
 
     criterion: Criterion
@@ -53,24 +53,24 @@ class Judgement:
 
     def __str__(self) -> str:
         if self.found is None:
-            return f"{self.criterion.place}: nothing was measured that this could be judged by"
+            return f"{self.criterion.place}: no measurement to judge this by"
         write, found = MEASURES[self.criterion.measure].write, self.found
         interval = f", {write(found.low)} to {write(found.high)}" if found.low < found.high else ""
         return f"{write(found.value)}{interval} ({self.place})"
 
 
 def _missed_by(criterion: Criterion, found: Estimate) -> float:
-    """Return how far the better end of the interval is on the wrong side; 0 or below: the criterion is met."""
+    """Return by how much the better end of the interval misses the bound; 0 or less if the criterion is met."""
     if criterion.at_least is not None:
         return criterion.at_least - (found.value if isnan(found.high) else found.high)
     return (found.value if isnan(found.low) else found.low) - (criterion.at_most or 0.0)
 
 
 def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
-    """Return the rows of all folders as reports have them, with what recipes judge besides.
+    """Return the rows of all folders, with the columns that recipes judge.
 
     Columns beside those of ``measured``: ``folder``, its name; ``share_of_limit``, the workspace over the limit;
-    ``failures``, 1 where a row has no samples, else 0.
+    ``failures``, 1 if a row has no samples, else 0.
     """
     records = [
         {**record, "folder": name} for name, folder in folders.items() for record in measured(folder).to_dict("records")
@@ -82,14 +82,14 @@ def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
 
 
 def judge(criterion: Criterion, rows: pandas.DataFrame) -> Judgement:
-    """Judge by the rows of all folders, as ``all_rows`` returns them: the worst of all that is judged counts."""
+    """Judge a criterion by the worst group of rows, as ``all_rows`` returns them."""
     every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.value)]
     nothing = Judgement(criterion, None)
     return max(every, key=lambda one: _missed_by(criterion, one.found or Estimate()), default=nothing)
 
 
 def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgement]:
-    """Yield what is found of each group that the criterion is judged for."""
+    """Yield the judgement of each group of rows that the criterion selects."""
     measure, every = MEASURES[criterion.measure], rows
     for column, value in criterion.where.items():
         rows = _equal(rows, column, value)
@@ -105,17 +105,17 @@ def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgem
 
 
 def groups(rows: pandas.DataFrame) -> Iterator[Group]:
-    """Yield the rows of each contestant under each policy and limit in each folder, in their order."""
+    """Yield the rows of each contestant, policy and limit in each folder, in their order."""
     for key, group in rows.groupby(_EACH, dropna=False, sort=False):
         folder, contestant, policy, limit = (None if pandas.isna(one) else one for one in cast("tuple[Any, ...]", key))
         yield Group(str(folder), str(contestant), policy, nan if limit is None else float(limit), group)
 
 
 def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Estimate:
-    """Return the rivals' time over that of the rows, each as often as its layer occurs, and its interval.
+    """Return the rivals' total time over that of the rows, weighted by the layers' counts; NaN if no row has a rival.
 
-    NaN: no row has a rival. A row's rival was timed in the same turns; of several, it is the one of the same limit, or
-    else of the same policy. Where that one failed, as where nothing fits the limit, the row has no rival.
+    A row's rival was timed in the same turns; of several, it is the one with the same limit, or else the same policy. A
+    rival that failed, for example since nothing fits the limit, is ignored.
     """
     pairs = [(row, _rival(row, rivals)) for _, row in rows.iterrows() if row["samples_s"]]
     known = [(row, rival) for row, rival in pairs if rival is not None]
@@ -136,7 +136,7 @@ def _rival(row: pandas.Series[Any], rivals: pandas.DataFrame) -> pandas.Series[A
 
 
 def _equal(rows: pandas.DataFrame, column: str, value: object) -> pandas.DataFrame:
-    """Return the rows that have this value, a missing one being equal to another."""
+    """Return the rows with this value; missing values are equal to each other."""
     if column not in rows:
         return rows[:0]
     return rows[rows[column].isna() if pandas.isna(value) else rows[column] == value]  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Reads a recipe: what is fixed, what is tried, and what must come out (docs/benchmarks.md)."""
+"""Reads a recipe: fixed settings, alternatives, and acceptance criteria (docs/benchmarks.md)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _KEYS = ("title", "takes", "benchmark", "figure", "published", *_SECTIONS, *DEVI
 
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
-    """A recipe as it was read, for one type of device.
+    """A recipe, for one type of device.
 
-    text: the whole file. published: what others have published of it, in words. figure: the kind of picture that is
-    drawn; ``None``: none. settings: all alternatives of each key, those of ``[fixed]`` being one.
+    text: the whole file. published: published results, as texts. figure: kind of figure, or None. settings: all
+    alternatives of each key; keys in ``[fixed]`` have one.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class RecipeFile:
         return BENCHMARKS[self.benchmark_name]
 
     def cells(self) -> list[Cell]:
-        """Return the result folders to be filled: one for each source and alternative that has its own."""
+        """Return the result folders to fill: one for each source and combination of alternatives outside the grid."""
         grid = {name: values for name, values in self.settings.items() if name in self.benchmark.grid}
         sources = [one for name in SOURCES for value in self.settings.get(name, ()) for one in several(value)]
         others = {name: values for name, values in self.settings.items() if name not in (*grid, *SOURCES)}
@@ -61,7 +61,7 @@ class RecipeFile:
 
 
 def _name(source: str, others: Mapping[str, tuple[Any, ...]], chosen: tuple[Any, ...]) -> str:
-    """Name a folder by its source and what it does not share with the others."""
+    """Name a folder by its source and the settings that differ between folders."""
     own = [f"{name}-{_plain(value)}" for (name, every), value in zip(others.items(), chosen, strict=True) if every[1:]]
     return "-".join((_plain(source), *own))
 
@@ -72,9 +72,9 @@ def _plain(value: object) -> str:
 
 
 def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
-    """Read a recipe for a type of device, whose own section replaces what is there for all.
+    """Read a recipe for a type of device, whose section overrides the general ones.
 
-    Raises ``InvalidInputError``, naming file, line, key, what was given and what is allowed.
+    Raises ``InvalidInputError`` with file, line, key, the given value and the allowed ones.
     """
     top = read_sections(path)
     top.require_known(_KEYS)
@@ -88,30 +88,30 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     settings = _settings(_places(top, device, "fixed", "mutable"), benchmark)
     _require_source(top, benchmark, settings)
     if benchmark.needed and benchmark.needed not in settings:
-        top.refuse("mutable", f"needs {benchmark.needed}: without one there is nothing for {name} to run")
+        top.refuse("mutable", f"needs {benchmark.needed}, without which {name} has nothing to run")
     grid = {key: values for key, values in settings.items() if key in benchmark.grid}
     criteria = read_criteria(_places(top, device, "accept"), benchmark.measures, benchmark.contestants, grid)
     if not criteria:
-        top.refuse("accept", f"has no criterion; add a section [accept], with some of {', '.join(benchmark.measures)}")
+        top.refuse("accept", f"has no criterion; add a section [accept] with some of {', '.join(benchmark.measures)}")
     published = top.take("published", texts, ())
     return RecipeFile(path, top.text, title, name, figure, published, MappingProxyType(settings), criteria)
 
 
 def _places(top: Section, device: str, *names: str) -> dict[str, Section]:
-    """Return the section in which each key counts: that of the device, or else that for all devices."""
+    """Return the section that applies to each key: the device's, or else the general one."""
     found: dict[str, Section] = {}
     for outer in (top, top.inner(device)):
         sections = [outer.inner(name) for name in names]
         for section in sections:
             for key in section.values:
                 if others := [one.name for one in sections if one is not section and key in one.values]:
-                    section.refuse(key, f"stands in [{others[0]}], too; give it in one of the two")
+                    section.refuse(key, f"is in [{others[0]}], too; keep it in one of the two")
                 found[key] = section
     return found
 
 
 def _settings(places: Mapping[str, Section], benchmark: Benchmark) -> dict[str, tuple[Any, ...]]:
-    """Return the alternatives of each key. Raises ``InvalidInputError``."""
+    """Return the alternatives of each key. Raises ``InvalidInputError`` for invalid values."""
     settings = {}
     for key, section in places.items():
         section.require_known(benchmark.keys)
@@ -126,19 +126,19 @@ def _require_source(top: Section, benchmark: Benchmark, settings: Mapping[str, o
     allowed = [_SHOWN_SOURCES[key] for key in SOURCES if key in benchmark.keys]
     given = [key for key in SOURCES if key in settings]
     if len(given) != 1:
-        found = "both are there" if given else "there is none"
+        found = "both are given" if given else "none is given"
         top.refuse("fixed", f"needs {' or '.join(allowed)}: {found}")
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the file of each recipe that comes with mucudnn, by its name."""
+    """Return the files of the recipes that come with mucudnn, by name."""
     return {path.stem: path for path in sorted(_FOLDER.glob(f"*{_SUFFIX}"))}
 
 
 def find_recipe(name_or_file: str) -> Path:
-    """Return the file of a recipe: a file's own name ends in .toml, any other text is the name of a shipped one.
+    """Return the path of a recipe, given as a file that ends in .toml, or by the name of a shipped one.
 
-    Raises ``InvalidInputError`` where there is none.
+    Raises ``InvalidInputError`` for an unknown name.
     """
     if name_or_file.endswith(_SUFFIX):
         return Path(name_or_file)

@@ -1,6 +1,6 @@
-"""Runs a recipe into a folder: a result folder for each cell, then the judgement and the figure.
+"""Runs a recipe into a folder: a result folder for each cell, then judgements, tables and figures.
 
-The same command goes on where it was stopped: what the result folders have is not measured again.
+The same command resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _FORMAT_VERSION = 1  # of the outcome
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Outcome of a recipe. rows: of all folders, see ``all_rows``. figures: the files that were drawn.
+    """Outcome of a recipe. rows: of all folders, see ``all_rows``. figures: files with figures.
 
-    notes: what was left out, could not be read or could not be drawn, in words.
+    notes: messages on what was left out, could not be read, or could not be drawn.
     """
 
     recipe: RecipeFile
@@ -48,10 +48,10 @@ class Outcome:
 
 
 def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
-    """Measure what is missing of a recipe in the folder ``out``, then judge it.
+    """Measure what the folder ``out`` still lacks of a recipe, then judge it.
 
-    Raises ``OutputError`` for a folder that is not of a recipe, what the benchmark raises, and ``KeyboardInterrupt``,
-    by then with all that was measured in the folder.
+    Raises ``OutputError`` if the folder is not of a recipe, what the benchmark raises, and ``KeyboardInterrupt``, after
+    which the folder has all results so far.
     """
     _prepare(out, recipe.text)
     cells = recipe.cells()
@@ -65,20 +65,20 @@ def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
 
 
 def _prepare(out: Path, recipe: str) -> None:
-    """Make the folder, with the recipe in it. Raises ``OutputError`` for one that has something else."""
+    """Create the folder and put the recipe in it. Raises ``OutputError`` if it has other contents."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         strange = sorted(one.name for one in out.iterdir())
     except OSError as error:
-        raise OutputError(f"{out} cannot be made: {error.strerror}; name another folder") from error
+        raise OutputError(f"{out} cannot be created: {error.strerror}; name another folder") from error
     if strange and RECIPE_FILE not in strange:
-        raise OutputError(f"{out} is no folder of a recipe: it has {strange[0]}; name a new or empty folder")
+        raise OutputError(f"{out} is not the folder of a recipe: it contains {strange[0]}; name a new or empty folder")
     with whole_text(out / RECIPE_FILE) as stream:
         stream.write(recipe)
 
 
 def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> Outcome:
-    """Judge result folders by a recipe, and draw its figure of each into the folder ``out``."""
+    """Judge result folders by a recipe, and draw its figure for each of them into the folder ``out``."""
     rows = all_rows(folders)
     judgements = tuple(judge(criterion, rows) for criterion in recipe.criteria)
     notes = [note for folder in folders.values() for note in _left_out(folder)]
@@ -87,13 +87,13 @@ def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> O
 
 
 def _left_out(folder: ResultFolder) -> list[str]:
-    """Say what has no rows, a line for each reason; the summary file has all of it."""
+    """List what was left out, a line for each reason, and the folder's problems."""
     reasons = folder.left_out_by_reason.items()
     return [*(f"{folder.path.name}: left out, as {why}: {some(what)}" for why, what in reasons), *folder.problems]
 
 
 def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:
-    """Return the files of the figures, and what could not be drawn, in words."""
+    """Draw the figures; return their files, and messages on those that could not be drawn."""
     if recipe.figure is None:
         return (), []
     paths, notes = [], []
@@ -110,7 +110,7 @@ def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> t
 
 
 def _record(outcome: Outcome) -> dict[str, object]:
-    """Return what the file has: each criterion, what was found, and whether it passed."""
+    """Return the JSON record of an outcome: each criterion, its value, and whether it passed."""
     return {
         "format_version": _FORMAT_VERSION,
         "title": outcome.recipe.title,
@@ -133,7 +133,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
 
 
 def results_table(outcome: Outcome) -> Table:
-    """Return a row for each contestant, policy and limit of each folder; times of all its problems together."""
+    """Return a table with a row for each contestant, policy and limit of each folder, and total times."""
     printed = new_table(
         outcome.recipe.title,
         ("folder", "contestant", "policy", "workspace limit"),
@@ -158,7 +158,7 @@ def results_table(outcome: Outcome) -> Table:
 
 
 def criteria_table(outcome: Outcome) -> Table:
-    """Return a row for each criterion: whether it passed, and the worst that was found."""
+    """Return a table with a row for each criterion: whether it passed, and the worst value."""
     printed = new_table("", ("", "criterion", "found"), ())
     for one in outcome.judgements:
         printed.add_row("pass" if one.passed else "FAIL", str(one.criterion), str(one))
@@ -166,7 +166,7 @@ def criteria_table(outcome: Outcome) -> Table:
 
 
 def published_in_words(outcome: Outcome) -> str:
-    """Say what others have published of the same; empty: nothing is known."""
+    """Return the published results of the recipe, one per line; empty if there are none."""
     return "\n".join(f"published elsewhere: {one}" for one in outcome.recipe.published)
 
 

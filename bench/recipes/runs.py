@@ -1,4 +1,4 @@
-"""Runs a cell of a recipe into a folder, by the benchmark that the recipe names: a function for each of them."""
+"""Functions that run a cell of a recipe into a folder, one for each benchmark, under its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mucudnn.words.units import parse_bytes
 
 
 def convolutions(cell: Cell, out: Path, place: Place) -> None:
-    """Run convolutions under every policy, limit and budget, in the same turns, problem by problem."""
+    """Benchmark each problem under every policy, limit and budget, all interleaved."""
     settings, table = cell.settings, _table(cell)
     config = cell.config(workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
@@ -36,7 +36,7 @@ def convolutions(cell: Cell, out: Path, place: Place) -> None:
 
 
 def program(cell: Cell, out: Path, place: Place) -> None:
-    """Run the solver that divides budgets over a network: the size of the paper's integer program, and its time."""
+    """Benchmark the division of budgets over a network: size of the paper's integer program, and time to solve it."""
     table = _table(cell)
     config = cell.config(workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
@@ -46,7 +46,7 @@ def program(cell: Cell, out: Path, place: Place) -> None:
 
 
 def equality(cell: Cell, out: Path, place: Place) -> None:
-    """Run training with torch's and with mucudnn's convolutions, step by step from the same seed."""
+    """Compare training with torch's and with mucudnn's convolutions, step by step from the same seed."""
     limits = cell.settings.get("workspace_limit", (parse_bytes(DEFAULT_WORKSPACE_LIMIT),))
     configs = [
         cell.config(policy=policy, workspace_limit=limit, database=place.database)
@@ -61,7 +61,7 @@ def _policies(cell: Cell) -> tuple[BatchSizePolicy, ...]:
 
 
 def _table(cell: Cell) -> LayerTable:
-    """Return the layers of a cell. Raises ``InvalidInputError`` for those that its source does not have."""
+    """Return the layers of a cell. Raises ``InvalidInputError`` if its source lacks one of them."""
     table = load_source(cell.source, **cell.given("batch", "dtype", "memory_format"))
     if "filters" in cell.settings:
         table = with_filters(table, cell.settings["filters"])

@@ -1,4 +1,4 @@
-"""Takes values out of a TOML file; a fault names file, line, section, key, what was given and what is allowed."""
+"""Reads and checks values of a TOML file; errors name file, line, section and key, the given value and allowed ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import shown
 
-Parse = Callable[[object, str], Any]  # of a value and what it is called in messages; raises InvalidInputError
+Parse = Callable[[object, str], Any]  # takes a value and its name for messages; raises InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of a TOML file. name: its heading, without brackets; empty: what stands above all headings."""
+    """A table of a TOML file. name: its heading without brackets, or empty for the top level."""
 
     path: Path
     text: str
@@ -26,18 +26,18 @@ class Section:
     values: Mapping[str, Any]
 
     def inner(self, key: str) -> Section:
-        """Return the table with this heading, which is empty where there is none. Raises ``InvalidInputError``."""
+        """Return the subtable of this name, or an empty one. Raises ``InvalidInputError`` if it is not a table."""
         found = self.values.get(key, {})
         if not isinstance(found, Mapping):
             self.refuse(key, f"is {shown(found)}; it must be a section, [{self._heading(key)}]")
         return Section(self.path, self.text, self._heading(key), found)
 
     def take(self, key: str, parse: Parse, default: object = None) -> Any:
-        """Return a value as ``parse`` makes it, or the default where there is none. Raises ``InvalidInputError``."""
+        """Return the parsed value of a key, or the default. Raises ``InvalidInputError`` if it is invalid."""
         return self.parsed(key, self.values[key], parse) if key in self.values else default
 
     def parsed(self, key: str, value: object, parse: Parse) -> Any:
-        """Return what ``parse`` makes of a value. Raises ``InvalidInputError``."""
+        """Return a parsed value. Raises ``InvalidInputError`` if it is invalid."""
         try:
             return parse(value, key)
         except InvalidInputError as error:
@@ -45,7 +45,7 @@ class Section:
             self.refuse(key, text.removeprefix(f"{key} ").removeprefix(f"{key}: "))
 
     def require_known(self, allowed: Iterable[str]) -> None:
-        """Refuse a key that is not allowed. Raises ``InvalidInputError``."""
+        """Raise ``InvalidInputError`` for a key that is not allowed."""
         names = list(allowed)
         for key in self.values:
             if key not in names:
@@ -54,12 +54,12 @@ class Section:
                 self.refuse(key, f"is not known; {hint}allowed are {', '.join(names)}")
 
     def refuse(self, key: str, what: str) -> NoReturn:
-        """Raise ``InvalidInputError``: the place of a key, and what is wrong with it."""
+        """Raise ``InvalidInputError`` with the place of a key and the fault."""
         section = f"[{self.name}] " if self.name else ""
         raise InvalidInputError(f"{self.place(key)}: {section}{key} {what}")
 
     def place(self, key: str) -> str:
-        """Return file and line of a key; the file alone where the line is not found."""
+        """Return file and line of a key, or only the file if the line is not found."""
         line = _line_of(self.text, self.name, key)
         return str(self.path) if line is None else f"{self.path}, line {line}"
 
@@ -68,16 +68,16 @@ class Section:
 
 
 def read_sections(path: Path) -> Section:
-    """Read a TOML file. Raises ``InvalidInputError`` with file and line for what is none."""
+    """Read a TOML file. Raises ``InvalidInputError`` with file and line if it is missing or invalid."""
     try:
         text = path.read_text(encoding="utf-8")
         return Section(path, text, "", tomllib.loads(text))
     except FileNotFoundError:
-        raise InvalidInputError(f"{path} is not there; name the file of a recipe") from None
+        raise InvalidInputError(f"{path} does not exist; name the file of a recipe") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInputError(f"{path} is no TOML file: {error}") from None
+        raise InvalidInputError(f"{path} is not a TOML file: {error}") from None
 
 
 def one_of(value: object, name: str, allowed: Sequence[str]) -> str:
@@ -88,14 +88,14 @@ def one_of(value: object, name: str, allowed: Sequence[str]) -> str:
 
 
 def alternatives(value: object, name: str) -> Sequence[object]:
-    """Require a list that is not empty. Raises ``InvalidInputError``."""
+    """Return a non-empty list. Raises ``InvalidInputError`` for other values."""
     if not isinstance(value, list) or not value:
-        raise InvalidInputError(f"{name} is {shown(value)}; it must be a list of all that is to be tried")
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a list of alternatives")
     return value
 
 
 def _line_of(text: str, section: str, key: str) -> int | None:
-    """Return the line in which a key, or the heading of this name, stands; ``None``: it is written in another way."""
+    """Return the number of the line with a key or its heading, or None if it is not found."""
     here, heading = "", f"{section}.{key}" if section else key
     for number, line in enumerate(text.splitlines(), start=1):
         if found := re.match(r"\s*\[\[?\s*([^\]]*?)\s*\]", line):

@@ -144,7 +144,7 @@ def test_the_command_shows_all_and_tells_what_it_cannot_read(
 
 
 def test_a_folder_with_nothing_that_can_be_read_is_refused(tmp_path: Path) -> None:
-    assert "environment.json is not there" in fail("report", tmp_path)
+    assert "environment.json does not exist" in fail("report", tmp_path)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "environment.json").write_text("{")
-    assert "half/environment.json, line 1: no JSON" in fail("report", tmp_path)
+    assert "half/environment.json, line 1: invalid JSON" in fail("report", tmp_path)

@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_there(machine: Path) -> Non
     assert [version.name for version in history.versions] == ["z-first", "a-third"]
     told = "\n".join(history.problems)
     assert "m-second" in told
-    assert "rows.jsonl, line 7: half-written" in told
+    assert "rows.jsonl, line 7: incomplete" in told
     assert "other-columns has other columns" in told
     with pytest.raises(InvalidInputError, match="is no folder"):
         history_of(machine / "nowhere")

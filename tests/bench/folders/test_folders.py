@@ -159,7 +159,7 @@ def test_other_settings_are_refused_by_name(folder: Path, other: Header, told: s
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(OutputError, match=r"not empty: it has thesis\.tex"), open_folder(tmp_path, HEADER):
+    with pytest.raises(OutputError, match=r"it contains thesis\.tex"), open_folder(tmp_path, HEADER):
         pass
     assert [one.name for one in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -178,13 +178,13 @@ def test_two_writers_are_one_too_many(folder: Path) -> None:
     [
         (lambda line: line.pop("samples_s"), "line 2: no column samples_s"),
         (lambda line: line.pop("layer"), "line 2: no column layer"),
-        (lambda line: line.update(samples_s=[0.1, float("nan")]), "line 2: NaN is no finite number"),
+        (lambda line: line.update(samples_s=[0.1, float("nan")]), "line 2: NaN is not a finite number"),
         (lambda line: line.update(samples_s=[0.1, None, 0.2]), "line 2: sample 2 of 3 is None"),
         (lambda line: line.update(samples_s=[0.1, -1.0]), "line 2: sample 2 of 2 is -1.0"),
-        (lambda line: line.update(samples_s=[]), "line 2: samples_s is empty, and no failure says why"),
+        (lambda line: line.update(samples_s=[]), "line 2: samples_s is empty without a failure"),
         (lambda line: line.update(samples_s="fast"), "line 2: samples_s is 'fast'"),
         (lambda line: line.update(folder="other"), "line 2: a row of another folder, other"),
-        (lambda line: line.update(format_version=2), "line 2: format version 2, and not 1"),
+        (lambda line: line.update(format_version=2), "line 2: format version 2, not 1"),
         (lambda line: line.update(turns="one"), "line 2: turns is 'one'"),
         (lambda line: line.update(contestant=None), "line 2: contestant is None"),
     ],
@@ -215,11 +215,11 @@ def test_no_rows_yet(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text[:40], "line 3: no JSON"),
-        (lambda text: "[]", "line 1: no JSON object, but list"),
+        (lambda text: text[:40], "line 3: invalid JSON"),
+        (lambda text: "[]", "line 1: not a JSON object, but list"),
         (lambda text: text.replace('"format_version": 1', '"format_version": 2'), "format version 2; mucudnn "),
         (lambda text: text.replace('"settings"', '"sittings"'), "has no 'settings'"),
-        (lambda text: text.replace('"wanted": 2', '"wanted": "two"'), "a value that is not understood"),
+        (lambda text: text.replace('"wanted": 2', '"wanted": "two"'), "an invalid value"),
     ],
 )
 def test_an_environment_file_that_cannot_be_used_is_refused(
@@ -241,7 +241,7 @@ def test_a_summary_that_cannot_be_read_is_told(folder: Path) -> None:
     (folder / SUMMARY_FILE).write_text("{")
     read = read_folder(folder)
     assert (len(read.rows), read.left_out) == (2, ())
-    assert "not known what was left out" in read.problems[0]
+    assert "unknown what was left out" in read.problems[0]
 
 
 def test_the_better_of_the_machines_limits_stay(folder: Path) -> None:

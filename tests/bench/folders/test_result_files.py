@@ -37,9 +37,9 @@ def test_a_file_has_what_the_folder_has(folder: ResultFolder, tmp_path: Path) ->
 def test_what_is_no_such_file_is_refused(folder: ResultFolder, tmp_path: Path) -> None:
     for change, told in (
         ({"format_version": 2}, "format version 2"),
-        ({"rows": 7}, "is no result of a benchmark"),
-        ({"benchmark": None, "settings": 7}, "has a value that is not understood"),
-        ({"summary": {"format_version": 1, "left_out": 3}}, "left_out is not understood"),
+        ({"rows": 7}, "is not the result of a benchmark"),
+        ({"benchmark": None, "settings": 7}, "has an invalid value"),
+        ({"summary": {"format_version": 1, "left_out": 3}}, "left_out is invalid"),
     ):
         file = tmp_path / "result.json"
         file.write_text(json.dumps({**folder.to_json(), **change}))
@@ -51,7 +51,7 @@ def test_a_file_without_a_key_is_refused_by_its_name(folder: ResultFolder, tmp_p
     file = tmp_path / "result.json"
     for key in ("benchmark", "rows", "candidates", "summary"):
         file.write_text(json.dumps({name: value for name, value in folder.to_json().items() if name != key}))
-        with pytest.raises(InvalidInputError, match=f"{key}.*no result of a benchmark"):
+        with pytest.raises(InvalidInputError, match=f"{key}.*not the result of a benchmark"):
             read_result_file(file)
 
 

@@ -69,7 +69,7 @@ def test_the_section_of_the_device_replaces_key_by_key(tmp_path: Path) -> None:
 
 def test_a_fault_is_told_with_its_place_and_what_is_allowed(tmp_path: Path) -> None:
     for parts, said in (
-        (("[fixed\n",), "no TOML file: "),
+        (("[fixed\n",), "not a TOML file: "),
         ((HEAD, 'benchmark = "x"\n', FIXED), "line 2: benchmark is 'x'; allowed are convolutions, program, equality"),
         ((HEAD, "figure = 3\n", FIXED), "line 2: figure is 3; allowed are speedups, "),
         ((HEAD, "[fix]\n"), "line 2: fix is not known; did you mean fixed? allowed are title, "),
@@ -80,16 +80,16 @@ def test_a_fault_is_told_with_its_place_and_what_is_allowed(tmp_path: Path) -> N
         ((FIXED, "filters = [3, 3]\n[mutable]\nbatch = 4\n"), "line 5: [mutable] batch is 4; it must be a list of"),
         ((FIXED, 'dtype = "int8"\n'), "line 3: [fixed] dtype is 'int8'; allowed are float64, "),
         ((FIXED, 'operations = ["up"]\n'), "line 3: [fixed] operations operation is 'up'; allowed are forward"),
-        ((FIXED, "batch = 1\n[mutable]\nbatch = [2]\n"), "line 3: [fixed] batch stands in [mutable], too"),
+        ((FIXED, "batch = 1\n[mutable]\nbatch = [2]\n"), "line 3: [fixed] batch is in [mutable], too"),
         (('[mutable]\nworkspace_limit = ["8"]\n',), "line 2: [mutable] workspace_limit size '8' has no unit"),
         (('[mutable]\nworkspace_budget = ["none"]\n',), "workspace_budget is 'none'; it must be a size"),
-        ((MUTABLE, ACCEPT), "fixed needs networks, a list, or table, one name: there is none"),
+        ((MUTABLE, ACCEPT), "fixed needs networks, a list, or table, one name: none is given"),
         ((FIXED, 'table = "t"\n', ACCEPT), "line 1: fixed needs networks, a list, or table, one name: both are"),
         (
             ('benchmark = "program"\n', FIXED, ACCEPT),
-            "mutable needs workspace_budget: without one there is nothing for",
+            "mutable needs workspace_budget, without which",
         ),
-        ((FIXED, MUTABLE), "accept has no criterion; add a section [accept], with some of speedup, "),
+        ((FIXED, MUTABLE), "accept has no criterion; add a section [accept] with some of speedup, "),
         ((FIXED, "[cpu]\nfixt = 1\n"), "line 4: [cpu] fixt is not known; did you mean fixed?"),
         ((FIXED, "[accept]\nspeed = 3\n"), "line 4: [accept] speed is not known; did you mean speedup?"),
         (
@@ -97,7 +97,7 @@ def test_a_fault_is_told_with_its_place_and_what_is_allowed(tmp_path: Path) -> N
             "line 4: [accept] loss_difference is not known; allowed are speedup, error, workspace, share_of_limit",
         ),
         ((FIXED, "[accept]\nerror = 3\n"), "line 4: [accept] error is 3; write error = { at_most = ... }"),
-        ((FIXED, "[accept]\nerror = { most = 3 }\n"), "line 4: [accept] error has 'most', which is not known"),
+        ((FIXED, "[accept]\nerror = { most = 3 }\n"), "line 4: [accept] error has the unknown key 'most'"),
         ((FIXED, "[accept]\nerror = { }\n"), "line 4: [accept] error must have one bound: at_least or at_most"),
         ((FIXED, '[accept]\nworkspace = { at_most = "none" }\n'), "workspace at_most is 'none'; it must be a size"),
         ((FIXED, '[accept]\ntime = { at_most = "3 days" }\n'), "line 4: [accept] time"),
@@ -121,7 +121,7 @@ def test_a_fault_is_told_with_its_place_and_what_is_allowed(tmp_path: Path) -> N
 def test_a_recipe_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="did you mean three-policies"):
         find_recipe("three-policy")
-    with pytest.raises(InvalidInputError, match="is not there"):
+    with pytest.raises(InvalidInputError, match="does not exist"):
         read_recipe(find_recipe(str(tmp_path / "none.toml")))
 
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_judged_does_not_pass(kitchen: Kitchen) -> None:
     assert [one.passed for one in outcome.judgements] == [False, False]
     path = kitchen.folder / "recipe.toml"
     line = 1 + next(n for n, text in enumerate(path.read_text().splitlines()) if text.startswith("error"))
-    assert str(outcome.judgements[0]) == f"{path}, line {line}: nothing was measured that this could be judged by"
+    assert str(outcome.judgements[0]) == f"{path}, line {line}: no measurement to judge this by"
 
 
 def test_one_budget_for_all_is_beside_a_limit_for_each(kitchen: Kitchen) -> None:

@@ -86,7 +86,7 @@ def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
 def test_models_must_be_picklable(tmp_path: Path) -> None:
     model = tiny()
     model.forward = lambda x: x  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match="the model cannot be pickled: make it picklable, such as by"):
+    with pytest.raises(UnavailableError, match="the model cannot be pickled, but each contestant"):
         store_model(model, (X,), tmp_path / "model.pickle")
 
 
