@@ -42,8 +42,8 @@ def texts(figure: Figure) -> str:
 
 def test_curves_are_per_sample_in_milliseconds_and_mebibytes() -> None:
     time, workspace, _ = draw_sweep(steep()).axes
-    assert line(time, "torch") == [(n, pytest.approx(2 if n == 16 else 1)) for n in (1, 2, 4, 8, 16)]
-    assert line(workspace, "torch") == [(n, pytest.approx(1 / n)) for n in (1, 2, 4, 8, 16)]
+    assert line(time, "PyTorch") == [(n, pytest.approx(2 if n == 16 else 1)) for n in (1, 2, 4, 8, 16)]
+    assert line(workspace, "PyTorch") == [(n, pytest.approx(1 / n)) for n in (1, 2, 4, 8, 16)]
     assert line(workspace, "workspace limit")[:2] == [(1, 4), (2, 2)]
     assert len(line(time, "divided")) == UP_TO
     assert (time.get_ylabel(), workspace.get_ylabel()) == ("ms per sample", "MiB per sample")
