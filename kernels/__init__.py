@@ -1,4 +1,4 @@
-"""Computes one micro-batch of a convolution: one folder for each family of algorithms.
+"""The algorithms that compute one micro-batch of a convolution, one folder for each family.
 
-Nothing here knows a database, a solver or a clock; ``registry`` lists all algorithms.
+Nothing here imports the database or the solver, or measures time. ``registry`` lists all algorithms.
 """

@@ -1,7 +1,4 @@
-"""Tells which libraries compute on a device, in which versions, and under which settings.
-
-Versions are part of the key of every measurement.
-"""
+"""The libraries that compute on a device, with their versions, which are part of the key of every measurement."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from mucudnn.kernels.compiled.library import build_name
 
 
 def library_of(device_type: str) -> str:
-    """Return the library behind torch's own convolution: ``oneDNN 3.12.0`` on the CPU, ``cuDNN 9.19.0`` on CUDA.
+    """Return the library behind torch's own convolution, such as ``oneDNN 3.12.0`` or, on CUDA, ``cuDNN 9.19.0``.
 
-    Raises ``UnavailableError`` where a GPU has none.
+    Raises ``UnavailableError`` if CUDA is available without cuDNN.
     """
     if device_type == "cuda":
         from mucudnn.kernels.cudnn import library as cudnn
@@ -25,9 +22,9 @@ def library_of(device_type: str) -> str:
 
 
 def compiler_of(device_type: str) -> str:
-    """Return what our own code is compiled for on the CPU (``avx512``), or by on CUDA (``CuPy 14.2.0``).
+    """Return the instruction set of our compiled code on the CPU (``avx512``), or the compiler on CUDA (``CuPy 14.2``).
 
-    ``torch`` where nothing of ours is compiled.
+    ``torch`` means that no compiled code of ours is available.
     """
     if device_type != "cuda":
         return build_name()
@@ -37,13 +34,13 @@ def compiler_of(device_type: str) -> str:
 
 
 def settings_that_bar() -> tuple[object, ...]:
-    """Return torch's settings that bar algorithms on CUDA: less than ``TorchSettings`` has, in a tenth of the time."""
+    """Return the settings of torch that exclude algorithms on CUDA; ten times faster than ``TorchSettings.current``."""
     read = torch._C
     repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
     return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
 
 
 def onednn_version(torch_config: str) -> str:
-    """Find ``oneDNN 3.12.0`` in torch's description of its build, where oneDNN goes by its former name."""
+    """Return ``oneDNN 3.12.0`` from torch's description of its build, which uses the former name MKL-DNN."""
     match = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch_config)
     return f"oneDNN {match.group(1)}" if match else "no oneDNN"

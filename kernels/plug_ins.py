@@ -1,4 +1,4 @@
-"""Finds the algorithms that other packages bring, and says what keeps a value from being one."""
+"""Discovery and validation of algorithms from other packages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PlugIn:
-    """A package that brings algorithms.
+    """A package that provides algorithms.
 
-    algorithms: the names of what it brings. error: why it brings none, or empty.
+    algorithms: their names. error: why loading failed; empty if it did not.
     """
 
     name: str
@@ -38,7 +38,7 @@ class PlugIn:
 
 
 def require_algorithm(value: object) -> Algorithm:
-    """Return the value, which is an algorithm. Raises ``InvalidInputError`` that says what it lacks."""
+    """Return the value if it is a valid algorithm. Raises ``InvalidInputError`` with the reason if not."""
     remedy = "give an instance of a class that inherits from mucudnn.BaseAlgorithm"
     if isinstance(value, type):
         raise InvalidInputError(f"algorithm is the class {value.__name__}; {remedy}")
@@ -51,7 +51,7 @@ def require_algorithm(value: object) -> Algorithm:
     if not _NAME.fullmatch(name):
         raise InvalidInputError(
             f"name of an algorithm is {shown(name)}; write 'package/name', each of letters, digits, '.', '_' and '-': "
-            "databases keep it for ever, so it must differ from what others bring, now and later"
+            "databases keep the name, so it must never clash with another package's"
         )
     whole(value.version, f"version of {name}", 1)
     flag(value.deterministic, f"deterministic of {name}")
@@ -62,26 +62,26 @@ def require_algorithm(value: object) -> Algorithm:
 
 
 def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
-    """Register what installed packages bring, by the entry points of ``mucudnn.algorithms``.
+    """Register the algorithms of installed packages, by the entry points of ``mucudnn.algorithms``.
 
-    A package that cannot be loaded, or brings what is no algorithm, is passed over with a warning.
+    A package that cannot be loaded, or provides anything that is not an algorithm, is skipped with a warning.
     """
     return tuple(_load(entry_point, register) for entry_point in entry_points(group=GROUP))
 
 
 def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
     distribution = entry_point.dist
-    assert distribution is not None  # entry points that are found belong to one
+    assert distribution is not None  # for the type checker: entry_points() always sets it
     brings = partial(PlugIn, distribution.name, distribution.version)
     try:
         loaded = entry_point.load()
         algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
         for algorithm in algorithms:
             register(algorithm)
-    except (Exception, SystemExit) as error:  # other people's code can fail in any way
+    except (Exception, SystemExit) as error:  # third-party code can raise anything
         broken = brings(error=f"{type(error).__name__}: {error}")
         warnings.warn(
-            f"the algorithms of {broken.package} are passed over: {entry_point.value} raised {broken.error}",
+            f"the algorithms of {broken.package} are skipped: {entry_point.value} raised {broken.error}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,6 +1,6 @@
-"""Lists every algorithm there is: ours, and those that other packages bring.
+"""The registry of all algorithms, both mucudnn's own and those of other packages.
 
-A new one of ours is a class in its family's folder and a row here. The contract tests then pick it up.
+To add an algorithm to mucudnn, write a class in its family's folder and list it here. The contract tests then cover it.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ _registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name
 
 
 def register(algorithm: Algorithm) -> None:
-    """Let an algorithm take part in tuning and running, beside those that mucudnn has.
+    """Add an algorithm of your own, named ``package/name``, to tuning and running on its ``device_type``.
 
-    It is measured, compared with float64 at every micro-batch size between guard zones, stored with its version, and
-    chosen where it is the fastest. Its name is ``package/name``. It runs on the device type that it names in
-    ``device_type``, else on the CPU. ``mucudnn.testing.check_algorithm`` checks it before.
+    At every micro-batch size it is compared with float64 between guard zones and measured. It is stored with its
+    version, and chosen if it is the fastest. Check it with ``mucudnn.testing.check_algorithm`` first.
 
-    Registering is for this process, and for those that are forked off it later. Other processes, such as spawned
-    workers and the command ``mucudnn``, find the algorithm by an entry point of the group ``mucudnn.algorithms``, which
-    names it, or a tuple of several. Registering an equal one again does nothing.
+    Registration applies to this process and to processes forked later. Other processes, such as spawned workers and
+    the command ``mucudnn``, find algorithms by an entry point of the group ``mucudnn.algorithms``, which names one
+    algorithm or a tuple of several. Registering an equal algorithm again does nothing.
 
-    Raises ``InvalidInputError`` for what is no algorithm, and for a name that is taken or malformed.
+    Raises ``InvalidInputError`` if the value is not an algorithm, or its name is taken or malformed.
     """
     algorithm = plug_ins.require_algorithm(algorithm)
     known = _registered.setdefault((algorithm.device_type, algorithm.name), algorithm)
@@ -60,30 +59,30 @@ def register(algorithm: Algorithm) -> None:
 
 @cache
 def installed_plug_ins() -> tuple[PlugIn, ...]:
-    """Return the packages that bring algorithms by entry points. The first call registers what they bring."""
+    """Return the packages that provide algorithms by entry points. The first call registers the algorithms."""
     return plug_ins.load(register)
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
-    """Return those for a device type that are the same for every problem, torch's own first, other packages' last.
+    """Return the algorithms for a device type that do not depend on the problem.
 
-    Raises ``UnavailableError`` for a type that has none.
+    Torch's own come first, those of other packages last. Raises ``UnavailableError`` if the device type has none.
     """
     return tuple(_every(device_type))
 
 
 def algorithm_versions(*device_types: str) -> dict[str, int]:
-    """Return the version of every algorithm that is the same for every problem, on these device types, or on any."""
+    """Return the version of every algorithm of ``algorithms`` by name, for these device types, by default for all."""
     return {one.name: one.version for device_type in device_types or _DEVICE_TYPES for one in algorithms(device_type)}
 
 
 def as_called(algorithm: Algorithm) -> Algorithm:
-    """Return an algorithm on a whole mini-batch. Torch's own is then called as in a user's step."""
+    """Return the form of an algorithm that runs a whole mini-batch. Torch's own is then called as in a user's step."""
     return DISPATCHED if algorithm == NATIVE_ALGORITHM else algorithm
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
-    """Return what offers more algorithms, problem by problem. Raises ``UnavailableError`` where there is no cuDNN."""
+    """Return the sources of further algorithms, per problem. Raises ``UnavailableError`` on CUDA without cuDNN."""
     if device_type != "cuda":
         return ()
     from mucudnn.kernels.cudnn.algorithms import CudnnEngines
@@ -92,17 +91,17 @@ def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
 
 
 def cudnn_backend() -> CudnnBackend:
-    """Return what executes cuDNN's engines. Raises ``UnavailableError`` where there is no cuDNN."""
+    """Return the backend that executes cuDNN's engines. Raises ``UnavailableError`` if there is no cuDNN."""
     from mucudnn.kernels.cudnn import backend
 
     return backend.cudnn_backend()
 
 
 def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
-    """Return the algorithm of this name for a device type: one that all problems share, or an engine of cuDNN's.
+    """Return the algorithm of this name for a device type, which may be an engine configuration of cuDNN.
 
-    Raises ``InvalidInputError`` for an unknown one, and ``UnavailableError`` for a device type that has none, for an
-    engine configuration without cuDNN, and for an algorithm of a package that is not here.
+    Raises ``InvalidInputError`` for an unknown name, and ``UnavailableError`` for a device type without algorithms, for
+    an engine configuration without cuDNN, and for an algorithm of a package that is neither installed nor registered.
     """
     if name.startswith(PREFIX):
         from mucudnn.kernels.cudnn.algorithms import CudnnEngine
@@ -112,7 +111,9 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
         if candidate.name == name:
             return candidate
     if package_of(name) is not None:
-        raise UnavailableError(f"algorithm {name!r} is of a package that is not here: install it, or register it first")
+        raise UnavailableError(
+            f"algorithm {name!r} is of a package that is not installed; install it, or register the algorithm"
+        )
     raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(a.name for a in _every(device_type))}")
 
 
@@ -122,7 +123,7 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
         return _CPU
     if device_type not in _DEVICE_TYPES:
         allowed = _names(_DEVICE_TYPES)
-        raise UnavailableError(f"no algorithms for device type {device_type!r}; there are some for: {allowed}")
+        raise UnavailableError(f"no algorithms for device type {device_type!r}; there are algorithms for: {allowed}")
     from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
 
     torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA, *BENCHMARKS)
@@ -130,7 +131,7 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:
-    """Yield ours, then those of other packages, which are not looked for before ours are used up."""
+    """Yield our own algorithms, then those of other packages, which are searched for only when ours are exhausted."""
     yield from _ours(device_type)
     installed_plug_ins()
     registered = list(_registered.items())  # another thread may register meanwhile

@@ -1,4 +1,1 @@
-"""States what an algorithm is, with the buffers, references and counts that all families use.
-
-No algorithm lives here.
-"""
+"""The contract of algorithms, and the buffers, reference and allocation counts that all families use."""

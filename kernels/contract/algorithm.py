@@ -1,7 +1,7 @@
 """The contract of an algorithm: how one micro-batch of a convolution problem is computed.
 
-What micro-batches share (the transformed filter, a gradient accumulator) is *prepared* once a call, what they do not
-share is done in each *step*. Every operation touches the same three tensors, the operation says which is written:
+Data that micro-batches share (the transformed filter, a gradient accumulator) is *prepared* once per call; each
+micro-batch is a *step*. Every operation uses the same three tensors, and differs in which of them it writes:
 
     =================  =====  ==========  =====
     operation          reads  reads       writes
@@ -11,9 +11,9 @@ share is done in each *step*. Every operation touches the same three tensors, th
     BACKWARD_FILTER    x      y           w (added to)
     =================  =====  ==========  =====
 
-(``y`` holds dy in the backward operations, ``x`` holds dx, ``w`` holds dw.) The call is
-``open, step, step, ..., close`` over consecutive slices along N. For BACKWARD_FILTER ``w`` is zero before the first
-open; an algorithm *adds* its part to it, in any step or in ``close``, and must sum micro-batches in at least float32.
+In the backward operations, ``y`` is dy, the written ``x`` is dx and the written ``w`` is dw. A call is
+``open, step, step, ..., close`` over consecutive slices along N. For BACKWARD_FILTER, ``w`` is zero before the first
+``open``; an algorithm *adds* to it, in any step or in ``close``, and must sum micro-batches in at least float32.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch import Tensor
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import ConvProblem, Operation
 
-ALIGNMENT_BYTES = 64  # of both buffers; one cache line, one AVX-512 register
+ALIGNMENT_BYTES = 64  # of prepared and scratch buffers: one cache line, one AVX-512 register
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Sizes of the buffers that an algorithm is handed.
+    """Sizes of the buffers that the caller provides.
 
-    ``prepared_bytes`` live for the whole call, ``scratch_bytes`` for one step.
+    The prepared buffer lives for the whole call, the scratch buffer for one step.
     """
 
     prepared_bytes: int = 0
@@ -43,14 +43,13 @@ class Workspace:
 
 
 class BaseAlgorithm:
-    """Base of algorithms: what general code asks them. ``name``, ``version``, ``supports`` and ``step`` are their own.
+    """Base class of algorithms. Subclasses must define ``name``, ``version``, ``supports`` and ``step``.
 
-    The other answers here are those of an algorithm on the CPU that promises nothing, shares nothing between
-    micro-batches, takes slices of any size, and is handed no workspace. Bytes that torch allocates inside are counted
-    by running it once.
+    The defaults describe an algorithm on the CPU that gives no guarantees, shares nothing between micro-batches, takes
+    slices of any size, and needs no workspace. Bytes that torch allocates inside are counted by running it once.
 
-    Algorithms are stateless: everything they need is handed in. Equal ones compute the same. Where a library fails
-    they raise ``LibraryError``: what was tuned goes on with one of the ``alternatives``, or with torch's own.
+    Algorithms are stateless: everything they need is an argument. Equal algorithms compute the same. If a library
+    fails they raise ``LibraryError``, and one of the ``alternatives`` or torch's own runs as the fallback.
     """
 
     __slots__ = ()
@@ -59,127 +58,125 @@ class BaseAlgorithm:
 
         @property
         def name(self) -> str:
-            """Name in databases: stable for ever. That of another package's algorithm is ``package/name``."""
+            """Name in databases, which must never change; ``package/name`` for algorithms of other packages."""
 
         @property
         def version(self) -> int:
-            """Part of the database key: raised when speed, workspace or numerics change."""
+            """Version in the database key; increment it when speed, workspace or numerics change."""
 
     @property
     def device_type(self) -> str:
-        """Type of the devices on which it runs: ``cpu`` or ``cuda``."""
+        """Device type on which the algorithm runs: ``cpu`` or ``cuda``."""
         return "cpu"
 
     @property
     def deterministic(self) -> bool:
         """Tell whether every run gives the same bits, for equal operands, slices, device and number of threads.
 
-        True for all on the CPU: the work is cut by sizes and the number of threads, and each element of a result is
-        summed by one thread in a fixed order, so that it does not matter which thread comes first. False is for sums to
-        which several threads add in any order (atomics), as in some algorithms on GPUs.
+        All of mucudnn's algorithms on the CPU do: sizes and the number of threads determine the division of work, and
+        each element is summed by one thread in a fixed order. Sums by atomics, as on GPUs, are not deterministic.
         """
         return False
 
     @property
     def source(self) -> str | None:
-        """Name of the ``AlgorithmSource`` that offers it; ``None`` for an algorithm that all problems share.
+        """Name of the ``AlgorithmSource`` of this algorithm; None if it does not depend on the problem.
 
-        What a source offers is compiled for each size, and its workspace is known exactly without running it.
+        Algorithms of a source are compiled for each size, and their workspace is known exactly without running them.
         """
         return None
 
     def is_foreign(self, problem: ConvProblem) -> bool:
-        """Tell whether a library computes it in a form that the user's own step does not run.
+        """Tell whether the algorithm runs library code that the user's own step would not run.
 
-        Foreign code is proven before it is run: in a process of its own, between red zones, against float64, at every
-        size. So is what a source offers, and what other packages bring, whatever they answer here.
+        Before foreign code runs in this process it is proven at every size: in a process of its own, between red zones,
+        against float64. Algorithms of a source and of other packages are always proven.
         """
         return False
 
     @property
     def is_torchs_own(self) -> bool:
-        """Tell whether it is torch's convolution, which is always measured."""
+        """Tell whether this is torch's own convolution, which is always measured."""
         return False
 
     @property
     def is_search(self) -> bool:
-        """Tell whether the first run at each size builds and times what a library has, which takes seconds."""
+        """Tell whether the first run at each size lets a library build and time its kernels, which takes seconds."""
         return False
 
     @property
     def is_last_resort(self) -> bool:
-        """Tell whether it is for limits that no other algorithm fits; a quick tuning passes over it otherwise."""
+        """Tell whether quick tuning measures this algorithm only for limits that no other algorithm fits."""
         return False
 
     @property
     def alignment_bytes(self) -> int:
-        """Power of two on whose multiples x, w and y begin, else it is not called; 1: they may begin anywhere."""
+        """Required alignment of the addresses of x, w and y, a power of two; 1 if there is no requirement."""
         return 1
 
     def supports(self, problem: ConvProblem) -> str | None:
-        """Return ``None`` if the problem can be computed, else the reason why not, in words."""
+        """Return None if the problem is supported, otherwise the reason why not, in words."""
         raise NotImplementedError
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Tell whether an element of x or dy that is NaN or infinite spoils no other results than with torch's own.
+        """Tell whether NaN and Inf in x or dy affect no more results than with torch's own convolution.
 
-        Each result is then a sum of the products that the definition names, and of nothing else. Not so for transforms,
-        which mix the elements of a tile or of an image, nor where zeros that only fill up memory meet other elements,
-        since 0 * NaN is NaN. (The zeros of the padding may, as they do in some of torch's own backends: for dy and w.)
-        False too where it is not known. No algorithm may hide such an element from a result that depends on it.
+        Each result must then be a sum of exactly the products of the definition. Transforms are not local, because they
+        mix the elements of a tile or an image, nor are products with zeros that fill up memory, because 0 * NaN is NaN.
+        (Zeros of the padding may be multiplied, with dy and w, as in some of torch's own backends.) Return False if
+        unknown. NaN and Inf must always propagate to the results that depend on them.
         """
         return False
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Count multiplications and additions that a step cannot do without; 0: unknown.
+        """Return a lower bound of the multiplications and additions of a step; 0 if unknown.
 
-        A quick tuning passes over what cannot be the fastest even at the machine's full rate.
+        Quick tuning skips algorithms that cannot be the fastest even at the machine's peak rate.
         """
         return 0
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Answer like ``supports``, for slices of one size of a supported problem."""
+        """Return None if slices of this size of a supported problem are supported, otherwise the reason why not."""
         return None
 
     def can_run_undivided(self, problem: ConvProblem) -> bool:
-        """Tell whether a whole mini-batch can be computed at once, even where slices of its size cannot."""
+        """Tell whether a whole mini-batch can run at once, even if slices of its size are not supported."""
         return self.is_torchs_own
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        """Return what to hand in for micro-batches of this size, with the current thread count. Allocates nothing."""
+        """Return the buffer sizes for micro-batches of this size at the current thread count. Allocates nothing."""
         return Workspace()
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return the most that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
+        """Return the peak bytes that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
 
-        It depends on the thread count. It cannot be handed in, but counts as scratch; 0 for algorithms that allocate
-        nothing. Where there is no formula it is counted by running once, and cached: so ask only for what is going to
-        be measured.
+        They count as scratch, and depend on the thread count. Without a formula they are counted by running the
+        algorithm once, and cached: call this only for candidates that are going to be measured.
         """
         from mucudnn.kernels.contract.allocation import counted_internal_bytes  # which runs algorithms
 
         return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Tell why it must not run now, although it was chosen; ``None``: it may.
+        """Return why the algorithm must not run in the present environment; None if it may.
 
-        Asked when a configuration is made ready to run: the device or torch's settings may be others than in tuning.
+        Called when a configuration is prepared to run: the device or torch's settings may have changed since tuning.
         """
         return None
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """List what may run in its place after it has failed, best first.
+        """Return the algorithms that may run instead after a failure, best first.
 
-        Each is at least as exact, and deterministic and local where this one is: the bounds under which it was chosen
-        are not known any more. It may run here and now.
+        Each is at least as exact, and deterministic and local if this one is, because the bounds under which this one
+        was chosen are no longer known. Each may run in the present environment.
         """
         return ()
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
-        """Build whatever steps of this size need, so that they can be captured in a CUDA graph."""
+        """Build everything that steps of this size need, so that they can be captured in a CUDA graph."""
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Prepare what micro-batches share. w: (K, C // groups, R, S); prepared: 1-D uint8, aligned."""
+        """Prepare the data that micro-batches share. w: (K, C // groups, R, S); prepared: 1-D uint8, aligned."""
 
     def step(
         self,
@@ -198,13 +195,12 @@ class BaseAlgorithm:
         raise NotImplementedError
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Add what is still in ``prepared`` to ``w``, in BACKWARD_FILTER; otherwise do nothing."""
+        """Add an accumulator in ``prepared`` to ``w``, if there is one, in BACKWARD_FILTER; otherwise do nothing."""
 
     def fuses(self, problem: ConvProblem) -> bool:
-        """Tell whether ``step`` computes an ``Epilogue`` where it writes y, of any activation and any addition.
+        """Tell whether ``step`` can fuse any ``Epilogue`` with writing y. Called for supported FORWARD problems only.
 
-        Of problems that are FORWARD and supported. ``step`` then takes the epilogue as a last argument, of which what
-        is added lies as y does; y is not read and written once more.
+        ``step`` then takes the epilogue as an additional last argument; its ``added`` has the strides of y.
         """
         return False
 
@@ -217,11 +213,10 @@ class BaseAlgorithm:
         *,
         is_open: bool = False,
     ) -> BoundStage | None:
-        """Bind these slices of a mini-batch, buffers of these sizes, and the current thread count to one call.
+        """Return one call that runs these slices of a mini-batch, for these buffer sizes and the current thread count.
 
-        It has the results of ``open``, ``step`` and ``close``, which are three Python calls and more for each slice.
-        is_open: ``prepared`` is what ``open`` has made of the filter in another call, and is only read. ``None``: it
-        cannot be done for this problem here.
+        Its results are those of ``open``, ``step`` and ``close``, without their overhead in Python. Returns None if
+        that is not possible. is_open: ``open`` has filled ``prepared`` in an earlier call, and it is only read.
         """
         return None
 
@@ -230,14 +225,14 @@ Algorithm = BaseAlgorithm
 
 
 class BoundStage(Protocol):
-    """Part of a configuration that one algorithm computes, with everything resolved that is constant across calls."""
+    """The part of a configuration that one algorithm computes, with everything resolved that is constant over calls."""
 
     @property
     def entry(self) -> tuple[int, int] | None:
-        """Addresses of a function of C and of its first argument, where there is one, for callers that need no Python.
+        """Addresses of a C function and of its first argument, for callers without Python; None if there is none.
 
-        It takes the six addresses too, then null, and does what a call does. It returns a negative number where a call
-        raises.
+        The further arguments are the six addresses of ``__call__`` and null. A negative result corresponds to an error
+        raised by ``__call__``.
         """
 
     def __call__(
@@ -251,27 +246,27 @@ class BoundStage(Protocol):
         epilogue: Epilogue | None = None,
         /,
     ) -> object:
-        """Open, take every slice in turn, and close. Takes addresses: of x, w and y whole, dense and as the problem
-        says; of the bias, or ``None``; of both buffers. Raises what ``step`` raises.
+        """Run ``open``, a ``step`` for every slice, and ``close``. Raises the errors of ``step``.
 
-        epilogue: of all of y; only of an algorithm that ``fuses``.
+        The arguments are addresses: of the whole x, w and y, dense and in the problem's memory format; of the bias, or
+        None; of both buffers. epilogue: for all of y, only if the algorithm ``fuses``.
         """
 
 
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
-    """Tell whether an algorithm computes epilogues of a problem that it supports."""
+    """Tell whether an algorithm fuses epilogues for a problem that it supports."""
     return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
 
 
 class AlgorithmSource(Protocol):
-    """Offers algorithms that depend on the problem, as a library does that knows many ways to compute each."""
+    """A source of algorithms that depend on the problem, such as a library with many engines."""
 
     @property
     def name(self) -> str:
-        """Name by which users allow all that it offers: ``cudnn``. The algorithms' names begin with it and a colon."""
+        """Name by which users allow all algorithms of the source, such as ``cudnn``; theirs begin with ``cudnn:``."""
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
-        """Algorithms that can compute slices of at least one of these sizes. Runs nothing."""
+        """Return the algorithms that support slices of at least one of these sizes. Runs nothing."""
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Context in which those of one problem are measured: what is built for that alone is given back at its end."""
+        """Return the context in which one problem's algorithms are measured; its end frees what was built for that."""

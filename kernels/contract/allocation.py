@@ -1,4 +1,4 @@
-"""Counts bytes that torch allocates by itself: an algorithm declares the memory that it cannot be handed."""
+"""Counting of the bytes that torch allocates inside an algorithm, which no workspace buffer can provide."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from mucudnn.kernels.contract.buffers import empty_activation
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import TorchSettings
 
-# CUDA's caching allocator hands out blocks of multiples of 512 bytes. One of at most 1 MiB is cut to size out of a
-# larger one, if need be; of a larger one a rest of up to 1 MiB is not cut off, which depends on what is cached. All
-# follows ``should_split`` of torch's ``CUDACachingAllocator.cpp``, with the defaults of ``PYTORCH_CUDA_ALLOC_CONF``.
-# Not run on a GPU yet.
+# CUDA's caching allocator returns blocks of multiples of 512 bytes. Blocks of at most 1 MiB are split to size; larger
+# blocks keep a remainder of up to 1 MiB, which depends on what is cached. This follows ``should_split`` of torch's
+# ``CUDACachingAllocator.cpp``, with the defaults of ``PYTORCH_CUDA_ALLOC_CONF``. Not run on a GPU yet.
 BLOCK_BYTES = 512
 MOST_IN_SMALL_POOL_BYTES = 2**20
 MOST_UNCUT_BYTES = 2**20
@@ -25,15 +24,15 @@ _counted: dict[Hashable, int] = {}
 
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
-    """Count the largest sum of live bytes that ``function`` newly takes from torch's allocator, its result included.
+    """Return the peak of the live bytes that ``function`` allocates through torch, its result included.
 
-    On the CPU the allocations of the calling thread are counted, oneDNN's scratchpads and reorders among them: they go
-    through the same allocator. The counter is torch's own event record, in the order of the events; the recorder of
-    ``torch.profiler`` sees the same bytes, but writes lines to the standard error each time, and costs 40 times more.
+    On the CPU, allocations of the calling thread are counted, including oneDNN's scratchpads and reorders, which use
+    the same allocator. They come from the events of torch's legacy profiler, in order; ``torch.profiler`` sees the same
+    bytes, but writes to standard error each time, and costs 40 times more.
 
-    On CUDA all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
-    bytes). What a first call allocates and keeps is among them, such as the workspace of a cuBLAS handle: where that is
-    not meant, call ``function`` once before. Raises what ``function`` raises, among that ``torch.OutOfMemoryError``.
+    On CUDA, all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
+    bytes), including those that a first call keeps, such as the workspace of a cuBLAS handle; to exclude them, call
+    ``function`` once before. Raises the errors of ``function``, ``torch.OutOfMemoryError`` among them.
     """
     if device_type == "cuda":
         return _cuda_peak_allocated_bytes(function)
@@ -63,16 +62,15 @@ def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
 def counted_internal_bytes(
     algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str = "cpu"
 ) -> int:
-    """Count what torch allocates inside one ``open, step, close`` of this algorithm, by running it.
+    """Return the peak bytes that torch allocates inside one ``open, step, close`` of this algorithm, by running it.
 
-    On the CPU the answer is kept per thread count: libraries take scratch for each thread. It is the same on the first
-    run, in which oneDNN creates its primitives, and on later ones.
+    On the CPU the result is cached for each thread count, because libraries take scratch for each thread. The first
+    run, in which oneDNN creates its primitives, allocates no more than later ones.
 
-    On CUDA it is what a first run leaves allocated, such as the workspace that torch gives to cuBLAS (32 MiB on
-    Hopper), and what a second run takes on top. All workspaces of cuBLAS are given back before, so that every algorithm
-    that needs one counts it, although a process has one for each thread and stream that all of them use. What only the
-    first run takes and gives back is not counted: torch's search among cuDNN's engines. The answer is kept per device
-    and per the settings by which torch chooses among cuDNN's engines.
+    On CUDA the result is what a first run leaves allocated, such as cuBLAS's workspace (32 MiB on Hopper), plus the
+    peak of a second run. All cuBLAS workspaces are freed before, so that every algorithm that needs one counts it,
+    although algorithms share one for each thread and stream. Memory of the first run alone, such as of torch's search
+    among cuDNN's engines, is not counted. The result is cached for each device and the settings of that search.
     """
     key = _key(algorithm, problem, micro_batch_size, device_type)
     if key not in _counted:
@@ -95,11 +93,11 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
     prepared, scratch = (
         aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
     )
-    x, w, y = (  # of any values: they do not change what is allocated
+    x, w, y = (  # the values do not change what is allocated
         empty_activation(problem, shape, device_type)
         for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
     )
-    # With a bias, to be on the safe side: oneDNN pads it to whole blocks of channels.
+    # A bias gives the upper bound: oneDNN pads it to whole blocks of channels.
     bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
 
     @torch.no_grad()
@@ -113,8 +111,8 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
 
 
 def _cuda_bytes_left_by(first_run: Callable[[], object]) -> int:
-    """Count what is allocated after a run and was not before, with no workspace of cuBLAS there yet."""
-    give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # private: without it, one that is there stays
+    """Return the bytes that a run leaves allocated, starting without any cuBLAS workspace."""
+    give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # private; may be missing
     torch.cuda.synchronize()
     if give_back is not None:
         give_back()
@@ -125,14 +123,14 @@ def _cuda_bytes_left_by(first_run: Callable[[], object]) -> int:
 
 
 def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:
-    """Make an uninitialised 1-D uint8 tensor of exactly this size that starts on an ``ALIGNMENT_BYTES`` boundary."""
+    """Return an uninitialised 1-D uint8 tensor of exactly this size, aligned to ``ALIGNMENT_BYTES``."""
     raw = torch.empty(size_bytes + ALIGNMENT_BYTES, dtype=torch.uint8, device=device_type)
     start = -raw.data_ptr() % ALIGNMENT_BYTES
     return raw[start : start + size_bytes]
 
 
 def block_bytes(size_bytes: int, device_type: str) -> int:
-    """Return the least that an allocator takes for a request: on CUDA whole blocks, elsewhere what is asked for.
+    """Return the least bytes that the allocator reserves for a request: whole blocks on CUDA, otherwise the request.
 
     >>> block_bytes(1000, "cuda"), block_bytes(1000, "cpu")
     (1024, 1000)
@@ -141,7 +139,7 @@ def block_bytes(size_bytes: int, device_type: str) -> int:
 
 
 def largest_within(free_bytes: int, device_type: str) -> int:
-    """Return the largest request for which an allocator takes no more than ``free_bytes``, whatever it has cached."""
+    """Return the largest request that needs at most ``free_bytes``, regardless of what the allocator has cached."""
     if device_type != "cuda":
         return free_bytes
     small, large = min(free_bytes, MOST_IN_SMALL_POOL_BYTES), free_bytes - MOST_UNCUT_BYTES
@@ -149,9 +147,9 @@ def largest_within(free_bytes: int, device_type: str) -> int:
 
 
 def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
-    """Count like ``peak_allocated_bytes``, in bytes that were asked for: on CUDA the same whatever is cached.
+    """Return the peak of the bytes that ``function`` requests, on CUDA independent of the allocator's block sizes.
 
-    Counts on the current device. ``function`` must have run before, if it creates what libraries keep.
+    It counts on the current device. If libraries keep memory from the first run, call ``function`` once before.
     """
     if device_type != "cuda":
         return peak_allocated_bytes(function, device_type)

@@ -1,4 +1,4 @@
-"""Typed views into handed-in workspace buffers, and tensors in a problem's memory format."""
+"""Typed views into workspace buffers, and tensors in a problem's memory format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def carved_bytes(parts: Sequence[Part]) -> int:
 
 
 def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """Make views of consecutive parts of ``buffer`` (1-D uint8, aligned).
+    """Return views of consecutive parts of ``buffer`` (1-D uint8, aligned).
 
     >>> [tuple(view.shape) for view in carve(torch.zeros(128, dtype=torch.uint8), [Part((2, 3), torch.float32)])]
     [(2, 3)]
@@ -55,12 +55,12 @@ def torch_dtype(problem: ConvProblem) -> torch.dtype:
 
 
 def compute_dtype(problem: ConvProblem) -> torch.dtype:
-    """Return the problem's dtype, or float32 where that has less."""
+    """Return the problem's dtype, or float32 if its precision is lower."""
     return torch.promote_types(torch_dtype(problem), torch.float32)
 
 
 def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
-    """Make an uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+    """Return an uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
     memory_format = TORCH_FORMATS[problem.memory_format]
     return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
 
@@ -70,9 +70,9 @@ def _aligned(size_bytes: int) -> int:
 
 
 def suggests_channels_last(tensor: Tensor) -> bool:
-    """Tell whether torch takes a tensor for one in channels_last, by sizes and strides; of volumes, channels_last_3d.
+    """Tell whether torch regards a tensor as channels_last (5-D: channels_last_3d), by its sizes and strides.
 
-    It is ``suggest_memory_format`` of torch's C++, whose twin in Python comes with modules that take seconds to import.
+    This repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
     """
     if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
@@ -86,7 +86,7 @@ def suggests_channels_last(tensor: Tensor) -> bool:
 
 
 def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Return which positions at ``offset + i * stride`` are inside an image of ``size``: the range of i, the elements.
+    """Return the range of i for which ``offset + i * stride`` is inside an image of ``size``, and those elements.
 
     >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
     (slice(1, 3, None), slice(1, 4, 2))

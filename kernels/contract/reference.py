@@ -1,4 +1,4 @@
-"""The reference: the convolution in float64, and how far a result is from it."""
+"""The float64 reference of a convolution, and the error of a result relative to it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mucudnn.words.problem import ConvProblem, Operation
 def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute the operation in float64, contiguous, by torch's own convolution, which has no fast path for float64.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. The tensor that the operation
-    writes gives only its shape; its values are not read.
+    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. Of the operation's output
+    tensor only the shape is used.
     """
     geometry = (problem.stride, problem.padding, problem.dilation)
     x, w, y = (tensor.double().contiguous() for tensor in (x, w, y))
@@ -27,7 +27,7 @@ def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tenso
 
 
 def relative_l2_error(actual: Tensor, expected: Tensor) -> float:
-    """Compute ``|actual - expected| / |expected|``, Euclidean, in float64; infinite where ``actual`` is not finite.
+    """Return ``|actual - expected| / |expected|`` in the L2 norm and float64; infinite if ``actual`` is not finite.
 
     >>> relative_l2_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
     0.1

@@ -90,5 +90,5 @@ def test_a_model_that_runs_it_runs_torchs_own_where_it_is_missing_and_says_so_on
     assert output(["-W", "error", "-c", LOADED], tmp_path, installed).split() == ["2", "6", "5", "5"]
     missing = run(["-c", f"{LOADED}{LOADED}"], tmp_path)
     assert missing.returncode == 0, missing.stderr
-    assert missing.stderr.count(f"algorithm '{NAME}' is of a package that is not here") == 1
+    assert missing.stderr.count(f"algorithm '{NAME}' is of a package that is not installed") == 1
     assert "torch's own convolution runs instead" in missing.stderr

@@ -73,5 +73,5 @@ def test_unknown_names_say_what_there_is() -> None:
     assert len(set(NAMES)) == len(NAMES)
     with pytest.raises(InvalidInputError, match=r"algorithm is 'magic'; allowed are native, .*gemm"):
         algorithm("magic")
-    with pytest.raises(UnavailableError, match=r"'abacus'; there are some for: cpu"):
+    with pytest.raises(UnavailableError, match=r"'abacus'; there are algorithms for: cpu"):
         algorithms("abacus")

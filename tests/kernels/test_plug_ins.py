@@ -118,7 +118,7 @@ def test_a_broken_package_is_named_in_a_warning_and_passed_over(
 ) -> None:
     module = f"broken_{abs(hash(code))}"
     install(tmp_path, monkeypatch, module, code)
-    with pytest.warns(RuntimeWarning, match=rf"the algorithms of {module} 1.2 are passed over: .* raised {expected}"):
+    with pytest.warns(RuntimeWarning, match=rf"the algorithms of {module} 1.2 are skipped: .* raised {expected}"):
         names = [a.name for a in algorithms()]
     assert "native" in names
     assert algorithms()  # without another warning
@@ -137,7 +137,7 @@ def test_packages_are_not_looked_for_to_run_what_is_ours(monkeypatch: pytest.Mon
 
 
 def test_one_of_a_missing_package_is_unavailable_and_not_unknown() -> None:
-    with pytest.raises(UnavailableError, match="'test/pointwise' is of a package that is not here: install it"):
+    with pytest.raises(UnavailableError, match="'test/pointwise' is of a package that is not installed; install it"):
         algorithm("test/pointwise")
 
 
@@ -149,7 +149,7 @@ def test_torchs_own_runs_where_the_package_is_missing_and_it_is_said_once() -> N
     expected = tuned(x)
     registry._registered.clear()
     tuned.choices.executables.clear()
-    with pytest.warns(RuntimeWarning, match="'test/pointwise' is of a package that is not here.*torch's own"):
+    with pytest.warns(RuntimeWarning, match="'test/pointwise' is of a package that is not installed.*torch's own"):
         actual = tuned(x)
     tuned.choices.executables.clear()
     tuned(x)  # in silence: any warning is an error here
