@@ -1,6 +1,3 @@
-"""Drives cuDNN 9 through its backend API, and makes algorithms of its engines.
+"""Algorithms from the engines of cuDNN 9, driven through its backend API."""
 
-Nothing outside of this folder needs to know cuDNN.
-"""
-
-PREFIX = "cudnn:"  # of the names of its engines
+PREFIX = "cudnn:"  # of the algorithms' names

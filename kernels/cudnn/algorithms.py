@@ -1,11 +1,8 @@
-"""Makes algorithms of cuDNN's engine configurations. Which there are depends on the problem and the micro-batch size.
+"""Algorithms from cuDNN's engine configurations, which depend on the problem and the micro-batch size.
 
-The engines write a micro-batch's dw anew. It is written into scratch and added to the sum, which is kept in float32
-where the problem's dtype has less. In float32 and float64 cuDNN can also add to the sum itself (beta = 1): so each
-engine configuration is offered a second time, ``in-place``, and is proven or barred on the device like any other.
-
-Nothing here replaces an engine that fails. While measuring, a failure belongs to the engine; while running, one of its
-``alternatives`` is taken.
+Engines overwrite their output. The dw of a micro-batch is therefore written to scratch and added to the sum, which is
+float32 if the problem's dtype has lower precision. In float32 and float64 cuDNN can also add to the sum itself (beta =
+1), so each engine configuration is offered a second time as ``in-place``, and proven on the device like any other.
 """
 
 from __future__ import annotations
@@ -30,19 +27,19 @@ from mucudnn.words.torch_settings import TorchSettings
 if TYPE_CHECKING:
     from mucudnn.kernels.cudnn.backend import CudnnBackend
 
-SOURCE_NAME = "cudnn"  # with a colon after it, the prefix of the names of all engine configurations
+SOURCE_NAME = "cudnn"  # with a colon, the prefix of the names of all engine configurations
 _IN_PLACE = " in-place"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Computation on a micro-batch: ``result = operation + beta * result``, by one engine configuration."""
+    """A computation on a micro-batch by one engine configuration: ``result = operation + beta * result``."""
 
     config: EngineConfig
     problem: ConvProblem
     micro_batch_size: int
     beta: float = 0.0
-    _hash: int = field(init=False, repr=False, compare=False)  # kept, since plans are looked up in every step
+    _hash: int = field(init=False, repr=False, compare=False)  # cached, because plans are looked up in every step
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.config, self.problem, self.micro_batch_size, self.beta)))
@@ -52,7 +49,7 @@ class Plan:
 
 
 class Pointers(NamedTuple):
-    """Addresses on the device of the three tensors of a micro-batch, dense in the problem's memory format."""
+    """Device addresses of the three tensors of a micro-batch, dense in the problem's memory format."""
 
     x: int
     w: int
@@ -60,7 +57,7 @@ class Pointers(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Knowledge that a step on one micro-batch size needs. scratch: cuDNN's workspace, then dw of the micro-batch."""
+    """The plan and scratch of a step of one micro-batch size. scratch: cuDNN's workspace, then the micro-batch's dw."""
 
     plan: Plan
     scratch: list[Part]
@@ -68,12 +65,12 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngine(BaseAlgorithm):
-    """One engine configuration, on the CUDA device that is current when it is first asked about a problem.
+    """One engine configuration, on the CUDA device that is current at its first use with a problem.
 
-    deterministic, local: false also where it is not known, as for a name out of a database. adds_in_place: cuDNN adds
-    dw to the sum itself, where that is in float32 or float64.
+    deterministic, local: false also if unknown, as for a name read from a database. adds_in_place: cuDNN adds dw to the
+    sum itself, in float32 and float64.
 
-    Where cuDNN refuses, the methods raise ``CudnnError``.
+    The methods raise ``CudnnError`` if cuDNN does.
     """
 
     config: EngineConfig
@@ -85,9 +82,9 @@ class CudnnEngine(BaseAlgorithm):
 
     @classmethod
     def named(cls, name: str, backend: CudnnBackend) -> Self:
-        """Make the engine of a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
+        """Return the engine of a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
 
-        Raises ``InvalidInputError`` for what is no such name.
+        Raises ``InvalidInputError`` if the name is malformed.
         """
         plain = name.removesuffix(_IN_PLACE)
         return cls(EngineConfig.named(plain), backend, adds_in_place=plain != name)
@@ -115,7 +112,7 @@ class CudnnEngine(BaseAlgorithm):
         return self.local
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Refuse x or y of more than 2^31 - 1 elements, and what cuDNN does not offer or cannot plan."""
+        """Refuse x or y of more than 2^31 - 1 elements, and configurations that cuDNN does not offer or cannot plan."""
         if micro_batch_size > problem.countable_samples():
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
         try:
@@ -131,21 +128,21 @@ class CudnnEngine(BaseAlgorithm):
         return Workspace(carved_bytes(_accumulator_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return the workspace of a plan that needs more than its engine says. The plan is built to ask it."""
+        """Return the workspace of the plan if it exceeds what its engine declares, else 0. Builds the plan."""
         return self.backend.own_bytes(self.plan(problem, micro_batch_size))
 
     def plan(self, problem: ConvProblem, micro_batch_size: int) -> Plan:
-        """Return what a step on a micro-batch of this size executes."""
+        """Return the plan that a step on a micro-batch of this size executes."""
         adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
         return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Tell that the device does not offer it, or that torch's settings forbid it."""
+        """Return the reason if the device does not offer the engine, or torch's settings forbid it; otherwise None."""
         reason = self.supports_micro_batch(problem, micro_batch_size)
         return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
-        """Return the other engines that cuDNN offers, in its order, but for those that need more than they say."""
+        """Yield the other engines that cuDNN offers, in its order, unless they exceed their declared workspace."""
         settings, own = TorchSettings.current(), self._engine(problem, micro_batch_size)
         for offered in self.backend.offered(problem, micro_batch_size):
             is_allowed = why_barred(settings, offered, problem.dtype) is None
@@ -197,11 +194,11 @@ class CudnnEngine(BaseAlgorithm):
         return step
 
     def _allocates(self, problem: ConvProblem, n: int) -> bool:
-        """Whether its plan allocates workspace beyond what it is handed; false where the plan cannot be built."""
+        """Whether the plan needs more workspace than declared; false if the plan cannot be built."""
         try:
             return self.internal_bytes(problem, n) > 0
         except CudnnError:
-            return False  # whoever runs it learns the reason
+            return False  # running it raises the error
 
     def _engine(self, problem: ConvProblem, n: int) -> Engine:
         return self.backend.engine(self.plan(problem, n))
@@ -213,19 +210,19 @@ class CudnnEngine(BaseAlgorithm):
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngines:
-    """All engine configurations that cuDNN offers for a problem, and that torch's settings allow.
+    """The engine configurations that cuDNN offers for a problem and torch's settings allow.
 
-    Only for micro-batches whose x and y have at most 2^31 - 1 elements. Of BACKWARD_FILTER each is there twice. Where
-    cuDNN fails to list them there is a warning, and none of that size: other sizes and algorithms are measured.
+    Micro-batches whose x or y has more than 2^31 - 1 elements have none. For BACKWARD_FILTER each configuration is
+    offered with and without ``in-place``. If cuDNN fails to list a size, there is a warning and the size has none.
     """
 
     backend: CudnnBackend
     name: str = SOURCE_NAME
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
-        """Return those that are offered for any of the sizes, in the order of the largest for which they are.
+        """Return the engines offered for any of the sizes; those offered for larger sizes come first.
 
-        They are deterministic and local if they are so for all.
+        An engine counts as deterministic and local if it is so at every size.
         """
         numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
@@ -253,34 +250,31 @@ class CudnnEngines:
         try:
             return self.backend.offered(problem, n)
         except CudnnError as error:
-            text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured there"
+            text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured at this size"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return ()
 
 
 def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
-    """Whether it rounds no more than the other, and is deterministic and local where the other is."""
+    """Whether the engine rounds no more than the other, and is deterministic and local if the other is."""
     rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not other.uses_tensor_cores
     repeats, stays_local = engine.deterministic >= other.deterministic, engine.local >= other.local
     return not rounds_more and repeats and stays_local
 
 
 def _current_stream(x: Tensor) -> int:
-    """Return torch's current stream of x's device; 0 on the CPU, where tests execute.
-
-    ``torch.cuda.current_stream`` would make objects.
-    """
+    """Return torch's current stream of x's device without creating objects; 0 on the CPU, for tests."""
     return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
 
 
 def _accumulator_parts(problem: ConvProblem) -> list[Part]:
-    """Return the sum of dw over micro-batches, where the problem's dtype is not exact enough to hold it."""
+    """Return the float32 accumulator of dw if the problem's dtype has lower precision, otherwise an empty list."""
     needed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
     return [_filter_part(problem, torch.float32)] if needed else []
 
 
 def _filter_part(problem: ConvProblem, dtype: torch.dtype) -> Part:
-    """A filter as it lies in memory."""
+    """Return the layout of a filter in memory."""
     k, c, r, s = problem.w_shape()
     return Part((k, r, s, c) if problem.memory_format is MemoryFormat.CHANNELS_LAST else (k, c, r, s), dtype)
 

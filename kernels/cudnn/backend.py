@@ -1,4 +1,4 @@
-"""Executes plans with cuDNN on the current CUDA device. Nothing in this file has been run on a GPU yet."""
+"""Execution of cuDNN plans on the current CUDA device. Nothing in this file has been run on a GPU yet."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem
 
-_PACKS_KEPT = 4096  # of a device: more than a training step of a large network executes plans
+_PACKS_KEPT = 4096  # per device, more than a training step of a large network uses
 
 
 class _Executable(NamedTuple):
-    """A finalized plan. own_bytes: its workspace, where that is more than its engine said; what: it does, in words."""
+    """A finalized plan. own_bytes: its workspace if that exceeds what its engine declared, else 0; what: for errors."""
 
     plan: Descriptor
     own_bytes: int
@@ -32,9 +32,9 @@ class _Executable(NamedTuple):
 
 
 class _DeviceState:
-    """A handle of one device with the plans built for it, used under ``lock``.
+    """A handle of one device with the plans built for it, protected by ``lock``.
 
-    cuDNN lets any thread use a handle or a plan, but only one at a time.
+    cuDNN allows any thread to use a handle or a plan, but only one thread at a time.
     """
 
     def __init__(self, library: Library, device: Device) -> None:
@@ -42,47 +42,47 @@ class _DeviceState:
         self.device, self.handle = device, device.handle.pointer.value or 0
         self.lock = threading.RLock()
         self.executables: dict[Plan, _Executable] = {}
-        self.stream: int | None = None  # of the handle, once it was set
-        # A pack is six calls of cuDNN; in a training loop the allocator gives the same addresses in every step
+        self.stream: int | None = None  # the handle's current stream, once set
+        # A pack takes six calls of cuDNN. It is cached because addresses repeat in every step of a training loop.
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
 
 
 class _ThreadState(threading.local):
-    """Device states, by device, that a search in this thread uses in place of the shared ones."""
+    """The device states, by device, that a search in this thread uses instead of the shared ones."""
 
     searching: dict[int, _DeviceState] | None = None
 
 
 class CudnnBackend:
-    """Engine lists and finalized plans of every device, built lazily, kept, and shared by all threads.
+    """Engine lists and finalized plans of every device, built lazily, cached, and shared by all threads.
 
-    Autograd computes gradients in threads of its own: what was built while tuning, or in another step, is not built
-    again there. A search has a handle to itself, so that no step waits until its plans are built.
+    Sharing saves building plans again in autograd's threads. A search has its own handle, so that no step waits for the
+    search to build its plans.
 
-    Of engines that are not built only what is known of them is kept: an engine configuration takes 45 KB of cuDNN's
-    memory, and there are some hundreds for each problem.
+    For engines that are not built no descriptor is kept: an engine configuration takes 45 KB of cuDNN's memory, and
+    there are hundreds for each problem.
 
-    Raises ``UnavailableError`` where there is no cuDNN; its methods, where there is no device.
+    Raises ``UnavailableError`` if there is no cuDNN; the methods raise it if there is no device.
     """
 
     def __init__(self) -> None:
         self._library = library()
-        # By device
+        # By device number
         self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
         self._engines: dict[tuple[int, Plan], Engine] = {}
         self._own_bytes: dict[tuple[int, Plan], int] = {}
         self._shared: dict[int, _DeviceState] = {}
-        self._idle: dict[int, list[_DeviceState]] = defaultdict(list)  # of searches that have ended
+        self._idle: dict[int, list[_DeviceState]] = defaultdict(list)  # of finished searches
         self._making = threading.Lock()
         self._of_thread = _ThreadState()
 
     @property
     def version(self) -> int:
-        """``cudnnGetVersion``: 91900. What an engine's number and knobs mean is fixed only within a version."""
+        """cuDNN's version number, such as 91900. Numbers of engines and knobs are only comparable within a version."""
         return self._library.version
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
-        """Return the engines proposed for this size, best first; none where cuDNN cannot compute the problem."""
+        """Return the engines proposed for this size, best first; none if cuDNN does not support the problem."""
         key = torch.cuda.current_device(), problem, micro_batch_size
         if key not in self._offered:
             here = self._here()
@@ -91,16 +91,16 @@ class CudnnBackend:
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
-        """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` where it cannot execute it."""
+        """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` if it does not support the plan."""
         key = torch.cuda.current_device(), plan
         if key not in self._engines:
             self._engines[key] = self._listed(plan) or self._described(plan)
         return self._engines[key]
 
     def own_bytes(self, plan: Plan) -> int:
-        """Return the plan's workspace where that is more than its engine says; else 0.
+        """Return the plan's workspace if it exceeds what its engine declares, else 0.
 
-        It is known once the plan was built, which is done if need be. Raises ``CudnnError`` where it cannot be built.
+        Builds the plan if necessary. Raises ``CudnnError`` if it cannot be built.
         """
         key = torch.cuda.current_device(), plan
         if key not in self._own_bytes:
@@ -109,36 +109,36 @@ class CudnnBackend:
         return self._own_bytes[key]
 
     def build(self, plan: Plan) -> None:
-        """Build all that is needed to execute the plan. Raises ``CudnnError`` where it cannot be built."""
+        """Build everything needed to execute the plan. Raises ``CudnnError`` if it cannot be built."""
         here = self._here()
         with here.lock:
             self._executable(here, plan)
 
     @contextmanager
     def building_for_a_while(self) -> Iterator[None]:
-        """Give back the plans that this thread builds inside, for a handle that no other thread uses.
+        """Build plans with a handle of this thread inside the context, and free them at its end.
 
-        A search builds hundreds of plans for a problem, of which a few will run, and plans of engines that are compiled
-        at run time hold code on the device. Those that are shared stay: they may be part of a CUDA graph. After an
-        error all do, since the device may not be in a state in which to take plans apart.
+        A search builds hundreds of plans for a problem, few of which will run, and engines compiled at run time hold
+        code on the device. Shared plans are kept, because they may be part of a CUDA graph. After an error nothing is
+        freed, because the device may be in an undefined state.
         """
         number, outer = torch.cuda.current_device(), self._of_thread.searching
         mine = self._idle_or_made(number)
         self._of_thread.searching = {number: mine}
         try:
             yield
-            torch.cuda.synchronize()  # none of them runs any more
+            torch.cuda.synchronize()  # no plan may be freed while it runs
             mine.executables.clear()
         finally:
             self._of_thread.searching = outer
             self._idle[number].append(mine)
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
-        """Start the plan on a CUDA stream, torch's current one.
+        """Start the plan on ``stream``, torch's current CUDA stream.
 
-        workspace: address of as many bytes as the plan's engine says. Where the plan has ``own_bytes``, they are
-        allocated by torch, and used in its place. Raises ``CudnnError`` where cuDNN refuses, ``CapturingError`` where
-        the plan has to be built first and cannot.
+        workspace: address of as many bytes as the plan's engine declares; if the plan has ``own_bytes``, a buffer from
+        torch replaces it. Raises ``CudnnError`` if cuDNN fails, ``CapturingError`` if the plan would have to be built
+        while a CUDA graph is captured.
         """
         here = self._here()
         with here.lock:
@@ -166,7 +166,7 @@ class CudnnBackend:
         return here.executables[plan]
 
     def _listed(self, plan: Plan) -> Engine | None:
-        """Return the plan's engine as it was offered, if it was: lists are of plans that add nothing."""
+        """Return the plan's engine from the list of offered ones, None if it is not there; lists have beta = 0 only."""
         size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
         listed = self._offered.get(size, ()) if plan.beta == 0 else ()
         return next((engine for engine in listed if engine.config == plan.config), None)
@@ -182,7 +182,7 @@ class CudnnBackend:
         return configured(self._library, graph, plan.config)
 
     def _here(self) -> _DeviceState:
-        """Return this thread's state of the current device: of its search, or the shared one."""
+        """Return the state of the current device: this thread's search's, or the shared one."""
         number = torch.cuda.current_device()
         here = (self._of_thread.searching or self._shared).get(number)
         if here is None:
@@ -201,7 +201,7 @@ class CudnnBackend:
 
 def _refuse_while_capturing(what: str) -> None:
     if torch.cuda.is_current_stream_capturing():
-        raise CapturingError(f"{what} is not made yet, and a CUDA graph is captured: run it once before")
+        raise CapturingError(f"{what} cannot be created while a CUDA graph is captured; run it once before capturing")
 
 
 def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:
@@ -225,5 +225,5 @@ def _offered(device: Device, problem: ConvProblem, n: int) -> Sequence[Engine]:
 
 @lru_cache(maxsize=1)
 def cudnn_backend() -> CudnnBackend:
-    """Return the one of this process."""
+    """Return the backend of this process."""
     return CudnnBackend()

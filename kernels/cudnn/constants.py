@@ -1,6 +1,6 @@
-"""Numbers of cuDNN 9's backend API (``cudnn_graph.h``), those that are used here; stable within the major version.
+"""The constants of cuDNN 9's backend API (``cudnn_graph.h``) that are used here; stable within the major version.
 
-Members are named as in the header, without the prefix: a test compares each with the header where there is one.
+Members are named as in the header, without the prefix. A test compares each with the header if it is installed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Attribute(IntEnum):
 
 
 class _Note(IntEnum):
-    """Note of cuDNN. One that only a newer cuDNN has is called by its number."""
+    """A note of cuDNN. Notes of newer versions are named by their number."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -126,7 +126,7 @@ class _Note(IntEnum):
 
 
 class NumericalNote(_Note):
-    """``CUDNN_NUMERICAL_NOTE_...``: what an engine does to the numbers."""
+    """``CUDNN_NUMERICAL_NOTE_...``: numerical properties of an engine."""
 
     TENSOR_CORE = 0
     DOWN_CONVERT_INPUTS = 1
@@ -141,7 +141,7 @@ class NumericalNote(_Note):
 
 
 class BehaviorNote(_Note):
-    """``CUDNN_BEHAVIOR_NOTE_...``: what an engine needs, or can do beside."""
+    """``CUDNN_BEHAVIOR_NOTE_...``: requirements and abilities of an engine."""
 
     RUNTIME_COMPILATION = 0
     REQUIRES_FILTER_INT8x32_REORDER = 1
@@ -151,11 +151,11 @@ class BehaviorNote(_Note):
 
 
 class HeuristicMode(IntEnum):
-    """``CUDNN_HEUR_MODE_...``: A is the thorough list, FALLBACK what works where nothing of A does."""
+    """``CUDNN_HEUR_MODE_...``: A is the thorough list, FALLBACK the list to use if no engine of A works."""
 
     FALLBACK = 2
     A = 3
 
 
-CROSS_CORRELATION = 1  # CUDNN_CROSS_CORRELATION, what torch calls a convolution
+CROSS_CORRELATION = 1  # CUDNN_CROSS_CORRELATION, which torch calls convolution
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # CUDNN_DATA_...

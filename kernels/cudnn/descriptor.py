@@ -1,4 +1,4 @@
-"""Backend descriptors, what they refer to lives as long; and the operation graph of a convolution, made of them."""
+"""Descriptors of cuDNN's backend API, and the operation graph of a convolution."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _C_TYPES: dict[AttributeType, Any] = {
     AttributeType.BOOLEAN: ctypes.c_bool,
     AttributeType.VOID_PTR: ctypes.c_void_p,
     AttributeType.CHAR: ctypes.c_char,
-}  # all others are enumerations: int
-X_ID, W_ID, Y_ID = 1, 2, 3  # of the tensors, where pointers are given
-MOST_ALIGNED_BYTES = 16  # cuDNN tells no more apart
+}  # all others are enumerations of type int
+X_ID, W_ID, Y_ID = 1, 2, 3  # the tensors in a variant pack
+MOST_ALIGNED_BYTES = 16  # cuDNN distinguishes no larger alignments
 
 _KINDS = {
     Operation.FORWARD: (DescriptorKind.OPERATION_CONVOLUTION_FORWARD, "FORWARD", ("X", "W", "Y")),
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 class Descriptor:
-    """One descriptor of cuDNN, destroyed with this object. Every method raises ``CudnnError`` where cuDNN refuses."""
+    """One descriptor of cuDNN, destroyed with this object. Every method raises ``CudnnError`` if cuDNN fails."""
 
     def __init__(self, library: Library, kind: DescriptorKind) -> None:
         self.library, self.kind = library, kind
@@ -39,7 +39,7 @@ class Descriptor:
         library.call("cudnnBackendCreateDescriptor", f"make {kind.name}", kind, ctypes.byref(self.pointer))
 
     def __del__(self) -> None:
-        if self.pointer:  # null where cuDNN made none
+        if self.pointer:  # null if creating it failed
             self.library.destroy("cudnnBackendDestroyDescriptor", self.pointer)
 
     def __reduce__(self) -> NoReturn:
@@ -54,7 +54,7 @@ class Descriptor:
         return self._set(attribute, AttributeType.CHAR, len(encoded), ctypes.create_string_buffer(encoded))
 
     def refer(self, attribute: Attribute, *others: Descriptor) -> Self:
-        """Refer to other descriptors, which live as long as this one."""
+        """Set references to other descriptors, and keep these alive."""
         self._kept += others
         pointers = (ctypes.c_void_p * len(others))(*(other.pointer.value for other in others))
         return self._set(attribute, AttributeType.BACKEND_DESCRIPTOR, len(others), pointers)
@@ -68,7 +68,7 @@ class Descriptor:
         return value
 
     def numbers(self, attribute: Attribute, kind: AttributeType, most: int) -> tuple[int, ...]:
-        """Return as many as there are, at most ``most``."""
+        """Return the values of an attribute, at most ``most``."""
         values = (_C_TYPES.get(kind, ctypes.c_int) * most)()
         return tuple(values[: self._get(attribute, kind, most, values)])
 
@@ -78,11 +78,11 @@ class Descriptor:
         return values.value.decode()
 
     def count(self, attribute: Attribute, kind: AttributeType) -> int:
-        """Return how many values there are."""
+        """Return the number of values of an attribute."""
         return self._get(attribute, kind, 0, None)
 
     def descriptors(self, attribute: Attribute, kind: DescriptorKind, most: int) -> list[Descriptor]:
-        """Return as many as there are, at most ``most``. They are copies: they do not need this one."""
+        """Return the descriptors of an attribute, at most ``most``, as copies that may outlive this one."""
         found = [Descriptor(self.library, kind) for _ in range(most)]
         pointers = (ctypes.c_void_p * most)(*(descriptor.pointer.value for descriptor in found))
         return found[: self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, most, pointers)]
@@ -94,7 +94,7 @@ class Descriptor:
         return self
 
     def _get(self, attribute: Attribute, kind: AttributeType, most: int, values: ctypes.Array[Any] | None) -> int:
-        """Fill in at most so many, and return how many there are."""
+        """Write at most ``most`` values, and return how many there are."""
         what, found = f"get {attribute.name}", ctypes.c_int64()
         pointer = None if values is None else ctypes.cast(values, ctypes.c_void_p)
         arguments = (self.pointer, attribute, kind, most, ctypes.byref(found), pointer)
@@ -105,14 +105,14 @@ class Descriptor:
 def operation_graph(
     library: Library, problem: ConvProblem, n: int, *, beta: float = 0.0, handle: int = 0
 ) -> Descriptor:
-    """Make the graph of ``problem`` on ``n`` samples: result = operation + beta * result.
+    """Return the graph of ``problem`` on ``n`` samples: result = operation + beta * result.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w begins on a
-    multiple of 16 bytes, and so do the mini-batches whose slices x and y are; a slice of n samples begins at a sample
-    whose number is a multiple of the largest power of two that divides n (``Executable`` places them so). handle: of
-    the device, 0 where there is none. Sums are in float32, those of float64 in float64.
+    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w and the
+    mini-batches of x and y are aligned to 16 bytes. A slice of n samples begins at a multiple of the largest power of
+    two that divides n, as ``Executable`` ensures. handle: the device's, 0 if there is none. Sums are in float32, or in
+    float64 for float64.
 
-    Raises ``CudnnError`` where cuDNN refuses the geometry.
+    Raises ``CudnnError`` if cuDNN refuses the geometry.
     """
     kind, name, operands = _KINDS[problem.operation]
     shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
@@ -170,5 +170,5 @@ def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> t
 
 
 def _alignment(problem: ConvProblem, shape: tuple[int, int, int, int]) -> int:
-    """Return the bytes on whose multiples slices begin: the largest power of two in their size, at most 16."""
+    """Return the alignment of slices in bytes: the largest power of two that divides their size, at most 16."""
     return gcd(MOST_ALIGNED_BYTES, prod(shape) * problem.item_bytes)

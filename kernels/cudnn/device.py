@@ -1,9 +1,9 @@
-"""The device whose engines are asked for: the current one, or one that need not be here, described by its properties.
+"""The device whose engines are listed: the current one, or one described by its properties, which need not be present.
 
-``devices/`` has descriptions as cuDNN reads them. In that of the H200 the driver's version, the memory's size and the
-clocks are guesses. The first two changed no list that was looked at; the clocks change the order, and now and then what
-is offered: ``Device.properties_json`` of a real one is what belongs there. For a device that is not here cuDNN lists no
-engine that depends on cuBLASLt.
+``devices/`` has descriptions in cuDNN's JSON format. In the H200's, the driver version, the memory size and the clocks
+are guesses. The first two have not changed any list seen so far; the clocks change the order, and occasionally the
+engines. They should be replaced by ``Device.properties_json`` of a real H200. For described devices cuDNN lists no
+engines that depend on cuBLASLt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUILT_IN = {path.stem: path for path in (Path(__file__).parent / "devices").glo
 
 
 class Handle:
-    """cuDNN's handle of the current CUDA device, destroyed with this object. Raises ``CudnnError`` without one."""
+    """cuDNN's handle of the current CUDA device, destroyed with this object. Raises ``CudnnError`` without a device."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -45,7 +45,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device whose engines cuDNN lists. properties: of a device that need not be here; handle: of one that is."""
+    """A device whose engines cuDNN lists. properties: for a described device; handle: for a present one."""
 
     library: Library
     properties: Descriptor | None = None
@@ -53,10 +53,7 @@ class Device:
 
     @property
     def properties_json(self) -> str:
-        """Description of the device, as ``described_device`` takes it.
-
-        Raises ``CudnnError`` where cuDNN cannot tell it, as before 9.8.
-        """
+        """Description of the device for ``described_device``. Raises ``CudnnError`` before cuDNN 9.8."""
         return (self.properties or self._properties_of_handle()).text(Attribute.DEVICEPROP_JSON_REPRESENTATION)
 
     @property
@@ -67,9 +64,9 @@ class Device:
         return str(json.loads(self.properties_json)["deviceName"])
 
     def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:
-        """Return what cuDNN offers for ``n`` samples of the problem, best first; every: see ``every_engine``.
+        """Return the engines that cuDNN offers for ``n`` samples of the problem, best first.
 
-        Raises ``CudnnError`` where it cannot say.
+        every: return those of ``every_engine``. Raises ``CudnnError`` as ``offered_engines``.
         """
         listed = every_engine if every else offered_engines
         if self.handle is None:
@@ -86,7 +83,7 @@ class Device:
 
 
 def current_device() -> Device:
-    """Return the current CUDA device. Raises ``UnavailableError`` where there is none, or no cuDNN."""
+    """Return the current CUDA device. Raises ``UnavailableError`` if there is no device or no cuDNN."""
     loaded = library()
     try:
         handle = Handle(loaded)
@@ -96,28 +93,30 @@ def current_device() -> Device:
 
 
 def described_device(description: str) -> Device:
-    """Return the device of a name in ``devices/`` (``h200``), or of a file with its properties as JSON.
+    """Return the device described in ``devices/`` by name (``h200``), or in a JSON file of its properties.
 
-    Raises ``InvalidInputError`` for what is no such name or file, or what cuDNN does not take; ``UnavailableError``
-    where there is no cuDNN, or one before 9.8, which knows only devices that are here.
+    Raises ``InvalidInputError`` if there is no such name or valid file, or cuDNN rejects the properties;
+    ``UnavailableError`` if there is no cuDNN of version 9.8 or later.
     """
     text = _described(description)
     loaded = library()
     if loaded.version < OLDEST_DESCRIBED_VERSION:
         raise UnavailableError(
-            f"{loaded.path} is cuDNN {loaded.version_text}, which knows no devices but the current one: that needs 9.8 "
-            "or later"
+            f"{loaded.path} is cuDNN {loaded.version_text}, which knows no devices but the current one; install "
+            "cuDNN 9.8 or later"
         )
     properties = Descriptor(loaded, DescriptorKind.DEVICEPROP)
     try:
         properties.set_text(Attribute.DEVICEPROP_JSON_REPRESENTATION, text).finalize()
     except CudnnError as error:
-        raise InvalidInputError(f"{description} is no device that this cuDNN takes: {error}{_lacking(text)}") from error
+        raise InvalidInputError(
+            f"{description} is no device that this cuDNN accepts: {error}{_lacking(text)}"
+        ) from error
     return Device(loaded, properties)
 
 
 def _described(name: str) -> str:
-    """Read the built-in description or the file, and make certain that it is JSON."""
+    """Read the built-in description or the file, and check that it is JSON."""
     path = _BUILT_IN.get(name, Path(name))
     try:
         text = path.read_text(encoding="utf-8")
@@ -132,7 +131,7 @@ def _described(name: str) -> str:
 
 
 def _lacking(text: str) -> str:
-    """Name the properties that we know and a description lacks: cuDNN's own message names no key."""
+    """Return a list in words of the properties that a description lacks, because cuDNN's message does not name them."""
     given, known = json.loads(text), json.loads(_BUILT_IN["h200"].read_text(encoding="utf-8"))
     missing = [key for key in known if not isinstance(given, dict) or key not in given]
     return f"; it lacks {', '.join(missing)}" if missing else ""

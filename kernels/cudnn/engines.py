@@ -1,4 +1,4 @@
-"""Lists the engine configurations that cuDNN offers for a convolution, with what it says of each beforehand."""
+"""The engine configurations that cuDNN offers for a convolution, with their notes and workspace."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.torch_settings import TorchSettings
 
-_MOST_KNOBS = 64  # of one engine; cuDNN 9.19 knows 44 types
-_MOST_NOTES = 32  # of one engine; cuDNN 9.19 knows 10
+_MOST_KNOBS = 64  # of one engine; cuDNN 9.19 has 44 types
+_MOST_NOTES = 32  # of one engine; cuDNN 9.19 has 10
 _TRANSFORMS = frozenset(note for note in NumericalNote if note.name.startswith(("FFT", "WINOGRAD")))
 _NAME = re.compile(r"cudnn:(\d+)((?: k\d+=-?\d+)*)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class EngineConfig:
-    """One of cuDNN's implementations and how its knobs are set: (knob type, value), by type.
+    """An engine of cuDNN with its knob settings as (knob type, value), sorted by type.
 
-    Numbers mean the same only within one version of cuDNN and one device.
+    The numbers are only comparable within one version of cuDNN and one device.
     """
 
     engine: int
@@ -46,7 +46,7 @@ class EngineConfig:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Make the configuration of such a name. Raises ``InvalidInputError`` for what is no such name."""
+        """Parse a name. Raises ``InvalidInputError`` if it is malformed."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise InvalidInputError(f"{name!r} is no engine configuration; write for example 'cudnn:67 k2=5 k13=0'")
@@ -56,7 +56,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine configuration for one problem and micro-batch size, with what cuDNN says of it."""
+    """An engine configuration for one problem and micro-batch size, with cuDNN's notes and workspace size."""
 
     config: EngineConfig
     numerical_notes: frozenset[NumericalNote]
@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """Whether cuDNN says that it is no transform: see ``Algorithm.is_local``."""
+        """Whether cuDNN has no note that the engine uses a transform: see ``Algorithm.is_local``."""
         return self.numerical_notes.isdisjoint(_TRANSFORMS)
 
     @property
@@ -78,7 +78,7 @@ class Engine:
 
 
 def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | None:
-    """Return why the engine may not compute problems of this dtype, or ``None`` if it may."""
+    """Return why torch's settings forbid the engine for problems of this dtype; None if they allow it."""
     if not settings.cudnn:
         return "an engine of cuDNN, and torch.backends.cudnn.enabled is off"
     if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes:
@@ -94,10 +94,9 @@ def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | Non
 
 
 def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
-    """List what cuDNN's heuristics propose, best first, then what it falls back to; each engine configuration once.
+    """Return the engines that cuDNN's heuristics propose, best first, then its fallback list, without duplicates.
 
-    device: None: the current one. Raises ``CudnnError`` where cuDNN cannot say: where neither list can be had, or there
-    is no memory for one.
+    device: None for the current one. Raises ``CudnnError`` if both lists fail, or one fails for lack of memory.
     """
     found: list[Descriptor] = []
     refused: list[CudnnError] = []
@@ -105,10 +104,10 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
     for mode in modes:
         try:
             found += _proposed(library, graph, device, mode)
-        except CudnnError as error:  # the other list stands for itself, as for NVIDIA's frontend
+        except CudnnError as error:  # one list is enough, as in NVIDIA's frontend
             if error.is_lack_of_memory:
                 raise
-            refused.append(error.with_traceback(None))  # whose frames would keep every descriptor alive
+            refused.append(error.with_traceback(None))  # its frames would keep every descriptor alive
     if len(refused) == len(modes):
         raise refused[0]
     return _distinct(described(config) for config in found)
@@ -117,10 +116,10 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
 def every_engine(
     library: Library, graph: Descriptor, device: Descriptor | None = None, *, most_per_engine: int = 256
 ) -> list[Engine]:
-    """List those that are offered, then all engines that can compute the graph with the settings of their knobs.
+    """Return the offered engines, then all engines that support the graph, with further knob settings.
 
-    Of each engine's settings, up to 10^11, the default and so many more are tried, in the order of the knobs' values;
-    those that cuDNN refuses are left out. Raises ``CudnnError`` where cuDNN cannot say what it offers.
+    An engine can have 10^11 settings. The default and up to ``most_per_engine`` others are tried in the order of the
+    knobs' values, and kept if cuDNN accepts them. Raises ``CudnnError`` as ``offered_engines``.
     """
     offered = offered_engines(library, graph, device)
     count = graph.number(Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT)
@@ -131,7 +130,7 @@ def every_engine(
 def configured(
     library: Library, graph: Descriptor, config: EngineConfig, device: Descriptor | None = None
 ) -> Descriptor:
-    """Make the finalized engine configuration. Raises ``CudnnError`` where it cannot compute the graph."""
+    """Return the finalized descriptor of a configuration. Raises ``CudnnError`` if it does not support the graph."""
     configuration = Descriptor(library, DescriptorKind.ENGINECFG)
     configuration.refer(Attribute.ENGINECFG_ENGINE, _engine(library, graph, device, config.engine))
     if config.knobs:
@@ -147,7 +146,7 @@ def configured(
 
 
 def described(configuration: Descriptor) -> Engine:
-    """Read what a finalized engine configuration is."""
+    """Return the engine, knobs, notes and workspace of a finalized engine configuration."""
     (engine,) = configuration.descriptors(Attribute.ENGINECFG_ENGINE, DescriptorKind.ENGINE, 1)
     chosen = configuration.descriptors(Attribute.ENGINECFG_KNOB_CHOICES, DescriptorKind.KNOB_CHOICE, _MOST_KNOBS)
     knobs = (
@@ -194,14 +193,14 @@ def _of_engine(
     try:
         engine = _engine(library, graph, device, number)
     except CudnnError:
-        return  # it cannot compute this graph
+        return  # it does not support this graph
     for knobs in chain([()], islice(product(*_knob_settings(engine)), most)):
-        with suppress(CudnnError):  # most combinations of values are none
+        with suppress(CudnnError):  # most combinations of values are invalid
             yield described(configured(library, graph, EngineConfig(number, knobs), device))
 
 
 def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
-    """Return, for each knob of an engine, its type with every value that it can have."""
+    """Return, for each knob of an engine, its type paired with each of its values."""
     infos = engine.descriptors(Attribute.ENGINE_KNOB_INFO, DescriptorKind.KNOB_INFO, _MOST_KNOBS)
     return [
         [

@@ -1,8 +1,7 @@
-"""Finds and loads libcudnn, declares the functions that are used, and turns every status into an exception.
+"""Loading of libcudnn, with declarations of its functions and a conversion of status codes to exceptions.
 
-The library is the one that torch has loaded, since two in one process would share their parts; where torch has none,
-that which ``MUCUDNN_LIBCUDNN`` names, that of the package nvidia-cudnn, or that of the system.
-One ctypes call costs about a microsecond.
+The library that torch has loaded is used, because two in one process would share their parts. If torch has none, it is
+the one named by ``MUCUDNN_LIBCUDNN``, of the package nvidia-cudnn, or of the system. A ctypes call costs about 1 us.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _HOW_TO_GET = (
     "file in MUCUDNN_LIBCUDNN"
 )
 _MAPS = Path("/proc/self/maps")
-# What convolutions need of cuDNN 9 beside libcudnn.so.9 itself. Without graph 9.19 aborts the process when it is asked
-# for its version, without runtime_compiled it refuses every tensor, without the other two it offers no engine. It works
-# without adv, cnn and ops. Later versions have more parts (9.24 tensor_ir), of which nothing is known.
+# The sub-libraries of cuDNN 9 that convolutions need besides libcudnn.so.9. Without graph, cuDNN 9.19 aborts the
+# process in cudnnGetVersion; without runtime_compiled it refuses every tensor; without the other two it offers no
+# engine. It works without adv, cnn and ops. Later versions have more (9.24 tensor_ir), whose role is unknown.
 _PARTS = ("graph", "engines_runtime_compiled", "engines_precompiled", "heuristic")
 
 _int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
@@ -45,7 +44,7 @@ _SIGNATURES: dict[str, list[object]] = {
 
 
 class CudnnError(LibraryError):
-    """Failed call of cuDNN: what was asked, cuDNN's status, and its own words. ``status`` is the number."""
+    """A failed call of cuDNN: the attempted operation, the status, and cuDNN's message. ``status`` is the number."""
 
     def __init__(self, what: str, status: int, name: str, text: str) -> None:
         super().__init__(f"cuDNN: {what}: {name}" + (f": {text}" if text else ""))
@@ -57,20 +56,20 @@ class CudnnError(LibraryError):
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether this library or device does not do what was asked, rather than that something is wrong."""
+        """Whether the library or device does not support the operation, as opposed to a failure."""
         return 3000 <= self.status < 4000
 
     @property
     def is_lack_of_memory(self) -> bool:
-        """Whether memory of the host or of the device could not be had; later it may."""
+        """Whether memory of the host or of the device could not be allocated, so that a retry may succeed."""
         return self.status in (4003, 4004)
 
 
 class Library:
-    """Loaded libcudnn; ``version`` as cuDNN counts: 91900 is 9.19.0.
+    """The loaded libcudnn. ``version`` is cuDNN's number, such as 91900 for 9.19.0.
 
-    path: of the file, or its name where the system finds it. Raises ``UnavailableError`` where it cannot be loaded, is
-    something else or too old, or lacks one of its parts or cuBLASLt.
+    path: path of the file, or a name for the system's search. Raises ``UnavailableError`` if it cannot be loaded, is
+    not cuDNN or too old, or lacks a sub-library or cuBLASLt.
     """
 
     def __init__(self, path: str) -> None:
@@ -92,12 +91,12 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """Version such as ``9.19.0``; before version 9 numbers had one digit less."""
+        """Version such as ``9.19.0``. Before version 9 the numbers had one digit fewer."""
         major = 10000 if self.version >= OLDEST_VERSION else 1000
         return f"{self.version // major}.{self.version % major // 100}.{self.version % 100}"
 
     def call(self, name: str, what: str, *arguments: object) -> None:
-        """Call a function by its name. Raises ``CudnnError`` saying ``what`` was asked, if it fails."""
+        """Call a function by its name. Raises ``CudnnError`` if it fails; ``what`` is the operation in its message."""
         status = getattr(self._loaded, name)(*arguments)
         if status:
             text = ctypes.create_string_buffer(4096)
@@ -106,9 +105,9 @@ class Library:
             raise CudnnError(what, status, status_name, text.value.decode(errors="replace").strip())
 
     def destroy(self, name: str, pointer: ctypes.c_void_p) -> None:
-        """Call the function that destroys what the pointer is of; from ``__del__``, where nobody could mend a failure.
+        """Call the function that destroys a cuDNN object; for ``__del__``, so failures are ignored.
 
-        Nothing is done while Python ends: the process gives everything back, and a GPU's driver may have gone before.
+        Does nothing at interpreter shutdown, when the GPU driver may already have been unloaded.
         """
         if not sys.is_finalizing():
             getattr(self._loaded, name)(pointer)
@@ -125,12 +124,12 @@ class Library:
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """Return this process's libcudnn, loaded on the first call. Raises ``UnavailableError`` where there is none."""
+    """Return this process's libcudnn, loaded on the first call. Raises ``UnavailableError`` if there is none."""
     return Library(_loaded_by_torch() or os.environ.get("MUCUDNN_LIBCUDNN") or _of_package() or _NAME)
 
 
 def _loaded_by_torch() -> str | None:
-    """Return the file that torch, or anybody, has mapped into this process."""
+    """Return the path of the libcudnn that is mapped into this process, by torch or otherwise, or None."""
     import_module("torch")
     if not _MAPS.exists():
         return None
@@ -139,7 +138,7 @@ def _loaded_by_torch() -> str | None:
 
 
 def _of_package() -> str | None:
-    """Return the file of the package nvidia-cudnn, on which CUDA builds of torch depend."""
+    """Return the path of the package nvidia-cudnn's libcudnn, on which CUDA builds of torch depend, or None."""
     spec = find_spec("nvidia.cudnn") if find_spec("nvidia") is not None else None
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     files = [Path(folder) / "lib" / _NAME for folder in folders]
@@ -147,15 +146,15 @@ def _of_package() -> str | None:
 
 
 def _has_no_parts(path: str) -> bool:
-    """Whether the name is that of a cuDNN before 9: its parts are others, and it tells its version without them."""
+    """Whether the file name is of a cuDNN before 9, whose version can be read without loading sub-libraries."""
     major = re.search(r"\.so\.(\d+)", Path(path).name)
     return major is not None and int(major[1]) < 9
 
 
 def _load_parts(path: str) -> None:
-    """Load what cuDNN would load when it first needs it, from where it lies, or else from where the system finds it.
+    """Load the sub-libraries that cuDNN would load lazily, from its folder or by the system's search.
 
-    Raises ``UnavailableError`` where a part is missing or cannot be loaded.
+    Raises ``UnavailableError`` if one is missing or cannot be loaded.
     """
     for part in _PARTS:
         name = f"libcudnn_{part}.so.9"
@@ -171,10 +170,10 @@ def _load_parts(path: str) -> None:
 
 
 def _load_cublaslt(path: str, cuda: int) -> None:
-    """Load cuBLASLt before cuDNN does: it would abort the process where it cannot.
+    """Load cuBLASLt before cuDNN does, which aborts the process if it fails.
 
-    path: of libcudnn, which looks for its parts at these places before it asks the system. cuda: major version.
-    Raises ``UnavailableError``.
+    path: path of libcudnn. The places searched are cuDNN's own, then the system's. cuda: major version.
+    Raises ``UnavailableError`` if it cannot be loaded.
     """
     name = f"libcublasLt.so.{cuda}"
     folders = (".", "../../cublas/lib", f"../../cu{cuda}/lib") if os.sep in path else ()

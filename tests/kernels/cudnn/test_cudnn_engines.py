@@ -189,7 +189,7 @@ def test_what_cudnn_refuses_says_which_properties_are_lacking(no_gpu: FakeCudnn,
     path.write_text(json.dumps({key: value for key, value in known.items() if key != lacking}))
     no_gpu.refused["cudnnBackendFinalize"] = (BAD_PARAM, b'!json_object.HasMember("...")')
     with pytest.raises(
-        InvalidInputError, match=rf"no device that this cuDNN takes: .*HasMember.*; it lacks {lacking}$"
+        InvalidInputError, match=rf"no device that this cuDNN accepts: .*HasMember.*; it lacks {lacking}$"
     ):
         described_device(str(path))
 
