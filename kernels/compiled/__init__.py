@@ -1,4 +1,4 @@
-"""Holds the C++, a folder for each algorithm, and the algorithms that are wholly written in it.
+"""The C++ code, one folder for each algorithm, and the algorithms written entirely in it.
 
-``setup.py`` builds it once for each instruction set; ``library`` loads the best one.
+``setup.py`` builds it for each instruction set; ``library`` loads the best build.
 """

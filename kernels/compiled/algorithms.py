@@ -1,7 +1,6 @@
-"""The algorithms that are wholly written in C++, on the CPU; the sources of each have a folder.
+"""The algorithms written entirely in C++, for the CPU; the sources of each have a folder.
 
-Half precision is widened where operands are read and packed, and rounded where results are written; all between is in
-float32.
+Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.words.problem import ConvProblem, Operation
 
-_LEAST_CHANNELS = 4  # of a group in pointwise: fewer leave most of a register tile empty
-_MOST_CHANNELS = 8  # of a group in depthwise; more are a matrix product
-_LARGEST_EXTENT = 128  # of a filter in depthwise: windows of that many rows and more leave the cache
+_LEAST_CHANNELS = 4  # per group in pointwise; fewer would leave most of a register tile empty
+_MOST_CHANNELS = 8  # per group in depthwise; for more, matrix products are faster
+_LARGEST_EXTENT = 128  # of a filter in depthwise; larger windows do not fit the cache
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledAlgorithm(Entries, BaseAlgorithm):
-    """An algorithm that its entries compute."""
+    """An algorithm computed by its C++ entries."""
 
     version: int = 1
     deterministic: bool = True
@@ -44,10 +43,10 @@ class CompiledAlgorithm(Entries, BaseAlgorithm):
 
 
 class Pointwise(CompiledAlgorithm):
-    """1x1 convolutions as matrix products on the activations as they lie in memory (pointwise.cpp).
+    """1x1 convolutions as matrix products on the activations in place, in either memory format (pointwise.cpp).
 
-    No activation is transposed in either memory format. Strides and groups, but no padding. In BACKWARD_FILTER and
-    float32 the first of its threads adds to dw itself, the others to copies.
+    Supports strides and groups, but no padding. In BACKWARD_FILTER and float32 the first thread adds to dw itself, the
+    others to copies.
     """
 
     __slots__ = ()
@@ -66,9 +65,9 @@ class Pointwise(CompiledAlgorithm):
 class Depthwise(CompiledAlgorithm):
     """Depthwise convolution, and small groups, by direct sums (depthwise.cpp).
 
-    Every output is a sum over one channel, or the few of its group: register tiles of outputs read neighbouring columns
-    from windows with zeros around them, or neighbouring channels where they lie. Any filter size, stride, padding,
-    dilation and channel multiplier.
+    Every output is a sum over the few channels of its group. Register tiles of outputs read neighbouring columns from
+    zero-padded windows, or neighbouring channels in place. Supports any stride, padding, dilation and channel
+    multiplier.
     """
 
     __slots__ = ()
@@ -89,10 +88,10 @@ class Depthwise(CompiledAlgorithm):
 
 
 class LoopNest(CompiledAlgorithm):
-    """Convolution as its definition has it: seven loops, direct sums, no buffer (loop_nest.cpp).
+    """Convolution by its definition: seven loops, direct sums, no buffer (loop_nest.cpp).
 
-    It takes every problem and needs no workspace, so that any limit on it can be kept. Where another algorithm fits,
-    that is mostly faster. Sums are in float32, those of float64 and of any filter's gradient in float64.
+    It supports every problem without workspace, so any workspace limit can be met. Other algorithms are mostly faster.
+    Sums are in float32, or in float64 for float64 and for all filter gradients.
     """
 
     __slots__ = ()
@@ -106,7 +105,7 @@ class LoopNest(CompiledAlgorithm):
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         if problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4:
-            return f"without a buffer the sum of slices would be rounded to {problem.dtype} after each: undivided only"
+            return f"sums over micro-batches would be rounded to {problem.dtype} after each; it only runs undivided"
         return None
 
     def can_run_undivided(self, problem: ConvProblem) -> bool:
@@ -122,8 +121,8 @@ class LoopNest(CompiledAlgorithm):
         pass
 
 
-# One matrix product over all taps and channels with no im2col matrix (implicit_gemm.cpp): register tiles read it from
-# small packed windows of the image. Any stride, padding, dilation and groups.
+# One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
+# packed windows of the image. Supports any stride, padding, dilation and groups.
 IMPLICIT_GEMM = CompiledAlgorithm("implicit-gemm", version=2)
 POINTWISE, DEPTHWISE = Pointwise("pointwise", version=2), Depthwise("depthwise", version=3)
 LOOP_NEST = LoopNest("loop-nest")

@@ -1,11 +1,10 @@
-"""Loads the build that fits this processor and declares its functions.
+"""Loading of the compiled build for this processor, and declarations of its functions.
 
-The libraries take pointers, each with the bytes that may be read and written there, sizes in elements and the thread
-count. Before they touch anything they check that the operands belong together and that every buffer holds what the call
-needs; a call that they refuse raises (``_accepted``). Their workspace is handed in; of their own they allocate only
-tables that do not grow with the images (offsets, and one block of filter taps a thread: tens of KiB). Which build is
-taken follows torch's own choice (``ATEN_CPU_CAPABILITY`` lowers both);
-``MUCUDNN_BUILD=torch`` takes none.
+The libraries take pointers with the accessible bytes of each, sizes in elements and the thread count. Before reading or
+writing anything they check that the operands match and the buffers are large enough; a refused call raises an error
+(``_accepted``). The caller provides the workspace. Only tables that do not grow with the images are allocated inside
+(offsets, and one block of filter taps per thread: tens of KiB). The build follows torch's choice of instruction set
+(``ATEN_CPU_CAPABILITY`` lowers both); ``MUCUDNN_BUILD=torch`` selects none.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
 
 _LARGEST_SIZE = 2**30
-_NO_MEMORY = -5  # among its refusals
-# Values that C++ knows by numbers
+_NO_MEMORY = -5  # the refusal for lack of memory
+# Values numbered as in C++
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")
 OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
@@ -42,7 +41,7 @@ _int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 
 
 class Operand(ctypes.Structure):
-    """x, y, w or dw: dense in one of the memory formats. element: the number of its type among ``ELEMENTS``."""
+    """The operand x, y, w or dw, dense in one of the memory formats. element: number of its type in ``ELEMENTS``."""
 
     _fields_ = [
         ("data", _pointer),
@@ -60,16 +59,16 @@ class Geometry(ctypes.Structure):
 
 
 class EpilogueArgument(ctypes.Structure):
-    """An ``Epilogue``: what is added and its bytes, and the number of its activation among ``ACTIVATIONS``."""
+    """An ``Epilogue``: the added tensor, its bytes, and the number of the activation in ``ACTIVATIONS``."""
 
     _fields_ = [("added", _pointer), ("bytes", _int64), ("activation", _int64)]
 
 
 class Stage(ctypes.Structure):
-    """All that one algorithm computes of a call; x, w, y: of the whole mini-batch, whose addresses come with the call.
+    """The part of a call that one algorithm computes; x, w, y: of the whole mini-batch, with addresses passed per call.
 
-    phases: a sum of ``PHASES``. tile: the outputs of a tile in one direction, of Winograd. slices: the first sample of
-    each, and how many.
+    phases: a sum of ``PHASES``. tile: for Winograd, the outputs of a tile in one direction. slices: the first sample
+    and the number of samples of each.
     """
 
     _fields_ = [
@@ -83,7 +82,7 @@ class Stage(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LoadedBuild:
-    """``name`` is one of BUILDS, or ``torch`` with ``library`` None and the reason in ``why_not_compiled``."""
+    """The build in use. Without one, ``name`` is ``torch``, ``library`` None, and ``why_not_compiled`` the reason."""
 
     name: str
     library: ctypes.CDLL | None
@@ -92,14 +91,14 @@ class LoadedBuild:
 
 @lru_cache(maxsize=1)
 def loaded_build() -> LoadedBuild:
-    """Return the fastest build that this processor runs and that was built; loaded on the first call."""
+    """Return the fastest available build that this processor supports; loaded on the first call."""
     largest = _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
     wanted = os.environ.get("MUCUDNN_BUILD") or largest
     runnable = BUILDS[BUILDS.index(largest) :]
     if wanted not in (*runnable, "torch"):
         raise InvalidInputError(f"MUCUDNN_BUILD is {wanted!r}; this processor runs {', '.join(runnable)} and torch")
     if wanted == "torch":
-        return LoadedBuild("torch", None, "MUCUDNN_BUILD=torch asks for torch's operators")
+        return LoadedBuild("torch", None, "MUCUDNN_BUILD=torch selects torch's operators")
     reasons = []
     for name in BUILDS[BUILDS.index(wanted) :]:
         path = _path(name)
@@ -108,13 +107,13 @@ def loaded_build() -> LoadedBuild:
             continue
         try:
             return LoadedBuild(name, _declared(ctypes.CDLL(str(path))))
-        except OSError as error:  # an OpenMP runtime that torch does not share, or another machine's build
+        except OSError as error:  # for example another OpenMP runtime than torch's, or a build of another machine
             reasons.append(f"{name} cannot be loaded: {error}")
-    return LoadedBuild("torch", None, "; ".join(reasons) + "; install with a C++ compiler (g++) at hand")
+    return LoadedBuild("torch", None, "; ".join(reasons) + "; install again with a C++ compiler (g++) available")
 
 
 def library() -> ctypes.CDLL:
-    """Return the loaded library. Raises ``UnavailableError`` where nothing compiled can be used."""
+    """Return the loaded library. Raises ``UnavailableError`` if no build can be used."""
     build = loaded_build()
     if build.library is None:
         raise UnavailableError(f"the compiled algorithms are not available: {build.why_not_compiled}")
@@ -122,7 +121,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_too_large(problem: ConvProblem) -> str | None:
-    """Return why the compiled algorithms cannot count every size of this problem, or ``None``."""
+    """Return why a size of this problem is too large for the compiled algorithms; None if none is."""
     pad_h, pad_w = problem.padding
     padded = problem.h + 2 * pad_h, problem.w + 2 * pad_w
     largest = max(problem.c, problem.k, *padded, *problem.stride, *problem.dilation)
@@ -132,14 +131,14 @@ def why_too_large(problem: ConvProblem) -> str | None:
 
 
 def why_not(problem: ConvProblem) -> str | None:
-    """Return why a compiled algorithm cannot compute with this problem's dtype here, or ``None``."""
+    """Return why compiled algorithms cannot run with this problem's dtype; None if they can."""
     if problem.dtype not in _DTYPES_OF_MOST:
         return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_DTYPES_OF_MOST)}"
     return loaded_build().why_not_compiled or None
 
 
 def build_name() -> str:
-    """Return ``avx512``, ``avx2``, ``plain``, or ``torch`` where nothing compiled can be used."""
+    """Return ``avx512``, ``avx2``, ``plain``, or ``torch`` if no build can be used."""
     return loaded_build().name
 
 
@@ -149,7 +148,7 @@ def _path(build: str) -> Path | None:
 
 
 def _abi() -> list[int]:
-    """Return the numbers that C++ shares with this module, in the order of ``mucudnn_abi``."""
+    """Return the numbers that must agree with the C++ code, in the order of ``mucudnn_abi``."""
     structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage)]
     enums = (ELEMENTS, ACTIVATIONS, OPERATIONS)
     numbers = (number for each in enums for number in range(len(each)))
@@ -157,7 +156,7 @@ def _abi() -> list[int]:
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of a build. Raises ``OSError`` for one of other sources."""
+    """Declare the functions of a build. Raises ``OSError`` if it was built from other sources."""
     expected = _abi()
     try:
         loaded.mucudnn_abi.restype = ctypes.POINTER(_int64)
@@ -168,7 +167,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         raise OSError("it was built from other sources; build it again")
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
     loaded.mucudnn_vector_length.argtypes, loaded.mucudnn_vector_length.restype = [], _int64
-    fingerprint = loaded.mucudnn_fingerprint  # any number may be one: it refuses nothing
+    fingerprint = loaded.mucudnn_fingerprint  # not checked for refusals: every number is a valid fingerprint
     fingerprint.argtypes, fingerprint.restype = [_pointer, _int64, _int], _int64
     accepted = partial(_accepted, loaded.mucudnn_refusal)
     stage = ctypes.POINTER(Stage)
@@ -184,7 +183,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _accepted(refusal: Callable[[], bytes], result: int, function: Any, _: tuple[object, ...]) -> int:
-    """Return the result. Raises ``InvalidInputError`` for a call that was refused, which has touched nothing."""
+    """Return the result. Raises ``InvalidInputError`` if the call was refused, in which case it wrote nothing."""
     if result >= 0:
         return result
     words = refusal().decode()

@@ -1,6 +1,6 @@
-"""Stages of the compiled algorithms: what one of them computes of a call, as its entries in C++ take it.
+"""Stages of the compiled algorithms: the part of a call that one of them computes, as an argument of its C++ entries.
 
-The entries check that the operands belong together and that every buffer holds what the call needs (common/stage.h).
+The entries check that the operands match and the buffers are large enough (common/stage.h).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
 _MOST = 2**63 - 1
-_CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # looked up in every call
+_CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # a local name, because every call uses it
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 _OPEN, _STEP, _CLOSE = PHASES
 _ALL = sum(PHASES)
@@ -39,9 +39,9 @@ _ALL = sum(PHASES)
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries of one algorithm, whose name theirs begin with. Methods do what those of ``Algorithm`` do.
+    """The C++ entries of one algorithm, with the methods of ``Algorithm``.
 
-    tile: Winograd's outputs of a tile in one direction.
+    tile: for Winograd, the outputs of a tile in one direction.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Entries:
         *,
         is_open: bool = False,
     ) -> CompiledStage:
-        """Bind all that does not change from call to call."""
+        """Return the stage with everything resolved that is constant over calls."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
         phases = _ALL - _OPEN if is_open else _ALL
         stage = self.stage(problem, _shapes(problem, batch_size), phases, sizes, slices)
@@ -105,7 +105,7 @@ class Entries:
         sizes: tuple[int, int, int] = (0, 0, 0),
         slices: Sequence[slice] = (),
     ) -> Stage:
-        """Describe what is computed. shapes: of x, w and y. sizes: bytes of bias, prepared and scratch."""
+        """Return the argument of the entries. shapes: of x, w and y. sizes: bytes of bias, prepared and scratch."""
         bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
         return Stage(
             Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups),
@@ -134,13 +134,16 @@ def _kept_stage(
     sizes: tuple[int, int, int],
     threads: int,
 ) -> Stage:
-    """Describe one phase of a micro-batch; kept, since that costs as much as a tiny convolution. None: one sample's."""
+    """Return the stage of one phase of a micro-batch; cached, because making one costs as much as a tiny convolution.
+
+    shapes: of x, w and y; None for the shape of one sample.
+    """
     given = [of_one if shape is None else shape for shape, of_one in zip(shapes, _shapes(problem, 1), strict=True)]
     return entries.stage(problem, given, phase, sizes, [slice(0, given[0][0])])
 
 
 class CompiledStage:
-    """A bound stage: an entry, and what it is bound to."""
+    """A C++ entry with its bound arguments."""
 
     __slots__ = ("_function", "_problem", "_stage", "entry")
 
@@ -165,7 +168,7 @@ class CompiledStage:
 
 
 def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
-    """Describe an epilogue. Raises ``InvalidInputError`` where what is added is not dense, or of another dtype."""
+    """Convert an epilogue. Raises ``InvalidInputError`` if its added tensor is not dense, or of another dtype."""
     if epilogue is None:
         return None
     activation, added = activation_number(epilogue.activation), epilogue.added
@@ -176,7 +179,7 @@ def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> Epilog
 
 
 def activation_number(activation: str | None) -> int:
-    """Return the number by which the libraries know an activation, or none."""
+    """Return the number of an activation in the libraries."""
     return ACTIVATIONS.index(activation)
 
 
@@ -185,13 +188,13 @@ def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:
 
 
 def _described(problem: ConvProblem, shape: Sequence[int]) -> Operand:
-    """Describe a dense tensor without its data. What 64 bits do not hold is cut off, and refused."""
+    """Describe a dense tensor without its data. Numbers beyond 64 bits are clamped; the entries refuse them."""
     numbers = (min(number, _MOST) for number in (prod(shape) * problem.item_bytes, *shape))
     return Operand(None, *numbers, problem.memory_format is MemoryFormat.CHANNELS_LAST, ELEMENTS[problem.dtype])
 
 
 def _require_dense(problem: ConvProblem, tensor: Tensor) -> None:
-    """Raise ``InvalidInputError`` for what is not dense in the problem's memory format, or of another dtype."""
+    """Raise ``InvalidInputError`` if a tensor is not dense in the problem's memory format, or has another dtype."""
     _require_dtype(problem, "a tensor", tensor)
     channels_last = problem.memory_format is _CHANNELS_LAST
     if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):

@@ -1,4 +1,1 @@
-"""Compiles and starts CUDA C++.
-
-The sources lie beside the algorithms that use them.
-"""
+"""The launcher of CUDA C++, whose sources are in the folders of the algorithms that use them."""

@@ -1,8 +1,8 @@
-"""Compiles CUDA C++ with CuPy (NVRTC) and starts it. Not run on a GPU yet.
+"""Compilation and launch of CUDA C++ with CuPy (NVRTC). Not run on a GPU yet.
 
-CuPy is optional, and loaded when it is first needed. It compiles for the device at hand, keeps the result for each
-device and on disk (``~/.cupy/kernel_cache``), and launches with the driver's ``cuLaunchKernel``: a launch allocates no
-device memory and waits for nothing, so it can be captured in a CUDA graph once one has been made outside.
+CuPy is optional, and imported lazily. It compiles for the current device, caches the result for each device and on disk
+(``~/.cupy/kernel_cache``), and launches with the driver's ``cuLaunchKernel``. A launch allocates no device memory and
+does not synchronize, so after a first launch outside it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PROBE = 'extern "C" __global__ void probe() {}'
 
 
 class LaunchError(MucudnnError, RuntimeError):
-    """A CUDA function cannot be compiled for a device, or not be started with such sizes; the message says why."""
+    """A CUDA function cannot be compiled for a device, or cannot be launched with the given sizes."""
 
 
 class CupyLauncher:
-    """Compiles CUDA C++ and starts its functions."""
+    """A compiler and launcher of CUDA C++ functions."""
 
     def why_not(self) -> str | None:
-        """Return why nothing can be compiled or started in this process, or ``None``. Found out once, then cheap."""
+        """Return why this process cannot compile or launch CUDA C++, None if it can; determined once and cached."""
         return _why_not()
 
     def launch(
@@ -42,17 +42,17 @@ class CupyLauncher:
         sizes: Sequence[int],
         device: torch.device,
     ) -> None:
-        """Start a function on the device's current stream of torch, and do not wait for it.
+        """Launch a function asynchronously on torch's current stream of the device.
 
-        source: a translation unit, the same object for every call, with the function in it as ``extern "C"``; compiled
-        when it is first asked for, and kept. pointers: addresses, its first parameters; 0 is null. sizes: 32-bit
-        integers, the fields of a struct that is its last parameter.
+        source: a translation unit, the same object for every call, with the function as ``extern "C"``; compiled at its
+        first use, and cached. pointers: addresses, the function's first parameters; 0 is null. sizes: 32-bit integers,
+        the fields of a struct that is its last parameter.
 
-        Raises ``LaunchError`` where it cannot be compiled, ``RuntimeError`` where the device refuses it.
+        Raises ``LaunchError`` if it cannot be compiled, ``RuntimeError`` if the device rejects the launch.
         """
         import cupy
 
-        # A numpy array of one element is passed by value: here a structure of 32-bit integers.
+        # CuPy passes a numpy array of one element by value: here a structure of 32-bit integers.
         structure = np.array(sizes, dtype=np.int32).view(f"V{4 * len(sizes)}")
         stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         try:
@@ -63,7 +63,7 @@ class CupyLauncher:
 
 
 def compiler_name() -> str:
-    """Return what compiles our own CUDA C++, ``CuPy 14.2.0``; ``torch`` where torch's operators run instead."""
+    """Return the compiler of our CUDA C++, such as ``CuPy 14.2.0``; ``torch`` if torch's operators run instead."""
     if _why_not() is not None:
         return "torch"
     import cupy
@@ -77,23 +77,23 @@ def how_to_install() -> str:
 
 
 def cuda_of_torch() -> int | None:
-    """Return the major version of CUDA that torch is built for; ``None`` where it is built without."""
+    """Return the major version of CUDA that torch is built for; None if torch is built without CUDA."""
     return None if torch.version.cuda is None else int(torch.version.cuda.split(".")[0])
 
 
 @cache
 def _why_not() -> str | None:
-    """Return why CuPy cannot compile and load for this device, or ``None`` if it can."""
+    """Return why CuPy cannot compile and load for this device, None if it can."""
     try:
         import cupy  # noqa: F401
 
         _function(_PROBE, "probe")
-    except Exception as error:  # of many kinds: no driver, no compiler, no headers, CuPy for another CUDA
+    except Exception as error:  # many causes: no driver, compiler or headers, CuPy for another CUDA
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return f"CuPy is not installed: {how_to_install()}"
         reason = f"CuPy does not work here: {_first_line(error.__cause__ or error)}"
         remedy = f"; torch is built for CUDA {torch.version.cuda}: {how_to_install()}" if torch.version.cuda else ""
-        warnings.warn(f"mucudnn goes on without CUDA functions of its own: {reason}{remedy}", stacklevel=2)
+        warnings.warn(f"mucudnn runs without its own CUDA functions: {reason}{remedy}", stacklevel=2)
         return reason
     return None
 
@@ -107,20 +107,20 @@ def _module(source: str) -> Any:
 
 @cache
 def _function(source: str, name: str) -> Any:
-    """Compile a function for the current device; CuPy does so for every other one on which it is started."""
+    """Compile a function for the current device. CuPy compiles for every further device at its first launch there."""
     return _module(source).get_function(name)
 
 
 @lru_cache(maxsize=64)
 def _stream(address: int) -> Any:
-    """CuPy's view of a stream, for the device that is current when it is entered."""
+    """Return CuPy's view of a stream, for the device that is current when it is entered."""
     import cupy
 
     return cupy.cuda.Stream.from_external(_Stream(address))
 
 
 class _Stream:
-    """The CUDA stream protocol for an address, as it comes from any version of torch."""
+    """The CUDA stream protocol for the address of a stream; independent of torch's version."""
 
     def __init__(self, address: int) -> None:
         self._address = address

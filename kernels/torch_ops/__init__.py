@@ -1,4 +1,1 @@
-"""Computes convolutions by torch's operators: its own convolution, GEMM, direct, FFT.
-
-They run wherever torch runs, and need nothing compiled.
-"""
+"""Algorithms on torch operators, without compiled code of ours: torch's own convolution, GEMM, direct and FFT."""

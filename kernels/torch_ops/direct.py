@@ -1,13 +1,13 @@
 """Direct convolution: one matrix product for each filter tap on a shifted view of the image; no im2col buffer.
 
-The padded image is stored by *phase*: with stride (2, 2), pixels with even and odd rows and columns apart. In one phase
-all outputs of a tap (r, s) read pixels that are one constant distance away, so that a whole micro-batch, laid out as
-a matrix X (pixels, C), meets Y (pixels, K) in products of plain row ranges:
+The padded image is stored by *phase*: with stride (2, 2), pixels of even and odd rows and columns are separate. In one
+phase, all outputs of a tap (r, s) read pixels at a constant distance. With a whole micro-batch as matrices X (pixels,
+C) and Y (pixels, K), each tap is therefore a product of contiguous row ranges:
 
     forward Y += X[d:] W[r, s]^T        backward data X[d:] += Y W[r, s]        backward filter W[r, s] += Y^T X[d:]
 
-Y gets the row length of X; the few columns (and last rows) that hold no output are dropped, or zero. The workspace is
-one copy of x and y, whatever the filter's size is. The sums run over taps in float32 at least.
+Y has the row length of X; the few columns (and last rows) without output are dropped, or zero. The workspace is one
+copy of x and y, independent of the filter's size. Sums over taps are in at least float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """Filter element (r, s): which phase it reads, and how many rows of the matrix away."""
+    """A filter element (r, s): the phase that it reads, and the distance in rows of the matrix."""
 
     index: int
     phase: int
@@ -36,7 +36,7 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """The phases that the taps of a problem read. ``height`` and ``width`` are those of one phase."""
+    """The phases that the taps of a problem read. ``height`` and ``width``: of one phase."""
 
     problem: ConvProblem
     height: int
@@ -46,11 +46,11 @@ class Phases:
 
     @property
     def tail(self) -> int:
-        """Rows of zeros behind the matrix X, so that every tap finds as many rows as Y has."""
+        """Number of zero rows appended to the matrix X, so that every tap can read as many rows as Y has."""
         return max(tap.distance for tap in self.taps)
 
     def pixels(self, phase: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-        """(rows, columns) in the phase, and (rows, columns) in the unpadded image, of the pixels that both have."""
+        """Return (rows, columns) in the phase, and in the unpadded image, of the pixels that both contain."""
         problem, offset = self.problem, self.offsets[phase]
         rows = inside(offset[0] - problem.padding[0], problem.stride[0], problem.h, self.height)
         columns = inside(offset[1] - problem.padding[1], problem.stride[1], problem.w, self.width)
@@ -59,7 +59,7 @@ class Phases:
 
 @cache
 def phases(problem: ConvProblem) -> Phases:
-    """Find the phases of a problem; kept, since every step asks for them."""
+    """Return the phases of a problem; cached, because every step needs them."""
     height = -(-(problem.h + 2 * problem.padding[0]) // problem.stride[0])
     width = -(-(problem.w + 2 * problem.padding[1]) // problem.stride[1])
     reads = []
@@ -74,7 +74,7 @@ def phases(problem: ConvProblem) -> Phases:
 
 @dataclass(frozen=True, slots=True)
 class Direct(BaseAlgorithm):
-    """See the module's docstring. Supports everything; half precision is computed in float32."""
+    """The algorithm of this module, for all problems; half precision is computed in float32."""
 
     name: str = "direct"
     device_type: str = "cpu"
@@ -85,7 +85,7 @@ class Direct(BaseAlgorithm):
         return None
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Say no for BACKWARD_FILTER: rows of Y that hold no output, which are zero, meet pixels of X."""
+        """Return False for BACKWARD_FILTER, where rows of Y without output, which are zero, multiply pixels of X."""
         return problem.operation is not Operation.BACKWARD_FILTER
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
@@ -98,7 +98,7 @@ class Direct(BaseAlgorithm):
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu":
             return 0
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # cuBLAS's workspace
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         matrices = carve(prepared, _prepared_parts(problem))[0]
@@ -148,7 +148,7 @@ class Direct(BaseAlgorithm):
 
 
 def _prepared_parts(problem: ConvProblem) -> list[Part]:
-    """(R * S, groups, K // groups, C // groups); a second one to add it to a dw of half precision."""
+    """Return the matrices (R * S, groups, K // groups, C // groups), twice for a dw in half precision."""
     dtype = compute_dtype(problem)
     k, c = problem.k // problem.groups, problem.c // problem.groups
     part = Part((problem.r * problem.s, problem.groups, k, c), dtype)
@@ -157,7 +157,7 @@ def _prepared_parts(problem: ConvProblem) -> list[Part]:
 
 
 def _scratch_parts(layout: Phases, n: int) -> list[Part]:
-    """X (phases, groups, rows + tail, C // groups) and Y (groups, rows, K // groups)."""
+    """Return the parts X (phases, groups, rows + tail, C // groups) and Y (groups, rows, K // groups)."""
     problem = layout.problem
     dtype = compute_dtype(problem)
     rows, groups = n * layout.height * layout.width, problem.groups
@@ -166,7 +166,7 @@ def _scratch_parts(layout: Phases, n: int) -> list[Part]:
 
 
 def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
-    """Add the product of two of the matrices to the third, tap by tap."""
+    """Add the product of the operation's inputs to its output, tap by tap."""
     for tap in layout.taps:
         x_tap, w_tap = x[tap.phase, :, tap.distance : tap.distance + y.shape[1]], w[tap.index]
         left, right, out = {
@@ -196,7 +196,7 @@ def _load_x(layout: Phases, x: Tensor, matrix: Tensor) -> None:
 
 
 def _store_x(layout: Phases, matrix: Tensor, x: Tensor) -> None:
-    x.zero_()  # a stride can step over pixels
+    x.zero_()  # a stride can skip pixels
     for pixels, image_pixels in _x_pixels(layout, matrix, x):
         image_pixels.copy_(pixels)
 
@@ -207,7 +207,7 @@ def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:
 
 
 def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield per phase the same pixels of matrix and image, both (n, groups, C // groups, height, width)."""
+    """Yield, for each phase, the same pixels of matrix and image, both (n, groups, C // groups, height, width)."""
     for phase, part in enumerate(matrix.unbind(0)):
         image = _as_image(layout, part[:, : part.shape[1] - layout.tail])
         (rows, columns), (x_rows, x_columns) = layout.pixels(phase)

@@ -1,17 +1,17 @@
-"""Convolution by Fourier transform, of the whole image or of tiles.
+"""Convolution by Fourier transforms of the whole image or of tiles.
 
 Outputs are computed in tiles by *overlap-save*: the transform of a window of L elements times the transform of the
 filter is a cyclic convolution of length L, of which L - R + 1 outputs are free of wrap-around. For each frequency,
 channels are summed by one complex matrix product over all windows of the micro-batch: the same three products as in
-``gemm``, with X (windows, C), W (K, C) and Y (windows, K), one of the factors conjugated where it is a correlation.
+``gemm``, with X (windows, C), W (K, C) and Y (windows, K), and one factor conjugated for correlations.
 (Mathieu, Henaff, LeCun, *Fast training of convolutional networks through FFTs*, 2013; Vasilache et al., *Fast
 convolutional nets with fbfft*, 2014, for the tiles.)
 
 ``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed back once.
-Torch's transforms allocate inside, whatever they are handed. On the CPU they run over one sample, or one filter, at a
-time, so that what they allocate stays in the cache and does not grow with the micro-batch: at most two spectra of a
-sample (the result of a transform, and a copy of what is transformed), and three of a filter, which is also padded or
-put in order. On CUDA, where each call is a few launches, they run over the whole micro-batch, and over all filters.
+Torch's transforms always allocate internally. On the CPU they process one sample or one filter at a time, so that the
+allocations stay in the cache and do not grow with the micro-batch: at most two spectra of a sample (the result, and a
+copy of the input), and three of a filter, which is also padded or reordered. On CUDA, where each call is a few
+launches, they process the whole micro-batch or all filters at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, 
 from mucudnn.kernels.torch_ops.gemm import multiply
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
-_TILE_LENGTH = 32  # of a tile, the filter's overlap included
+_TILE_LENGTH = 32  # including the filter's overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Fft(BaseAlgorithm):
-    """See the module's docstring. ``tiled``: many short transforms; otherwise one that covers the padded image."""
+    """The algorithms of this module. ``tiled``: many short transforms; otherwise one that covers the padded image."""
 
     name: str
     tiled: bool = False
@@ -44,13 +44,13 @@ class Fft(BaseAlgorithm):
 
     def supports(self, problem: ConvProblem) -> str | None:
         if problem.dtype not in ("float32", "float64"):
-            return f"dtype is {problem.dtype}; Fourier transforms are offered only in float32 and float64"
+            return f"dtype is {problem.dtype}; Fourier transforms support only float32 and float64"
         if problem.stride != (1, 1):
-            return f"stride is {problem.stride}; a transform computes every output, so only stride 1 is offered"
+            return f"stride is {problem.stride}; a transform computes every output, so only stride 1 is supported"
         if problem.dilation != (1, 1):
-            return f"dilation is {problem.dilation}; only dilation 1 is offered"
+            return f"dilation is {problem.dilation}; only dilation 1 is supported"
         if self.tiled and self._tiling(problem).counts == (1, 1):
-            return "one tile covers the whole image: that is the algorithm fft"
+            return "one tile covers the whole image, as in the algorithm fft"
         return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -131,9 +131,9 @@ ON_CUDA: tuple[Fft, ...] = tuple(replace(algorithm, device_type="cuda") for algo
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """Plan that cuts images of (height, width) ``written`` into windows of ``lengths``, and says where spectra lie.
+    """The division of images of size ``written`` into windows of size ``lengths``, and the layout of their spectra.
 
-    ``at_once``: all images of a micro-batch, and all filters, are transformed in one call instead of one by one.
+    ``at_once``: transform all images of a micro-batch, or all filters, in one call instead of one by one.
     """
 
     problem: ConvProblem
@@ -143,17 +143,17 @@ class _Tiling:
 
     @property
     def steps(self) -> Pair:
-        """Outputs of one window that are free of wrap-around."""
+        """Height and width of a window's outputs that are free of wrap-around."""
         return self.lengths[0] - self.problem.r + 1, self.lengths[1] - self.problem.s + 1
 
     @property
     def counts(self) -> Pair:
-        """Windows down and across."""
+        """Number of windows down and across."""
         return ceil(self.written[0] / self.steps[0]), ceil(self.written[1] / self.steps[1])
 
     @property
     def frequencies(self) -> int:
-        """Frequencies of a real two-dimensional transform: half of all are redundant."""
+        """Number of frequencies of a real two-dimensional transform, of which half are redundant and left out."""
         return self.lengths[0] * (self.lengths[1] // 2 + 1)
 
     @property
@@ -174,7 +174,7 @@ class _Tiling:
         return torch_dtype(self.problem).to_complex()
 
     def scratch_parts(self, n: int) -> list[Part]:
-        """Spectra of x and y, (frequencies, groups, windows, channels), and the padded samples of one call."""
+        """Return the spectra of x and y, (frequencies, groups, windows, channels), and one call's padded samples."""
         channels = (self.problem.c, self.problem.k)
         groups, windows = self.problem.groups, n * self.counts[0] * self.counts[1]
         spectra = [Part((self.frequencies, groups, windows, c // groups), self._complex) for c in channels]
@@ -198,7 +198,7 @@ class _Tiling:
     def transform(
         self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Pair, *, conjugate: bool = False
     ) -> None:
-        """Write the spectra of each image's windows, with ``before`` zeros above and left (negative: cropped)."""
+        """Write the spectra of each image's windows. before: zeros above and left; negative values crop."""
         height, width = self._padded_size(window)
         step, channels = len(padded), images.shape[1]
         canvas = padded.flatten()[: step * channels * height * width].view(step, channels, height, width)
@@ -211,22 +211,21 @@ class _Tiling:
             self._transform_windows(windows, target, conjugate)
 
     def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
-        """Transform the windows of one call. windows: (n, channels, down, across, *window);
-        target: (frequencies, groups, n, windows, channels).
+        """Transform the windows of one call. As a method of its own it frees its temporaries before the next call.
 
-        A method of its own, as is the way back: what one call allocates is free before the next.
+        windows: (n, channels, down, across, *window), target: (frequencies, groups, n, windows, channels).
         """
         transformed = torch.fft.rfft2(windows, s=self.lengths)
         by_frequency = (transformed.conj() if conjugate else transformed).flatten(4).flatten(2, 3)
         target.copy_(torch.unflatten(by_frequency, 1, (self.problem.groups, -1)).permute(4, 1, 0, 3, 2))
 
     def transform_back(self, spectrum: Tensor, images: Tensor, skip: Pair) -> None:
-        """Write each image from its windows' spectra; the first ``skip`` outputs of a window are wrapped around."""
+        """Write each image from its windows' spectra. skip: outputs of a window that wrap around, above and left."""
         for part, source in self._samples(images, spectrum):
             self._transform_part_back(source, part, skip)
 
     def _transform_part_back(self, source: Tensor, images: Tensor, skip: Pair) -> None:
-        """Transform one call's images back.
+        """Transform the images of one call back.
 
         source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width).
         """

@@ -6,8 +6,8 @@ W (K, J) and the output is Y (M, K), for each group. The three operations are th
     forward Y = X W^T        backward data X = Y W        backward filter W += Y^T X
 
 (Chellapilla, Puri, Simard, *High performance convolutional neural networks for document processing*, 2006.)
-Channels-last tensors are such matrices as they lie, and are read and written in place. Contiguous ones hold them
-transposed per sample: micro-batches of more than one sample go through a copy in scratch.
+Channels-last tensors already have the layout of such matrices, and are used in place. Contiguous ones hold a transposed
+matrix per sample, so micro-batches of more than one sample are copied to scratch.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:
-    """Compute the operation on matrices, writing the output's or adding to it.
+    """Compute the operation on matrices, and write or add to its output.
 
     x: (B, M, J), w: (B, K, J), y: (B, M, K).
     """
     left, right, out = _factors(operation, x, w, y)
-    # In place: an out= that is too small would be resized, and what lies behind it written to
+    # In place, because out= would resize a tensor that is too small and write beyond its buffer
     out.baddbmm_(left, right, beta=int(accumulate))
 
 
 def _factors(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the left and the right factor of the operation, and what their product is written to."""
+    """Return the left and right factor of the operation, and the output of their product."""
     return {
         Operation.FORWARD: (x, w.transpose(1, 2), y),
         Operation.BACKWARD_DATA: (y, w, x),
@@ -48,7 +48,7 @@ def _factors(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class Gemm(BaseAlgorithm):
-    """See the module's docstring."""
+    """The algorithm of this module."""
 
     name: str = "gemm"
     device_type: str = "cpu"
@@ -59,10 +59,10 @@ class Gemm(BaseAlgorithm):
         return None
 
     def is_foreign(self, problem: ConvProblem) -> bool:
-        return problem.item_bytes < 4  # oneDNN multiplies halves by other code than a convolution's
+        return problem.item_bytes < 4  # in half precision, oneDNN's matmul is not its convolution
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Say yes in half precision on the CPU only where torch's product of matrices is seen to be local."""
+        """Return True except in half precision on the CPU, where a test decides whether torch's matmul is local."""
         if self.device_type != "cpu" or problem.item_bytes >= 4:
             return True
         return _product_is_local(torch_dtype(problem), torch.get_num_threads())
@@ -76,7 +76,7 @@ class Gemm(BaseAlgorithm):
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu" and problem.item_bytes >= 4:
-            return 0  # half precision goes through oneDNN's scratchpads and through casts
+            return 0  # only half precision allocates, in oneDNN's scratchpads and casts
         return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -110,7 +110,7 @@ class Gemm(BaseAlgorithm):
     def _add_filter(
         self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, prepared: Tensor, views: Iterator[Tensor]
     ) -> None:
-        """Add this micro-batch to ``w``, or to the float32 accumulator where ``w`` has less precision."""
+        """Add this micro-batch to ``w``, or to the float32 accumulator if ``w`` has lower precision."""
         accumulators = carve(prepared, _prepared_parts(problem))
         if not accumulators:
             multiply(problem.operation, x, w, y, accumulate=True)
@@ -126,12 +126,13 @@ class Gemm(BaseAlgorithm):
 
 @lru_cache(maxsize=16)
 def _product_is_local(dtype: torch.dtype, threads: int) -> bool:
-    """Tell whether a NaN in a row or column stays there in ``multiply``, on this processor with that many threads.
+    """Test whether ``multiply`` keeps NaN within its row or column, on this processor with this many threads.
 
-    With AMX, oneDNN 3.12 reads rows whose length is no multiple of 32 beyond their ends and multiplies the next row's
-    elements by zero (https://github.com/uxlfoundation/oneDNN/issues/5717). So every second row and column is NaN here.
+    With AMX, oneDNN 3.12 reads beyond the end of rows whose length is not a multiple of 32, and multiplies elements of
+    the next row by zero (https://github.com/uxlfoundation/oneDNN/issues/5717). The test fills every second row and
+    column with NaN.
     """
-    # Large enough for oneDNN, no multiples of 32, odd and even: every operation sums over each of them
+    # Large enough for oneDNN, not multiples of 32, odd and even; every operation sums over each size once
     sizes = ((33, 65, 100), (65, 100, 33), (100, 33, 65))
     for operation, (m, j, k), is_transposed in product(Operation, sizes, (False, True)):
         x, w, y = (torch.ones(2, *shape, dtype=dtype, device="cpu") for shape in ((m, j), (k, j), (m, k)))
@@ -151,14 +152,14 @@ GEMM_ON_CUDA = Gemm(device_type="cuda")
 
 
 def _prepared_parts(problem: ConvProblem) -> list[Part]:
-    """A float32 accumulator for filter gradients of less precision."""
+    """Return a float32 accumulator for filter gradients of lower precision."""
     if problem.operation is not Operation.BACKWARD_FILTER or problem.item_bytes >= 4:
         return []
     return [Part(_w_matrix_shape(problem), torch.float32)]
 
 
 def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
-    """Columns, a copy of y, one micro-batch's filter gradient: each only where it is needed."""
+    """Return the parts needed out of: columns, a copy of y, the filter gradient of one micro-batch."""
     dtype = torch_dtype(problem)
     positions, (groups, k, j) = n * problem.p * problem.q, _w_matrix_shape(problem)
     parts = []
@@ -172,7 +173,7 @@ def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
 
 
 def _in_place(problem: ConvProblem, n: int) -> bool:
-    """Whether a batch of ``n`` samples is a matrix as it lies in memory."""
+    """Whether a batch of ``n`` samples already has the layout of a matrix."""
     return n == 1 or problem.memory_format is MemoryFormat.CHANNELS_LAST
 
 
@@ -188,20 +189,20 @@ def _w_matrix_shape(problem: ConvProblem) -> tuple[int, int, int]:
 
 
 def _w_matrix(problem: ConvProblem, w: Tensor) -> Tensor:
-    """View (groups, K, J); J runs over the filter as it lies in memory."""
+    """Return the view (groups, K, J); J runs over the filter in its memory order."""
     stored = w.permute(0, 2, 3, 1) if problem.memory_format is MemoryFormat.CHANNELS_LAST else w
     return stored.view(_w_matrix_shape(problem))
 
 
 def _activation_matrix(problem: ConvProblem, t: Tensor) -> Tensor:
-    """View (groups, positions, channels) of a batch for which ``_in_place`` holds."""
+    """Return the view (groups, positions, channels) of a batch for which ``_in_place`` holds."""
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return t.permute(0, 2, 3, 1).view(-1, problem.groups, t.shape[1] // problem.groups).transpose(0, 1)
     return t.view(problem.groups, t.shape[1] // problem.groups, -1).transpose(1, 2)
 
 
 def _stored_matrix(problem: ConvProblem, part: Tensor) -> Tensor:
-    """View a part of scratch as (groups, positions, columns); it is transposed where samples are."""
+    """View a part of scratch as (groups, positions, columns), transposed for contiguous problems."""
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return part
     groups, positions, columns = part.shape
@@ -240,7 +241,7 @@ def _store_y(problem: ConvProblem, matrix: Tensor, y: Tensor, bias: Tensor | Non
 
 
 def _grouped(problem: ConvProblem, t: Tensor) -> Tensor:
-    """View (N, groups, channels // groups, height, width)."""
+    """Return the view (N, groups, channels // groups, height, width)."""
     return torch.unflatten(t, 1, (problem.groups, -1))
 
 
@@ -267,7 +268,7 @@ def _col2im(problem: ConvProblem, matrix: Tensor, x: Tensor) -> None:
 
 
 def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[slice, slice], tuple[slice, slice]]]:
-    """Yield each filter element's columns, (N, groups, C // groups, P, Q), and what of them lies where in the image."""
+    """Yield each tap's columns, (N, groups, C // groups, P, Q), with the rows and columns that are inside the image."""
     groups, c, p, q = problem.groups, problem.c // problem.groups, problem.p, problem.q
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         taps = matrix.view(groups, -1, p, q, problem.r, problem.s, c).permute(4, 5, 1, 0, 6, 2, 3)

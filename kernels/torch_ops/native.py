@@ -1,12 +1,12 @@
 """Torch's own convolution on micro-batches, in the tensors' memory format or in the other one.
 
-The backend that torch's dispatcher picks depends on N (on the CPU float32 maps of at most 20480 elements go to oneDNN
-for two samples, but to im2col for one; on CUDA depthwise convolutions of halves go to cuDNN or to a kernel of torch's).
-A slice must not change what is computed, so oneDNN's forward is called by name. Where no operator has a name of its own
-a micro-batch is allowed if torch picks for it what it picks for ``_LARGE_BATCH`` samples. On CUDA that is mostly cuDNN,
-which then chooses one of its engines for each size.
+The backend that torch's dispatcher picks depends on N. On the CPU, for example, float32 maps of at most 20480 elements
+go to oneDNN for two samples, but to im2col for one; on CUDA, depthwise convolutions in half precision go to cuDNN or to
+a kernel of torch's. Slicing must not change the backend, so oneDNN's forward is called by name. Other operations cannot
+be: a micro-batch is then supported if torch picks the same backend as for ``_LARGE_BATCH`` samples. On CUDA that is
+mostly cuDNN, which chooses one of its engines for each size.
 
-cuDNN's forward writes into y, all others allocate a result, which is copied. What is for CUDA was not run on a GPU yet.
+cuDNN's forward writes into y; all others allocate a result, which is copied. The CUDA part has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.torch_settings import TORCHS_OWN, TorchSettings
 
-_LARGE_BATCH = 64  # beyond the thresholds on N in torch's choice of a backend
+_LARGE_BATCH = 64  # above all thresholds on N in torch's choice of a backend
 _ONEDNN = "Mkldnn"
 _CUDNN = "Cudnn"
 
@@ -32,7 +32,7 @@ _CUDNN = "Cudnn"
 def sees_only_padding(problem: ConvProblem) -> bool:
     """Whether the padding is so wide that a whole window fits into it.
 
-    oneDNN 3.12 can crash on such problems, in channels_last and with a bias. Seen on a map one pixel wide:
+    oneDNN 3.12 can crash on such problems, in channels_last and with a bias. Observed on a map one pixel wide:
     16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
     """
     taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
@@ -43,7 +43,7 @@ def sees_only_padding(problem: ConvProblem) -> bool:
 class Native(BaseAlgorithm):
     """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back.
 
-    by_name: oneDNN's forward is asked for by name; otherwise it is torch's dispatcher that picks, as in a user's step.
+    by_name: call oneDNN's forward by name; otherwise torch's dispatcher picks the backend, as in a user's step.
     """
 
     name: str
@@ -61,20 +61,20 @@ class Native(BaseAlgorithm):
 
     @property
     def deterministic(self) -> bool:
-        """True on the CPU; on CUDA only where torch is told to be deterministic."""
+        """True on the CPU; on CUDA only if torch's settings require deterministic algorithms."""
         return self.device_type == "cpu" or TorchSettings.current().deterministic
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Say no on CUDA, where cuDNN may choose a transform, and for half precision in the other format.
+        """Return False on CUDA, where cuDNN may choose a transform, and for half precision in the other format.
 
-        OneDNN multiplies it in pairs of channels: of an odd number one meets zeros for its partner, which one depends
-        on the memory format, and 0 * NaN is NaN.
+        oneDNN multiplies half precision in pairs of channels. With an odd number of channels one is multiplied by zeros
+        (0 * NaN is NaN), and which one depends on the memory format.
         """
         return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
 
     def supports(self, problem: ConvProblem) -> str | None:
         if self.other_format and self.device_type == "cpu" and sees_only_padding(problem):
-            return f"the padding is {problem.padding}, no less than the filter's extent: there oneDNN ends the process"
+            return f"the padding is {problem.padding}, not less than the filter's extent; oneDNN may crash on it"
         return None
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
@@ -85,7 +85,7 @@ class Native(BaseAlgorithm):
             return None
         return (
             f"for {micro_batch_size} sample(s) torch computes {problem.operation} with its backend {picked} "
-            f"instead of {usual}, and that backend cannot be asked for by name"
+            f"instead of {usual}, which cannot be called by name"
         )
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -140,18 +140,18 @@ class Native(BaseAlgorithm):
             y.copy_(torch_convolution(problem.operation, x, w, bias, geometry))
 
     def _asks_for_onednn(self, problem: ConvProblem) -> bool:
-        """Whether oneDNN is called by its name, for any number of samples: not where that could crash."""
+        """Whether oneDNN is called by name for any number of samples, which excludes problems on which it may crash."""
         forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu" and self.by_name
         return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
 
     def _backend(self, problem: ConvProblem, n: int) -> str:
-        """Name of the backend that torch's dispatcher picks for ``n`` samples."""
+        """Return the name of the backend that torch's dispatcher picks for ``n`` samples."""
         if self.device_type == "cpu":
             return _backend_on_cpu(problem, n, torch.get_num_threads())
         return _backend_on_cuda(_in_other_format(problem) if self.other_format else problem, n)
 
     def _prepared_parts(self, problem: ConvProblem) -> list[Part]:
-        """The converted filter, then the accumulator of micro-batches that torch returns in less than float32."""
+        """Return the converted filter, then a float32 accumulator if the problem's dtype has lower precision."""
         parts = [_other_part(problem, problem.w_shape())] if self.other_format else []
         if problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4:
             parts.append(Part(problem.w_shape(), torch.float32))
@@ -170,7 +170,7 @@ class Native(BaseAlgorithm):
         return [_other_part(problem, shape) for shape in used]
 
     def _converted(self, problem: ConvProblem, x: Tensor, y: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert the operands to the other format. dx stays unwritten: torch reads its shape and format, no values."""
+        """Convert the operands to the other format. dx stays unwritten: torch reads only its shape and format."""
         parts = self._scratch_parts(problem, x.shape[0])
         x_in, *rest = (_as_other(problem, view) for view in carve(scratch, parts))
         if problem.operation is not Operation.BACKWARD_DATA:
@@ -186,7 +186,7 @@ DISPATCHED = Native(TORCHS_OWN, by_name=False)
 
 
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:
-    """A 4-D tensor as it lies in memory in the format that is not the problem's."""
+    """Return the memory layout of a 4-D tensor in the format that is not the problem's."""
     n, c, h, w = shape
     if problem.memory_format is MemoryFormat.CONTIGUOUS:
         shape = (n, h, w, c)
@@ -203,8 +203,9 @@ def _in_other_format(problem: ConvProblem) -> ConvProblem:
 
 
 def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
-    """Whether torch computes these operands with cuDNN and in their own memory format, which it does not for float64
-    channels last: then cuDNN can write into y, whose format it computes in.
+    """Whether torch computes these operands with cuDNN in their own memory format, so that cuDNN can write into y.
+
+    In float64, torch converts channels_last operands.
     """
     backend = _picked(problem, x, w)
     if backend.name != _CUDNN:
@@ -214,7 +215,7 @@ def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
 
 
 def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-    """Call what torch calls for cuDNN, with its settings, and write into y."""
+    """Call torch's cuDNN operator with torch's settings, and write into y."""
     allowed = TorchSettings.current()
     settings = (torch.backends.cudnn.benchmark, allowed.deterministic, allowed.allow_tf32)
     geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
@@ -225,15 +226,15 @@ def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: 
 
 @lru_cache(maxsize=4096)
 def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
-    # The choice looks at shapes: nothing is allocated for it
+    # Torch's choice depends on shapes only, so expanded scalars save memory
     element = torch.empty((), dtype=torch_dtype(problem), device="cpu")
     return str(_picked(problem, element.expand(problem.x_shape(n)), element.expand(problem.w_shape())).name)
 
 
 def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
-    """Name the backend that torch picks now: it depends on settings that users change.
+    """Return the backend that torch picks under the current settings.
 
-    The tensors are fake, and not mere shapes, since torch looks at strides, too.
+    It uses fake tensors, because the choice on CUDA depends on strides too.
     """
     with FakeTensorMode():
         x, w = (empty_activation(problem, shape, "cuda") for shape in (problem.x_shape(n), problem.w_shape()))
@@ -241,6 +242,6 @@ def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
 
 
 def _picked(problem: ConvProblem, x: Tensor, w: Tensor) -> torch._C.ConvBackend:
-    """The backend that torch's dispatcher picks for these operands."""
+    """Return the backend that torch's dispatcher picks for these operands."""
     geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
     return torch._C._select_conv_backend(x, w, None, *geometry)

@@ -1,10 +1,9 @@
-"""Torch's own convolution on CUDA devices: as the user has it, and as it is with cuDNN's own search.
+"""Torch's own convolution on CUDA devices, with the user's settings and with torch's search among cuDNN's engines.
 
-With ``torch.backends.cudnn.benchmark`` torch times the engines that cuDNN proposes when a size first comes
-(``benchmark_limit`` of them, 0: all), and keeps the fastest. What it chose for a size, with or without a search, it
-keeps for the thread in which it chose, and does not choose again when the setting changes. So each limit has a thread
-of its own here, and what is found there is not what the user's own convolutions run. Nothing of this has been run on a
-GPU yet.
+With ``torch.backends.cudnn.benchmark``, torch times the engines that cuDNN proposes at the first use of a size
+(``benchmark_limit`` of them; 0 for all), and keeps the fastest. Torch caches its choice per thread, with or without a
+search, and does not repeat it when the setting changes. Each limit therefore has a thread of its own here, whose
+choices do not affect the user's own convolutions. Nothing of this has been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 NATIVE_ON_CUDA = Native(TORCHS_OWN, device_type="cuda")
 NATIVE_OTHER_FORMAT_ON_CUDA = Native(NATIVE_OTHER_FORMAT.name, other_format=True, device_type="cuda")
 
-_changing_settings = threading.Lock()  # they are the process's, so two threads would restore each other's
+_changing_settings = threading.Lock()  # the settings are global; threads must not restore each other's
 
 
 @dataclass(frozen=True, slots=True)
 class NativeBenchmark(Native):
-    """Torch's own with ``benchmark = True`` and this ``benchmark_limit``, undivided: a baseline, and a candidate.
+    """Torch's own with ``benchmark = True`` and this ``benchmark_limit``, undivided; both a baseline and a candidate.
 
-    A call is handed to the limit's thread and waited for, which costs some microseconds of the calling thread.
+    A call waits for the limit's thread, which costs the calling thread some microseconds.
     """
 
     device_type: str = "cuda"
@@ -46,10 +45,10 @@ class NativeBenchmark(Native):
     def supports(self, problem: ConvProblem) -> str | None:
         if torch.backends.cudnn.enabled:
             return None
-        return "torch.backends.cudnn.enabled is False, so that torch does not use cuDNN and there is nothing to search"
+        return "torch.backends.cudnn.enabled is False, so torch does not use cuDNN and has no engines to search"
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        return "torch's own search is a baseline, run undivided; slices run on the engines that it would find"
+        return "torch's own search is a baseline that runs undivided; slices run on cuDNN's engines directly"
 
     def step(
         self,
@@ -67,16 +66,16 @@ class NativeBenchmark(Native):
         _thread_of(self.limit).submit(call).result()
 
 
-BENCHMARKS = tuple(  # torch's default limit, and none
+BENCHMARKS = tuple(  # torch's default limit, and no limit
     NativeBenchmark(f"{TORCHS_OWN}-benchmark-{limit}", limit=limit) for limit in (10, 0)
 )
 
 
 @contextmanager
 def cudnn_benchmark(limit: int) -> Iterator[None]:
-    """Torch with ``benchmark = True`` and this ``benchmark_limit``; both are set back as they were, also on errors.
+    """Set ``benchmark = True`` and this ``benchmark_limit`` in the context; both are restored, also after errors.
 
-    Not ``torch.backends.cudnn.flags``: it sets all other settings too, and reading those of TF32 can raise.
+    ``torch.backends.cudnn.flags`` would also set all other settings, and reading those of TF32 can raise.
     """
     cudnn = torch.backends.cudnn
     with _changing_settings:
@@ -94,13 +93,13 @@ def _thread_of(limit: int) -> ThreadPoolExecutor:
 
 
 def _on_stream(stream: torch.cuda.Stream | None, limit: int, function: Callable[[], None]) -> None:
-    """Runs in the limit's thread, which has none of the caller's state: neither its stream nor its gradient mode.
+    """Run a function in the limit's thread, which inherits neither the caller's stream nor its gradient mode.
 
-    In inference mode it may write to whatever tensors it is given.
+    Inference mode allows it to write to any tensor.
     """
     with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
         if stream is not None and torch.cuda.is_current_stream_capturing():
-            function()  # a search cannot be captured: this is what an earlier call found, or what torch has without
+            function()  # a search cannot be captured; an earlier choice is used, or torch's default
         else:
             with cudnn_benchmark(limit):
                 function()

@@ -1,4 +1,4 @@
-"""Torch's own convolution as one call: the baseline, and what runs where nothing is tuned."""
+"""Torch's own convolution as one call: the baseline, and the fallback for problems that are not tuned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Geometry = Sequence[Any]  # stride, padding, dilation, groups
 
 
 def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry) -> Tensor:
-    """Compute torch's own convolution, undivided. Returns the tensor that the operation writes, newly allocated.
+    """Compute torch's own convolution, undivided. Returns the operation's output, newly allocated.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
-    Volumes, with D before H, are computed alike. Of the tensor that is written only shape and memory format matter.
+    Volumes have D before H. Of the output's argument only the shape and the memory format are used.
     """
     stride, padding, dilation, groups = geometry
-    if operation is Operation.FORWARD:  # these say what is wrong with bad operands, as they say it to users
+    if operation is Operation.FORWARD:  # public functions, for their error messages
         forward = torch.conv3d if len(stride) == 3 else torch.conv2d
         return forward(x, w, third, stride, padding, dilation, groups)
     of_data = operation is Operation.BACKWARD_DATA

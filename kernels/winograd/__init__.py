@@ -1,4 +1,1 @@
-"""Computes convolutions by minimal filtering, with one backend for each way to run it.
-
-The C++ is in ``kernels/compiled``, starting CUDA C++ in ``kernels/cuda``.
-"""
+"""Winograd convolution (minimal filtering) on torch operators and CUDA; its C++ is in ``kernels/compiled``."""

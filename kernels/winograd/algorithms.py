@@ -1,10 +1,10 @@
 """Winograd convolution F(m x m, r x r): fewer multiplications than the direct method (Lavin and Gray 2016).
 
-Images are cut into overlapping tiles, tiles and filter are transformed, and each of the a x a points becomes a matrix
-product over channels, with a = m + r - 1 for unit stride: (m r)^2 / a^2 times fewer multiplications. With a stride, the
-filter is the sum of its phases, each with unit stride on its own pixels, and a = stride * (m - 1) + r. The filter is
-transformed once a call. BACKWARD_DATA is the same with the turned filter; BACKWARD_FILTER sums the transformed gradient
-over all micro-batches, and transforms it back once.
+Images are divided into overlapping tiles, tiles and filter are transformed, and each of the a x a points becomes a
+matrix product over channels, with a = m + r - 1 for unit stride: (m r)^2 / a^2 times fewer multiplications. With a
+stride, the filter is the sum of its phases, each with unit stride on its own pixels, and a = stride * (m - 1) + r. The
+filter is transformed once per call. BACKWARD_DATA uses the filter rotated by 180 degrees; BACKWARD_FILTER sums the
+transformed gradient over all micro-batches, and transforms it back once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 class WinogradBackend(Protocol):
-    """Implementation of the arithmetic. It alone knows what lies in ``prepared`` and ``scratch``.
+    """An implementation of the arithmetic, with its own layout of ``prepared`` and ``scratch``.
 
     For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Shapes as in ``Algorithm``.
     """
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
-        """Return the bytes for micro-batches of ``n`` samples."""
+        """Return the buffer sizes for micro-batches of ``n`` samples."""
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Transform the filter for ``correlate``, in FORWARD and BACKWARD_DATA."""
@@ -49,7 +49,7 @@ class WinogradBackend(Protocol):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """Compute y from x, plus the bias, in FORWARD; dx from dy in BACKWARD_DATA."""
+        """Compute y from x and the bias in FORWARD, dx from dy in BACKWARD_DATA."""
 
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
@@ -57,7 +57,7 @@ class WinogradBackend(Protocol):
         """Add a micro-batch to the transformed gradient, in BACKWARD_FILTER."""
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Add the gradient, transformed back, to ``w``, in BACKWARD_FILTER."""
+        """Transform the gradient back and add it to ``w``, in BACKWARD_FILTER."""
 
 
 _IN_TORCH = TorchWinograd()
@@ -65,7 +65,7 @@ _IN_TORCH = TorchWinograd()
 
 @cache
 def on_cuda() -> WinogradBackend:
-    """Return what computes on CUDA: our own functions, or torch's operators where nothing compiles those."""
+    """Return the backend on CUDA: our own functions, or torch's operators if ours cannot be compiled."""
     from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 
     ours = CudaWinograd()
@@ -104,7 +104,7 @@ class Winograd(BaseAlgorithm):
         return why_too_large(problem) if self.device_type == "cpu" else None
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Count the products of the points of all tiles, without the transforms (Lavin and Gray 2015, section 4)."""
+        """Return the FLOPs of the products of all tiles, without the transforms (Lavin and Gray 2016, section 4)."""
         tiles = tiling(self.matrices, problem, micro_batch_size)
         return 2 * tiles.count * self.matrices.a**2 * tiles.groups * tiles.source_channels * tiles.target_channels
 
@@ -113,7 +113,7 @@ class Winograd(BaseAlgorithm):
         return Entries("winograd", self.m)
 
     def is_compiled(self, problem: ConvProblem) -> bool:
-        """Tell whether C++ computes it (compiled/winograd/winograd.cpp), in the cores' caches; else a backend."""
+        """Tell whether the C++ of compiled/winograd/winograd.cpp computes the problem, instead of a backend."""
         return self.device_type == "cpu" and why_not(problem) is None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -124,7 +124,7 @@ class Winograd(BaseAlgorithm):
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu":
             return 0
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # what cuBLAS may need
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # cuBLAS's workspace
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if self.is_compiled(problem):
@@ -181,7 +181,7 @@ class Winograd(BaseAlgorithm):
 
     @property
     def _backend(self) -> WinogradBackend:
-        """Return what computes a problem that is not ``is_compiled``."""
+        """The backend for problems that are not ``is_compiled``."""
         return on_cuda() if self.device_type == "cuda" else _IN_TORCH
 
 

@@ -2,10 +2,10 @@
 
     y = A^T [ (G g) * (B^T d) ]         d: (a,) input tile, g: (r,) filter, y: (m,) outputs, a = m + r - 1
 
-A product of polynomials of degree m - 1 and r - 1 has a coefficients, so it is known from its values at a points
-(Toom 1963, Cook 1966). Written as matrices, that is: evaluate both factors, multiply, interpolate; transposed in one
-factor it computes a correlation (Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, *Fast
-Algorithms for Convolutional Neural Networks*, 2016). In two dimensions each matrix is applied along both axes.
+A product of polynomials of degree m - 1 and r - 1 has a coefficients, so its values at a points determine it (Toom
+1963, Cook 1966). As matrices: evaluate both factors, multiply, interpolate. The transpose with respect to one factor
+computes a correlation (Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, *Fast Algorithms for
+Convolutional Neural Networks*, 2016). In two dimensions each matrix is applied along both axes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Matrix = tuple[Row, ...]
 
 
 def _symmetric(*pairs: str) -> Row:
-    """Return pairs +p, -p: their rows differ in signs only, which halves the work of a transform."""
+    """Return the pairs +p, -p, whose rows differ only in signs, which halves the work of a transform."""
     return tuple(sign * Fraction(p) for p in pairs for sign in (1, -1))
 
 
 _ZERO = Fraction(0)
-# The finite points, by their number; infinity, the leading coefficient, is always the last point beside them. All are
-# sums of few powers of two, so that A^T and B^T are exact in float32; among such symmetric sets these have the smallest
-# error. Relative L2 error in float32, Gaussian data, C = 256 (in brackets: the customary points 0, +-1, +-2):
+# The finite points, by their number; the last point is always infinity, the leading coefficient. All are sums of few
+# powers of two, so A^T and B^T are exact in float32; among such symmetric sets these have the smallest error. Relative
+# L2 error in float32, Gaussian data, C = 256 (in brackets: the customary points 0, +-1, +-2):
 # F(2,3) 3.6e-7; F(4,3) 1.0e-6 (2.3e-6); F(2,5) 1.2e-6 (2.6e-6); F(6,3) 4.4e-6; F(4,5) 4.1e-6;
 # with stride 2 F(2,3) 3.9e-7; F(4,3) 8.4e-7 (+-1, +-1/2: 1.4e-6); F(4,5) 1.4e-6.
 POINTS = {
@@ -42,11 +42,11 @@ POINTS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CookToom:
-    """The matrices of F(m, r), exact. Compared by identity, since ``cook_toom`` makes each once.
+    """The exact matrices of F(m, r). Compared by identity, because ``cook_toom`` caches them.
 
-    Shapes: a_t (m, a), g (a, r), b_t (a, a) make m outputs of a window of a = stride * (m - 1) + r pixels. With the
-    filter turned, dx_a_t (stride * m, a), g and dx_b_t (a, b), b = m + ceil(r / stride) - 1, make stride * m pixels of
-    dx of a window of b pixels of dy. For stride 1 they are the same.
+    a_t (m, a), g (a, r) and b_t (a, a) compute m outputs from a window of a = stride * (m - 1) + r pixels. With the
+    filter rotated, dx_a_t (stride * m, a), g and dx_b_t (a, b), b = m + ceil(r / stride) - 1, compute stride * m pixels
+    of dx from a window of b pixels of dy. For stride 1 they equal a_t and b_t.
     """
 
     m: int
@@ -65,21 +65,21 @@ class CookToom:
 
     @property
     def late(self) -> int:
-        """Number of phases that have a tap fewer than the others; a window of dx begins with them."""
+        """Number of phases with one tap fewer than the others; a window of dx begins with them."""
         return -self.r % self.stride
 
 
 @cache
 def cook_toom(m: int, r: int, stride: int = 1, points: Row | None = None) -> CookToom:
-    """Make F(m, r) with a stride, from m + ceil(r / stride) - 2 finite points (default: ``POINTS``) and infinity.
+    """Return F(m, r) with a stride, from m + ceil(r / stride) - 2 finite points (default: ``POINTS``) and infinity.
 
-    Every stride-th tap, from each of the first on, is a *phase*: a filter with unit stride on every stride-th pixel.
-    The phases have the points of the longest in common, so that their products at a point may be summed before A^T. A
-    phase with a tap fewer does without infinity.
+    A *phase* is every stride-th tap from one of the first on: a filter with unit stride on every stride-th pixel. All
+    phases use the points of the longest, so that their products at a point can be summed before A^T. A phase with one
+    tap fewer does not use infinity.
 
-    Scaled as in wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions stay in G,
-    which is applied once a call and not once a tile. (Scaling a row by a power of two would change no rounding.)
-    Raises ``ValueError`` if the points are too few, too many or not different, and for strides beyond r.
+    Scaled as in wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions are in G,
+    which is applied once per call, not once per tile. (Scaling a row by a power of two does not change rounding.)
+    Raises ``ValueError`` if the points are too few, too many or not distinct, and for strides above r.
     """
     if not 1 <= stride <= r:
         raise ValueError(f"F({m}, {r}) needs a stride from 1 to {r}; given is {stride}")
@@ -118,13 +118,13 @@ def _unit_stride(m: int, r: int, points: Row | None) -> tuple[Matrix, Matrix, Ma
 
 
 def _spread_out(row: Row, first: int, stride: int, length: int) -> Row:
-    """Return zeros, but for every ``stride``-th entry from ``first`` on; what would lie behind the end is left out."""
+    """Return ``length`` zeros with the entries of ``row`` at every ``stride``-th position from ``first`` on."""
     entries = dict(zip(range(first, length, stride), row, strict=False))
     return tuple(entries.get(i, Fraction(0)) for i in range(length))
 
 
 def kronecker(left: Matrix, right: Matrix) -> Matrix:
-    """Make one matrix on the flattened tile: ``left`` along its rows and ``right`` along its columns."""
+    """Return the matrix that applies ``left`` along the rows and ``right`` along the columns of a flattened tile."""
     return tuple(tuple(x * y for x in row for y in other) for row in left for other in right)
 
 
@@ -133,7 +133,7 @@ def _powers(point: Fraction, length: int) -> Row:
 
 
 def _unit(length: int) -> Row:
-    """Return the row of the point infinity: it sees the leading coefficient only."""
+    """Return the row of the point infinity, whose value is the leading coefficient."""
     return (*(Fraction(0) for _ in range(length - 1)), Fraction(1))
 
 

@@ -1,8 +1,8 @@
-"""Winograd convolution on CUDA: transforms of our own (cuda/winograd.cu), products over channels by torch (cuBLAS).
+"""Winograd convolution on CUDA with transforms of our own (winograd.cu) and products over channels by torch (cuBLAS).
 
-Not fused: every tile goes to memory transformed, (a / m)^2 times the image, and the product comes back the same way. So
-the scratch grows with the micro-batch, and a small one stays in the cache. Images and filters are read and written in
-either memory format without a copy. Half precision is computed in float32, where ``torch.bmm`` obeys
+The stages are not fused: transformed tiles, (a / m)^2 times the image, and their products go through memory. The
+scratch therefore grows with the micro-batch, and that of small ones stays in the cache. Images and filters are read and
+written in either memory format without a copy. Half precision is computed in float32, subject to
 ``torch.backends.cuda.matmul``. Not run on a GPU yet.
 """
 
@@ -22,9 +22,9 @@ from mucudnn.kernels.winograd.tiling import Tiling, tiling
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
-# Threads have 32 to 108 registers (float64: up to 179) by nvcc 13.0: four blocks or more on a multiprocessor (two).
+# nvcc 13.0 uses 32 to 108 registers per thread (float64: up to 179): at least four (two) blocks per multiprocessor.
 BLOCK_THREADS = 128
-_LARGEST_PLANE = 2**31 - 1  # elements, which the CUDA functions count in 32 bits
+_LARGEST_PLANE = 2**31 - 1  # the CUDA functions count elements in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class CudaWinograd:
         pointers: tuple[int, ...],
         padding: Pair = (0, 0),
     ) -> None:
-        """Start a function with one thread for each tile and channel of an image. padding: of the first tile."""
+        """Launch a function with one thread for each tile and channel of an image. padding: of the first tile."""
         _, channels, height, width = image.shape
         sizes = (channels, channels // tiles.groups, tiles.count, tiles.rows, tiles.columns, height, width, *padding)
         self._launch(matrices, problem, function, channels * tiles.count, pointers, sizes, image.device)
@@ -112,7 +112,7 @@ class CudaWinograd:
     def _of_filters(
         self, matrices: CookToom, problem: ConvProblem, function: str, w: Tensor, pointers: tuple[int, ...]
     ) -> None:
-        """Start a function with one thread for each channel of each filter."""
+        """Launch a function with one thread for each channel of each filter."""
         count = w.shape[0] * w.shape[1]
         self._launch(matrices, problem, function, count, pointers, (count, w.shape[1]), w.device)
 
@@ -128,8 +128,8 @@ class CudaWinograd:
     ) -> None:
         if threads > _LARGEST_PLANE:
             raise LaunchError(
-                f"{function} has {threads} elements for each point; at most {_LARGEST_PLANE} are possible: use a "
-                "smaller micro-batch"
+                f"{function} has {threads} elements for each point; the limit is {_LARGEST_PLANE}; use a smaller "
+                "micro-batch"
             )
         source = winograd_source(matrices, problem.dtype, problem.memory_format, BLOCK_THREADS)
         blocks = -(-threads // BLOCK_THREADS)
@@ -137,13 +137,13 @@ class CudaWinograd:
 
 
 def _filter_part(matrices: CookToom, problem: ConvProblem) -> Part:
-    """U or dU, (points * groups, K // groups, C // groups)."""
+    """Return the part U or dU, (points * groups, K // groups, C // groups)."""
     k, c, _, _ = problem.w_shape()
     return Part((matrices.a**2 * problem.groups, k // problem.groups, c), compute_dtype(problem))
 
 
 def _tile_parts(matrices: CookToom, problem: ConvProblem, tiles: Tiling) -> list[Part]:
-    """V, and M or the transformed dy: (points * groups, channels, tiles), for channels last (.., tiles, channels)."""
+    """Return V, and M or the transformed dy: (points * groups, channels, tiles); channels_last swaps the last two."""
     points, dtype = matrices.a**2 * tiles.groups, compute_dtype(problem)
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return [Part((points, tiles.count, c), dtype) for c in (tiles.source_channels, tiles.target_channels)]

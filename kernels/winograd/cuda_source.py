@@ -1,4 +1,4 @@
-"""Writes the CUDA C++ source of Winograd's transforms: winograd.cu with its matrices, types and sizes before it."""
+"""Generation of the CUDA C++ source of Winograd's transforms: winograd.cu after its matrices, types and sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix
 from mucudnn.words.problem import MemoryFormat
 
-_TYPES = {  # dtype: what tensors hold, and what is computed with
+_TYPES = {  # by dtype: the types of storage and of arithmetic
     "float64": ("double", "double"),
     "float32": ("float", "float"),
     "bfloat16": ("BFloat16", "float"),
@@ -19,9 +19,9 @@ _TYPES = {  # dtype: what tensors hold, and what is computed with
 
 @cache
 def winograd_source(matrices: CookToom, dtype: str, memory_format: MemoryFormat, block_threads: int) -> str:
-    """Write a translation unit without includes: ``extern "C"`` functions for blocks of ``block_threads`` threads.
+    """Return a translation unit without includes: ``extern "C"`` functions for blocks of ``block_threads`` threads.
 
-    The matrices are written out as sums without their zeros, each entry rounded once.
+    The matrices are unrolled into sums without their zeros, each entry rounded once.
     """
     held, computed = _TYPES[dtype]
     constants = {

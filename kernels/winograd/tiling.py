@@ -1,4 +1,4 @@
-"""Cuts a correlation into the overlapping tiles of a minimal filtering algorithm F(m, r)."""
+"""The overlapping tiles of a correlation by a minimal filtering algorithm F(m, r)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 class Tiling:
     """The tiles of one micro-batch of a correlation from a *source* to a *target* image.
 
-    Tile (i, j) makes target_step x target_step target pixels from (i * target_step - skipped[0], j * target_step -
-    skipped[1]) on, out of the source pixels from (i * source_step - padding[0], j * source_step - padding[1]) on.
-    Pixels outside the source are zero, those outside the target are dropped. Channel counts are those of one group.
+    Tile (i, j) computes target_step x target_step target pixels from (i * target_step - skipped[0], j * target_step -
+    skipped[1]) on, from the source pixels from (i * source_step - padding[0], j * source_step - padding[1]) on. Pixels
+    outside the source are zero, pixels outside the target are dropped. Channel counts are per group.
     """
 
     n: int
@@ -30,16 +30,16 @@ class Tiling:
 
     @property
     def count(self) -> int:
-        """Tiles in the micro-batch."""
+        """Number of tiles in the micro-batch."""
         return self.n * self.rows * self.columns
 
 
 def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
-    """Return the tiles for ``n`` samples: of y, seen from x; for BACKWARD_DATA of dx, seen from dy.
+    """Return the tiles for ``n`` samples, from x to y, or from dy to dx for BACKWARD_DATA.
 
-    dx is the correlation of dy with the filter turned by 180 degrees, for which dy is padded by r - 1 - padding; where
-    that is negative, dy is cropped. With a stride each phase of the filter makes every stride-th pixel of dx, in a tile
-    that begins with the phases with a tap fewer: the first one in or before the image.
+    dx is the correlation of dy with the filter rotated by 180 degrees, with dy padded by r - 1 - padding, or cropped if
+    that is negative. With a stride, each phase of the filter computes every stride-th pixel of dx. Tiles begin with the
+    phases that have one tap fewer, so the first tile may begin before the image.
     """
     c, k = problem.c // problem.groups, problem.k // problem.groups
     m, stride, padding = matrices.m, matrices.stride, problem.padding

@@ -1,8 +1,8 @@
-"""Winograd convolution in plain torch operations: every device, float32 and float64, no allocation inside torch.
+"""Winograd convolution on torch operators, for every device, in float32 and float64, without allocations inside torch.
 
-Half precision is computed in float32. Images lie in scratch with their channels last, whatever the problem's memory
-format is: the copies into and out of the padded images convert both layout and dtype. The transforms are sums of
-strided views (``add_`` with a factor), the products one batched matrix multiplication over points and groups.
+Half precision is computed in float32. Images in scratch are channels-last in either memory format: the copies into and
+out of the padded images convert both layout and dtype. The transforms are sums of strided views (``add_`` with a
+factor), the products one batched matrix multiplication over points and groups.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _matrices(matrices: CookToom, problem: ConvProblem) -> tuple[Matrix, Matrix]
 
 
 def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Part]:
-    """Flat parts; successive stages take turns, each reads one and writes the other (see ``_transform_tiles``)."""
+    """Return flat parts; successive stages alternate between them, reading one and writing another."""
     tiles = tiling(matrices, problem, n)
     a, step = matrices.a, tiles.target_step
     per_tile = tiles.groups * tiles.count
@@ -118,7 +118,7 @@ def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Par
 
 
 def _half_shape(tiles: Tiling, matrix: Matrix, step: int, channels: int) -> tuple[int, ...]:
-    """Tiles that are transformed along their height only: (a, n, rows, image width, groups, channels)."""
+    """Return the shape of tiles transformed along their height only: (a, n, rows, image width, groups, channels)."""
     width = step * (tiles.columns - 1) + len(matrix[0])
     return (len(matrix), tiles.n, tiles.rows, width, tiles.groups, channels)
 
@@ -126,9 +126,9 @@ def _half_shape(tiles: Tiling, matrix: Matrix, step: int, channels: int) -> tupl
 def _transform_tiles(
     matrix: Matrix, tiles: Tiling, image: Tensor, buffers: tuple[Tensor, Tensor], *, of_target: bool = False
 ) -> Tensor:
-    """Compute ``matrix @ tile @ matrix^T`` of every tile of a source, or target: (n, groups * channels, height, width).
+    """Compute ``matrix @ tile @ matrix^T`` of every tile of a source or target: (n, groups * channels, height, width).
 
-    Returns (points * groups, tiles, channels), in the first buffer. The way there is padded image (first buffer), half
+    Returns (points * groups, tiles, channels), in the first buffer. The stages are: padded image (first buffer), half
     transformed (second), transformed (first).
     """
     step, padding, channels = tiles.source_step, tiles.padding, tiles.source_channels
@@ -153,7 +153,7 @@ def _inverse_transform(
 ) -> None:
     """Compute ``A^T product A + bias`` of every tile, into the target (n, channels, height, width).
 
-    The product lies in the first buffer; it goes half transformed into the second, whole pixels into the first.
+    The product is in the first buffer; the second gets it half transformed, then the first the pixels.
     """
     a, step, n, rows, columns = len(a_t[0]), tiles.target_step, tiles.n, tiles.rows, tiles.columns
     grouped = (tiles.groups, tiles.target_channels)
@@ -181,9 +181,9 @@ def _apply(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor],
 
 
 def _pad(image: Tensor, padded: Tensor, padding: tuple[int, int]) -> None:
-    """Write an image (n, channels, height, width) into the zeros of (n, height, width, groups, channels).
+    """Copy an image (n, channels, height, width) into zeros (n, height, width, groups, channels).
 
-    Pixel (0, 0) lands on ``padding``, which may be negative; what lands outside is dropped.
+    Pixel (0, 0) goes to position ``padding``, which may be negative; pixels outside are dropped.
     """
     padded.zero_()
     n, _, height, width = image.shape
@@ -199,7 +199,7 @@ def _head(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _taps(w: Tensor) -> Tensor:
-    """View (K, C // groups, R, S) as (K, C // groups, R * S), in both memory formats."""
+    """View w, (K, C // groups, R, S), as (K, C // groups, R * S), in both memory formats."""
     return w.view(*w.shape[:2], -1)
 
 
@@ -210,8 +210,8 @@ def _wide(w: Tensor, staging: Sequence[Tensor]) -> Tensor:
 
 @cache
 def _filter_matrix(matrices: CookToom, dtype: torch.dtype, device: torch.device, *, turned: bool = False) -> Tensor:
-    """Return G for both dimensions, (a * a, r * r), each entry rounded once; ``turned`` for the turned filter."""
+    """Return G for both dimensions, (a * a, r * r), each entry rounded once; ``turned``: for the rotated filter."""
     g = tuple(row[::-1] for row in matrices.g) if turned else matrices.g
     rows = [[float(x) for x in row] for row in kronecker(g, g)]
-    # Through numpy: a constant of the process, not a part of any call's workspace, must not pass torch's allocator.
+    # Through numpy, because a cached constant must not be counted as an allocation of a call.
     return torch.from_numpy(np.array(rows, dtype=_NUMPY_DTYPES[dtype])).to(device)

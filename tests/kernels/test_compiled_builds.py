@@ -86,7 +86,7 @@ def test_subnormal_halves_are_kept_where_subnormal_floats_are_flushed(memory_for
 
 def test_torch_s_operators_are_all_there_is_where_that_is_asked_for(results: dict[str, Results]) -> None:
     assert results["torch"].build == "torch"
-    reason = "MUCUDNN_BUILD=torch asks for torch's operators"
+    reason = "MUCUDNN_BUILD=torch selects torch's operators"
     assert results["torch"].reasons == {
         "implicit-gemm": reason,
         "pointwise": reason,
@@ -109,7 +109,7 @@ def test_where_nothing_was_built_implicit_gemm_says_why() -> None:
     reason = IMPLICIT_GEMM.supports(PROBLEM)
     assert reason is not None
     assert "plain was not built" in reason
-    assert "install with a C++ compiler" in reason
+    assert "install again with a C++ compiler" in reason
     assert build_name() == "torch"
 
 

@@ -26,8 +26,8 @@ def test_one_sample_is_computed_by_what_torch_picks_for_it() -> None:
 
 def test_it_is_neither_cut_into_such_samples_nor_converted_into_that_format() -> None:
     contiguous = replace(CRASHING, memory_format=MemoryFormat.CONTIGUOUS)
-    assert "cannot be asked for by name" in (NATIVE_ALGORITHM.supports_micro_batch(CRASHING, 1) or "")
-    assert "there oneDNN ends the process" in (NATIVE_OTHER_FORMAT.supports(contiguous) or "")
+    assert "cannot be called by name" in (NATIVE_ALGORITHM.supports_micro_batch(CRASHING, 1) or "")
+    assert "oneDNN may crash on it" in (NATIVE_OTHER_FORMAT.supports(contiguous) or "")
 
 
 def test_less_padding_bars_neither() -> None:
