@@ -110,7 +110,7 @@ def test_torchs_search_is_a_candidate_undivided() -> None:
     for candidate in candidates:
         sizes.setdefault(candidate.algorithm.name, []).append(candidate.micro_batch_size)
     assert sizes == {"native": [1, 2, 4], "native-benchmark-10": [4], "native-benchmark-0": [4]}
-    assert all("run undivided" in failure.reason for failure in failures)
+    assert all("runs undivided" in failure.reason for failure in failures)
 
 
 def picks(monkeypatch: pytest.MonkeyPatch, backend: Callable[[Tensor], str]) -> list[Tensor]:
