@@ -1,4 +1,1 @@
-"""Explains what was measured: budgets, headroom, batch sizes, engines, and what changed between result folders.
-
-Nothing is run here but what tuning runs.
-"""
+"""Analyses of measurements: budgets, headroom, batch sizes, engines, and comparisons of result folders."""

@@ -1,4 +1,4 @@
-"""Tells a sweep over batch sizes: tables for people, CSV and JSON for programs."""
+"""Reports a sweep over batch sizes: tables and a figure for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORKSPACE_CLIFFS = (CliffKind.MORE_WORKSPACE, CliffKind.DOES_NOT_FIT)
 
 
 def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False) -> Table:
-    """Time and workspace per sample at the measured batch sizes, or at every one."""
+    """Return a table of time and workspace per sample, at the measured batch sizes or at every size."""
     columns = ["batch", *(f"{curve.label} ms" for curve in Curve), "PyTorch / divided"]
     columns += [f"{curve.label} workspace" for curve in Curve]
     what = f"{sweep.source}, {name_of(curves)}, per sample, {memory_bound(sweep.config)}"
@@ -48,7 +48,10 @@ def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False)
 
 
 def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
-    """The cliffs, and the cut that removes each: of every problem and kind the largest batch size, or all of them."""
+    """Return a table of cliffs and the cuts that remove them.
+
+    every_cliff: list every batch size, rather than one per curve and kind that names the others.
+    """
     printed = new_table(f"cliffs {_MARK}", ("layer", "operation", "curve", "batch", "cliff", "cut"), ())
     for curves in sweep.distinct_curves:
         for (batch, finding, remedy), of_curves in _merged(curves.cliffs, every_cliff).items():
@@ -60,7 +63,7 @@ def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
 
 
 def explanation(sweep: BatchSweep) -> str:
-    """Say what is measured, and what is solved."""
+    """Return notes for the tables: what is measured, what is predicted, and where the device starves."""
     sizes = ", ".join(map(str, sweep.measured_sizes))
     lines = [
         f"PyTorch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
@@ -76,12 +79,12 @@ def explanation(sweep: BatchSweep) -> str:
 
 
 def name_of(curves: Curves) -> str:
-    """Return ``conv1 forward``, or that it is the sum of all."""
+    """Return a name such as ``conv1 forward``, or ``all convolutions``."""
     return "all convolutions" if curves.operation is None else f"{short_name(curves.names)} {curves.operation}"
 
 
 def sweep_record(sweep: BatchSweep) -> Record:
-    """Return what ``mucudnn batch --json`` writes: every problem and the network, all points and all cliffs."""
+    """Return the record of ``mucudnn batch --json``: points and cliffs of the network and of every problem."""
     return {
         **record_header(sweep.config, sweep.environment, datetime.now(UTC)),
         "source": sweep.source,
@@ -95,7 +98,7 @@ def sweep_record(sweep: BatchSweep) -> Record:
 
 
 def sweep_rows(sweep: BatchSweep) -> list[Record]:
-    """Return the lines of the CSV file: one for each point of each curve, the network first."""
+    """Return the rows of the CSV file, one for each point of each curve, the network first."""
     return [row for curves in sweep.all_curves for row in _csv_rows(curves)]
 
 
@@ -127,7 +130,7 @@ def _mark(curves: Curves, curve: Curve, n: int, kinds: Collection[CliffKind]) ->
 
 
 def _merged(cliffs: Collection[Cliff], every_cliff: bool) -> dict[tuple[str, str, str], list[str]]:
-    """Group cliffs: (batch size with those that it stands for, finding, remedy) -> the curves that have it."""
+    """Map (batch sizes, finding, remedy), as shown in the table, to the curves that share the cliff."""
     groups: dict[tuple[object, ...], list[Cliff]] = {}
     for cliff in cliffs:
         groups.setdefault((cliff.curve, cliff.kind, cliff.n if every_cliff else 0), []).append(cliff)
@@ -207,9 +210,9 @@ _NOTE_COLUMNS = 46  # characters of a line of notes
 
 
 def draw_sweep(sweep: BatchSweep) -> Figure:
-    """Time and workspace per sample against batch size, of the sum and of the problems that cutting helps most.
+    """Draw time and workspace per sample against batch size, for the network and the problems that gain most.
 
-    Cliffs are ringed and numbered; beside them stands the cut that removes each.
+    Cliffs are circled and numbered; notes beside the plots name the cuts that remove them.
     """
     shown = _shown(sweep)
     title = f"{sweep.source} up to batch {sweep.up_to}, {memory_bound(sweep.config)}"
@@ -233,14 +236,14 @@ def draw_sweep(sweep: BatchSweep) -> Figure:
 
 
 def _shown(sweep: BatchSweep) -> list[Curves]:
-    """The sum, and the problems whose cliffs cost most."""
+    """Return the curves of the network and of the problems with the most expensive cliffs."""
     first, *others = sweep.distinct_curves
     ranked = sorted((curves for curves in others if curves.cliffs), key=_saved_s, reverse=True)
     return [first, *ranked[:_MOST_PROBLEMS]]
 
 
 def _saved_s(curves: Curves) -> float:
-    """Seconds per sample that the best of the cuts saves."""
+    """Return the seconds per sample that the best cut saves."""
     saved = [c.point.time_per_sample_s - c.cut.time_per_sample_s for c in curves.cliffs if c.cut is not None]
     return curves.count * max(saved, default=0.0)
 
@@ -252,7 +255,7 @@ def _draw_curves(axes: Axes, curves: Curves, value: Callable[[Point], float]) ->
 
 
 def _draw_limit(axes: Axes, sweep: BatchSweep) -> None:
-    """The limit is of the whole batch: per sample it falls."""
+    """Draw the workspace limit per sample, which falls with the batch size."""
     limit = sweep.config.workspace_limit_bytes
     if limit is not None:
         top = axes.get_ylim()[1]
@@ -263,7 +266,7 @@ def _draw_limit(axes: Axes, sweep: BatchSweep) -> None:
 
 
 def _mark_cliffs(time: Axes, workspace: Axes, notes: Axes, cliffs: Sequence[Cliff]) -> None:
-    """Rings with numbers at the points, and the notes to the numbers. Equal notes of both curves share a number."""
+    """Circle and number the cliffs, and write numbered notes; equal notes of both curves share a number."""
     numbers: dict[str, int] = {}
     for cliff in sorted(cliffs, key=lambda cliff: cliff.n):
         number = numbers.setdefault(str(cliff), len(numbers) + 1)

@@ -1,7 +1,7 @@
 """Time and workspace against batch size, undivided and divided, and the cliffs that dividing removes.
 
-What is undivided is measured: one call with n samples, at every micro-batch size that was measured. What is divided is
-solved for every n from these measurements: its time is the sum of its parts.
+Undivided times are measured, with one call of n samples at every measured micro-batch size. Divided times are solved
+for every n from these measurements, as sums of their parts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
-ENOUGH = 0.8  # of the best throughput: below it, the device starves
+ENOUGH = 0.8  # share of the best throughput below which the device starves
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Time and workspace against batch size, of one operation of one layer or, without operation, of the network.
+    """Time and workspace against batch size, of one operation of a layer or, if operation is None, of the network.
 
-    Torch's and the undivided curve have the measured batch sizes, the divided one all that these can make up.
+    Torch's and the undivided curve have the measured batch sizes, the divided curve all sums of these.
     """
 
     names: tuple[str, ...]
@@ -47,9 +47,10 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class BatchSweep:
-    """The curves of all problems, and their sum: each as often as it occurs; its workspace is the largest of them.
+    """The curves of all problems and of the network.
 
-    measured_sizes: those of the policy. whole_run_speedup: over torch at ``up_to``, of what tuning chose.
+    network: sum of the times, each counted as often as it occurs, and the largest workspace. measured_sizes: sizes of
+    the policy. whole_run_speedup: speedup over torch of the chosen configurations at ``up_to``.
     """
 
     source: str
@@ -63,7 +64,7 @@ class BatchSweep:
 
     @property
     def starving_below(self) -> Mapping[Curve, int]:
-        """Batch size below which the device starves, of the network's curves; not of one that fits nowhere."""
+        """Batch size below which the device starves, for each curve of the network that fits at any size."""
         times = {curve: self.network.points[curve].values() for curve in Curve}
         return {
             curve: starving_below({point.n: point.time_s if point.fits else inf for point in points})
@@ -73,20 +74,20 @@ class BatchSweep:
 
     @property
     def all_curves(self) -> tuple[Curves, ...]:
-        """The network first."""
+        """The curves of the network, then of all problems."""
         return (self.network, *self.problems)
 
     @property
     def distinct_curves(self) -> tuple[Curves, ...]:
-        """The same without the network where that is its only problem."""
+        """The same, without the network if it has only one problem."""
         return self.problems if [curves.count for curves in self.problems] == [1] else self.all_curves
 
 
 def require_sweepable(config: Config) -> None:
-    """Raises ``InvalidInputError`` for choices with which there are no curves."""
+    """Raise ``InvalidInputError`` for a config that cannot be swept over batch sizes."""
     if config.workspace_budget is not None or config.has_headroom_limit:
         given = "a workspace budget" if config.workspace_budget is not None else "the headroom limit"
-        raise InvalidInputError(f"{given} holds at one batch size only; give a workspace limit, or none")
+        raise InvalidInputError(f"{given} is valid at one batch size only; give a workspace limit, or none")
     if config.policy == BatchSizePolicy.UNDIVIDED:
         raise InvalidInputError(
             f"policy {config.policy} measures one batch size only, which is no curve; "
@@ -95,12 +96,12 @@ def require_sweepable(config: Config) -> None:
 
 
 def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
-    """The curves for batch sizes from 1 to ``up_to``, and their cliffs, from a tuning at batch size ``up_to``.
+    """Return curves and cliffs for batch sizes from 1 to ``up_to``, from a tuning at batch size ``up_to``.
 
-    Layers that are called with a multiple of ``up_to`` samples (models may fold other axes into the batch) have that
-    multiple at every batch size.
+    Layers that are called with a multiple of ``up_to`` samples, since the model folds other axes into the batch, keep
+    that multiple at every batch size.
 
-    Raises ``InvalidInputError`` for a config without curves, and for an interrupted tuning.
+    Raises ``InvalidInputError`` for a config that cannot be swept, and for an interrupted tuning.
     """
     require_sweepable(tuning.config)
     if tuning.interrupted:
@@ -127,15 +128,15 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
 
 
 class _Solved(Protocol):
-    """Convolutions that have a point of every curve."""
+    """Convolutions, one problem or the network, with points on every curve."""
 
     def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
-        """``n`` samples within the limit; where nothing undivided fits, what is nearest to it; None: not known."""
+        """Return the point at ``n`` samples, or None if unknown; if nothing fits the limit, the one closest to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """The measurements of one problem, and what is solved from them. ``fold``: samples of the layer per sample."""
+    """The measurements and desirable sets of one problem. fold: samples of the layer per sample of the network."""
 
     fold: int
     costs: Costs
@@ -168,7 +169,7 @@ class _Problem:
         return Point(n, best.time_s, best.workspace_bytes, str(best), is_cut, fits, uncertainty)
 
     def _undivided(self, n: int) -> list[Configuration]:
-        """One micro-batch of all samples, by every algorithm that was measured with so many."""
+        """Return the undivided configurations of all algorithms that were measured at this size."""
         size = n * self.fold
         algorithms = np.flatnonzero(np.isfinite(self.costs.step_ps[:, size])).tolist()
         return [self.costs.configuration([(algorithm, size)]) for algorithm in algorithms]
@@ -176,7 +177,7 @@ class _Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Network:
-    """All problems with their counts, in turn in one workspace."""
+    """All problems with their counts, run one after the other in a shared workspace."""
 
     problems: Sequence[tuple[int, _Problem]]
 
@@ -212,7 +213,7 @@ def _curves(
     limit_bytes: int | None,
     verdict: Configuration | None = None,
 ) -> Curves:
-    """``verdict``: what whole runs of ``up_to`` samples chose."""
+    """Return the curves with their cliffs. verdict: the configuration that whole runs of ``up_to`` samples chose."""
     sizes = range(1, up_to + 1)
     points = {
         curve: {point.n: point for n in sizes if (point := solved.point(curve, n, limit_bytes)) is not None}
@@ -228,9 +229,9 @@ def _curves(
 
 
 def starving_below(seconds: Mapping[int, float]) -> int:
-    """Return the least of the batch sizes from which on a device has ``ENOUGH`` of its best throughput.
+    """Return the smallest batch size from which on a device reaches ``ENOUGH`` of its best throughput.
 
-    seconds: of that many samples; at least of one size.
+    seconds: by number of samples; not empty.
 
     >>> starving_below({1: 4.0, 2: 4.0, 4: 4.0, 8: 6.0})  # 0.25, 0.5, 1 and 1.33 samples a second
     8

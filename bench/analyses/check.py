@@ -1,4 +1,4 @@
-"""Torch's own convolutions of a source, proven in a process of their own: which are wrong, die, hang or crawl here."""
+"""Checks PyTorch's own convolutions of a source for wrong results, crashes, hangs and slowness, in another process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_seconds
 
-_SLOW = 20.0  # times float32's arithmetic at the rate of a matrix product
+_SLOW = 20.0  # multiple of the time of the float32 arithmetic at the rate of a matrix product
 _FORMATS = {MemoryFormat.CONTIGUOUS: "contiguous_format", MemoryFormat.CHANNELS_LAST: "channels_last"}
-_CALL_S = 0.1  # which a call may take besides, under the checks of the heap and on a busy machine
+_CALL_S = 0.1  # allowance per call for heap checks and a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one operation of a layer, in the form in which a step runs it.
+    """The outcome of one operation of a layer, called as in a training step.
 
-    is_users: the memory format is that of the model. result: the proof, or what bars it. arithmetic_s: seconds of the
-    products in float32.
+    is_users: whether the memory format is that of the model. result: the proof, or the error that bars the algorithm.
+    arithmetic_s: seconds of the arithmetic in float32.
     """
 
     layer: Layer
@@ -47,19 +47,19 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether a step that runs it is wrong, or has no end."""
+        """Whether it is wrong, crashes, hangs or fails."""
         return isinstance(self.result, BarredError)
 
     @property
     def details(self) -> str:
-        """Error and time, or what is wrong, in words."""
+        """Error and time, or the fault, as a text."""
         if not isinstance(self.result, Proof):
             return str(self.result)
         times = f", {self.result.time_s / self.arithmetic_s:.0f} times float32's arithmetic" * (self.verdict == "slow")
         return f"relative error {self.result.relative_error:.1e}, {format_seconds(self.result.time_s)}{times}"
 
     def reproducer(self) -> str:
-        """Lines of plain torch that show it."""
+        """Return lines of plain torch that reproduce the finding."""
         problem, n = self.problem, self.layer.batch_size
         shapes = {"x": problem.x_shape(n), "w": problem.w_shape(), "dy": problem.y_shape(n)}
         geometry = f"{[*problem.stride]}, {[*problem.padding]}, {[*problem.dilation]}"
@@ -89,7 +89,7 @@ class Finding:
 
 
 def findings_table(source: str, findings: Iterable[Finding]) -> Table:
-    """Return a row for each finding."""
+    """Return a table with a row for each finding."""
     table = new_table(source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
     for finding in findings:
         names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
@@ -98,7 +98,7 @@ def findings_table(source: str, findings: Iterable[Finding]) -> Table:
 
 
 def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Iterator[Finding]:
-    """Prove torch's own, undivided, in each operation of each layer, in its memory format and in the other one."""
+    """Prove torch's own algorithm, undivided, for each operation of each layer in both memory formats."""
     own = as_called(algorithm(TORCHS_OWN))
     problems = table.problems(tuple(Operation))
     for number, (layer, problem) in enumerate(problems):
@@ -108,7 +108,7 @@ def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Ite
             candidate = Candidate(stored, own, layer.batch_size)
             arithmetic_s = stored.flops(layer.batch_size) / peak_flops_per_s("cpu", "float32")
             is_users = memory_format is problem.memory_format
-            for _ in range(3):  # a first call builds what later ones reuse; others may meet a busy moment
+            for _ in range(3):  # retries slow calls: the first one may include setup, and the machine may be busy
                 (result,) = prover.prove(
                     [candidate], layer.batch_size, "cpu", checks_samples=True, has_bias=layer.has_bias
                 )

@@ -1,4 +1,4 @@
-"""Cliffs: a larger batch that is slower per sample, or needs a jump in memory; and the cut that removes each."""
+"""Cliffs, where a larger batch is slower per sample or jumps in memory, and the cuts that remove them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from math import ceil, hypot
 
 from mucudnn.words.units import format_bytes
 
-LEAST_MARGIN = 0.05  # smaller differences of time are not worth a word, however little noise there is
+LEAST_MARGIN = 0.05  # smaller differences of time are ignored, even without noise
 SINGLE_SAMPLE = 0.5  # relative uncertainty of a time that was sampled once
-WORKSPACE_JUMP = 1.5  # factor of the workspace per sample ...
-LEAST_JUMP_BYTES = 8 * 2**20  # ... that is also so much more than what the smaller batch lets expect
+WORKSPACE_JUMP = 1.5  # a jump multiplies the workspace per sample by this factor ...
+LEAST_JUMP_BYTES = 8 * 2**20  # ... and exceeds the workspace in proportion to the smaller batch by this
 
 
 class Curve(StrEnum):
-    """Who computes n samples: torch in one call, the fastest algorithm in one call, the best configuration."""
+    """Ways to compute n samples: torch in one call, the fastest algorithm in one call, the best configuration."""
 
     TORCH = "torch"
     UNDIVIDED = "undivided"
@@ -38,9 +38,10 @@ class CliffKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``n`` samples: seconds and bytes of the whole batch, and what runs.
+    """Seconds and bytes of a whole batch of ``n`` samples.
 
-    fits: whether within the workspace limit. uncertainty: relative, of a measured time.
+    runs_as: the configuration, as a text. is_cut: whether it has several parts. fits: whether it is within the
+    workspace limit. uncertainty: relative uncertainty of a measured time.
     """
 
     n: int
@@ -62,10 +63,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """A batch size that is worse than another one in the same curve.
+    """A batch size that is worse than another one on the same curve.
 
-    reference: the smaller batch (one that does not fit may have a larger one). cut: the divided point that is to be run
-    instead, None if none helps. removed: whether the cut is no longer worse than the reference. refuted: whether whole
+    reference: the other batch, which is smaller, except possibly if this one does not fit. cut: the divided point to
+    run instead, or None if none helps. removed: whether the cut is no worse than the reference. refuted: whether whole
     runs of this batch found nothing faster than torch's own.
     """
 
@@ -83,17 +84,17 @@ class Cliff:
 
     @property
     def speedup(self) -> float | None:
-        """Return the speedup of the cut over what it replaces."""
+        """Speedup of the cut over the undivided point."""
         return None if self.cut is None else self.point.time_s / self.cut.time_s
 
     @property
     def is_gain(self) -> bool:
-        """Whether the cut is there for its time."""
+        """Whether the cut is meant to save time."""
         return self.kind is CliffKind.SLOWER and self.cut is not None
 
     @property
     def finding(self) -> str:
-        """Say what is worse."""
+        """Text on how the point is worse than the reference."""
         point, reference = self.point, self.reference
         match self.kind:
             case CliffKind.SLOWER:
@@ -107,7 +108,7 @@ class Cliff:
 
     @property
     def remedy(self) -> str:
-        """The cut that removes it, in words: ``64 runs as gemm 32×2, 1.40×``."""
+        """The cut that removes it, such as ``64 runs as gemm 32×2, 1.40×``."""
         if self.cut is None:
             return "no cut helps"
         words = f"{self.n} runs as {self.cut.runs_as}, {self.speedup:.2f}×"
@@ -125,9 +126,9 @@ Divide = Callable[[int, int | None], Point | None]  # the best configuration for
 
 
 def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_bytes: int | None) -> Iterator[Cliff]:
-    """The cliffs of a curve, smaller batches first.
+    """Yield the cliffs of a curve, smaller batches first.
 
-    measured: points by ascending n. limit_bytes: the workspace limit, which a cut must keep.
+    measured: points by ascending n. limit_bytes: the workspace limit of the cuts.
     """
     fitting = [point for point in measured if point.fits]
     for point in measured:
@@ -151,7 +152,7 @@ def _does_not_fit(curve: Curve, point: Point, fitting: Sequence[Point], cut: Poi
 
 
 def _slower(curve: Curve, point: Point, smaller: Sequence[Point], divided: Point | None) -> Iterator[Cliff]:
-    """Against the fastest of those that are certainly faster per sample, the largest where they tie."""
+    """Compare with the fastest per sample of the smaller batches, the largest if they tie."""
     faster = [other for other in smaller if is_slower_per_sample(point, other)]
     if faster:
         reference = min(faster, key=lambda other: (other.time_per_sample_s, -other.n))
@@ -162,7 +163,7 @@ def _slower(curve: Curve, point: Point, smaller: Sequence[Point], divided: Point
 
 
 def _more_workspace(curve: Curve, point: Point, reference: Point, divide: Divide) -> Iterator[Cliff]:
-    """Against the next smaller one. A cut has to do without the jump (so it fits), and must not be slower for it."""
+    """Compare with the next smaller batch. A cut must avoid the jump, and thus fits, and must not be slower."""
     expected = reference.workspace_per_sample_bytes * point.n
     jump_bytes = ceil(max(WORKSPACE_JUMP * expected, expected + LEAST_JUMP_BYTES))
     if point.workspace_bytes >= jump_bytes:

@@ -1,4 +1,4 @@
-"""Compares two result folders: the rows that both have, and those that only one of them has."""
+"""Compares two result folders row by row, and lists rows that only one of them has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mucudnn.bench.report.tables import new_table, some
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import format_bytes, format_seconds
 
-# What torch's time depends on, beside the row: where it is equal, torch's time is the unit of the others.
+# Fields of the environment that torch's time depends on; if they are equal, times are compared relative to torch's.
 _OF_TORCH = ("device", "capability", "threads", "torch", "library", "numerics")
 _MOST_LISTED = 10
 
@@ -26,8 +26,8 @@ _MOST_LISTED = 10
 class ComparedRow:
     """A row that both folders have.
 
-    before, after: as they were read. is_controlled: torch ran in the same rounds in both. ratio: time after over time
-    before.
+    before, after: the row in each folder. is_controlled: whether torch ran in the same rounds in both. ratio: time
+    after over time before.
     """
 
     before: Line
@@ -39,10 +39,10 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderComparison:
-    """Two folders side by side.
+    """Comparison of two folders.
 
-    rows: in the order of the first folder. only_before, only_after: rows of one folder, or without samples in the
-    other. tolerance: a fraction; changes up to it count as none.
+    rows: in the order of the first folder. only_before, only_after: rows that the other folder lacks or has without
+    samples. tolerance: relative change up to which times count as equal.
     """
 
     before: ResultFolder
@@ -57,9 +57,9 @@ class FolderComparison:
 
 
 def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float) -> FolderComparison:
-    """Compare two folders row by row. Torch's own rows are compared only where torch itself, or the machine, changed.
+    """Compare two folders row by row. Torch's own rows are compared only if torch or the machine changed.
 
-    Raises ``InvalidInputError`` for folders of different benchmarks, and ``UnavailableError`` where scipy is missing.
+    Raises ``InvalidInputError`` for folders of different benchmarks, and ``UnavailableError`` if scipy is missing.
     """
     if before.header.subject_columns != after.header.subject_columns:
         raise InvalidInputError(
@@ -82,13 +82,13 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
-    """Whether both folders have the same torch and machine, so that torch's time can be the unit of the others."""
+    """Whether both folders have the same torch and machine, so that times can be compared relative to torch's."""
     mine, others = before.header.environment, after.header.environment
     return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
 
 
 class _Timed(NamedTuple):
-    """A row with logarithms of its samples, and of those over torch's of the same rounds, if torch ran beside."""
+    """A row with the logarithms of its samples, and of their ratios to torch's in the same rounds, if there are any."""
 
     line: Line
     samples: Samples
@@ -96,7 +96,7 @@ class _Timed(NamedTuple):
 
 
 def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
-    """Return the rows with samples. torch_controls: torch's time is the unit of the others, and is not compared."""
+    """Return the rows with samples. torch_controls: compare relative to torch's rows, and leave these out."""
     lines = [line for line in folder.lines if line["samples_s"]]
     torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
     found = {}
@@ -118,7 +118,7 @@ def _pair(before: _Timed, after: _Timed) -> Pair:
 
 
 def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:
-    """Return the rows that became slower or faster, the slowest first; all_rows: the others as well."""
+    """Return a table of rows that became slower or faster, slowest first. all_rows: include the others."""
     shown = [Verdict.SLOWER, Verdict.FASTER, *((Verdict.UNDECIDED, Verdict.SAME) if all_rows else ())]
     printed = new_table(
         f"{comparison.after.path} against {comparison.before.path}",
@@ -136,7 +136,7 @@ def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) ->
 
 
 def in_words(comparison: FolderComparison) -> str:
-    """Return the counts, the method, what differs between the folders, and the rows that only one of them has."""
+    """Return a text with counts, method, differences of the settings, and rows that only one folder has."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
     over_torch = ", each over PyTorch's time in the same round" if is_torch_the_same(before, after) else ""
@@ -146,8 +146,8 @@ def in_words(comparison: FolderComparison) -> str:
     ]
     if uncontrolled := sum(not row.is_controlled for row in rows):
         lines.append(
-            f"{uncontrolled} rows have no PyTorch of the same kind beside them in both folders: slow phases of the "
-            f"machine do not cancel, so that they are slower or faster only beyond a ratio of {PHASE:.2f}"
+            f"{uncontrolled} rows lack samples of the same PyTorch in both folders: slow phases of the machine do not "
+            f"cancel, so these rows count as slower or faster only beyond a ratio of {PHASE:.2f}"
         )
     if differences := before.header.differences(after.header):
         lines.append(f"between the folders: {'; '.join(differences)}")
@@ -160,12 +160,12 @@ def in_words(comparison: FolderComparison) -> str:
 
 
 def _subject(folder: ResultFolder, line: Line) -> str:
-    """Return the names among the columns of a subject: sizes would fill the table."""
+    """Name the subject by the text columns, since sizes would fill the table."""
     return " ".join(line[name] for name in folder.header.subject_columns if isinstance(line[name], str))
 
 
 def _contestant(line: Line) -> str:
-    """``mucudnn power-of-two 64 MiB``."""
+    """Name the contestant, such as ``mucudnn power-of-two 64 MiB``."""
     limit = None if line["limit_bytes"] is None else format_bytes(line["limit_bytes"])
     return " ".join(part for part in (line["contestant"], line["policy"], limit) if part)
 

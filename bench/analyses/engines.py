@@ -1,4 +1,4 @@
-"""cuDNN's engines for one layer, listed over micro-batch sizes: a table for people, CSV and JSON for programs."""
+"""Lists cuDNN's engines for one layer by micro-batch size: a table for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import TorchSettings
 from mucudnn.words.units import format_bytes
 
-_OWN_COLUMNS = (NumericalNote.TENSOR_CORE, NumericalNote.NONDETERMINISTIC)  # in the table
+_OWN_COLUMNS = (NumericalNote.TENSOR_CORE, NumericalNote.NONDETERMINISTIC)  # notes with columns of their own
 _Kind = tuple[EngineConfig, frozenset[NumericalNote], frozenset[BehaviorNote]]
 
 
 @dataclass(frozen=True, slots=True)
 class ListedEngine:
-    """An engine configuration with the workspace that it needs for each micro-batch size at which it is offered.
+    """An engine configuration, with its workspace for each micro-batch size at which cuDNN offers it.
 
-    engine: as at the largest of them. barred: why the numerics forbid it, ``None`` where they do not.
+    engine: at the largest of these sizes. barred: why the numeric settings forbid it, or None.
     """
 
     engine: Engine
@@ -38,7 +38,7 @@ class ListedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineList:
-    """Engines that cuDNN offers on a device for a problem, in its order for the largest micro-batch size."""
+    """Engines that cuDNN offers for a problem on a device, in its order for the largest micro-batch size."""
 
     names: tuple[str, ...]
     problem: ConvProblem
@@ -50,7 +50,7 @@ class EngineList:
 
     @property
     def allowed(self) -> int:
-        """Number of engines that the numerics do not bar."""
+        """Number of engines that the numeric settings allow."""
         return sum(listed.barred is None for listed in self.engines)
 
 
@@ -62,9 +62,9 @@ def list_engines(
     *,
     every: bool = False,
 ) -> EngineList:
-    """Ask for every micro-batch size (ascending), and judge by torch's settings; every: see ``every_engine``.
+    """List the engines for ascending micro-batch sizes, judged by torch's numeric settings. every: as in ``engines``.
 
-    Raises ``UnavailableError`` where nothing is offered at any size.
+    Raises ``UnavailableError`` if cuDNN offers none at any size.
     """
     numerics = TorchSettings.current()
     found: dict[_Kind, dict[int, Engine]] = {}
@@ -86,7 +86,7 @@ def list_engines(
 
 
 def engines_table(engines: EngineList) -> Table:
-    """One row for each engine configuration, one column of workspace for each micro-batch size."""
+    """Return a table with a row for each engine configuration and a workspace column for each micro-batch size."""
     texts = [_texts(listed) for listed in engines.engines]
     shown = [name for name in texts[0] if any(text[name] for text in texts)]
     sizes = [str(n) for n in engines.micro_batch_sizes]
@@ -98,14 +98,14 @@ def engines_table(engines: EngineList) -> Table:
         needed = (listed.workspace_bytes.get(n) for n in engines.micro_batch_sizes)
         printed.add_row(*(text[name] for name in shown), *("" if b is None else format_bytes(b) for b in needed))
     printed.caption = (
-        f"workspace by micro-batch size, blank where cuDNN does not offer it; {len(engines.engines)} engine "
+        f"workspace by micro-batch size, blank if cuDNN does not offer it; {len(engines.engines)} engine "
         f"configurations, {engines.allowed} allowed"
     )
     return printed
 
 
 def engines_record(engines: EngineList) -> Record:
-    """Return what ``mucudnn engines --json`` writes; ``workspace_bytes`` by micro-batch size."""
+    """Return the record of ``mucudnn engines --json``, with ``workspace_bytes`` by micro-batch size."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -121,7 +121,7 @@ def engines_record(engines: EngineList) -> Record:
 
 
 def engines_rows(engines: EngineList) -> list[Record]:
-    """Return the lines of the CSV file: one for each engine configuration and size at which it is offered."""
+    """Return the rows of the CSV file, one for each engine configuration and size at which it is offered."""
     problem = {"layer": long_name(engines.names), "operation": engines.problem.operation.value}
     return [
         {**problem, "micro_batch_size": n, **_described(listed, " "), "workspace_bytes": listed.workspace_bytes[n]}
@@ -147,7 +147,7 @@ def _listed(by_size: Mapping[int, Engine], numerics: TorchSettings, dtype: str) 
 
 
 def _described(listed: ListedEngine, joined: str | None = None) -> Record:
-    """joined: between notes, where a line of text must hold them."""
+    """Return the record of an engine. joined: separator of notes, for CSV, or None for lists."""
     engine = listed.engine
     numerical, behavior = _names(engine.numerical_notes), _names(engine.behavior_notes)
     return {
@@ -161,7 +161,7 @@ def _described(listed: ListedEngine, joined: str | None = None) -> Record:
 
 
 def _texts(listed: ListedEngine) -> dict[str, str]:
-    """Return the cells by heading; a column that is empty in all rows is not printed."""
+    """Return the cells of a row by heading. Columns that are empty in all rows are not printed."""
     engine = listed.engine
     return {
         "engine and knobs": engine.config.name,

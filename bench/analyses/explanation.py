@@ -1,4 +1,4 @@
-"""Explains what memory buys: each problem's share of a budget, what the next byte brings, and the whole curve."""
+"""Explains a workspace budget: each problem's share, the effect of more or less memory, and the curve of time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedLayer:
-    """One operation of one layer: its share of the budget, and the next faster configuration, if there is one.
+    """One operation of one layer: its chosen configuration, and the next faster one if there is one.
 
-    ``chosen`` and ``next_faster`` have the times that the budget was divided with: those of whole runs where there were
-    any, with what a call of ours costs beside its arithmetic.
+    Both have the times that were used to divide the budget: those of whole runs, if there were any, which include the
+    overhead of a call.
     """
 
     row: TunedLayer
@@ -40,18 +40,18 @@ class ExplainedLayer:
 
     @property
     def extra_bytes(self) -> int:
-        """Workspace that the next faster configuration needs more; 0 where there is none."""
+        """Additional workspace of the next faster configuration; 0 if there is none."""
         return 0 if self.next_faster is None else self.next_faster.workspace_bytes - self.chosen.workspace_bytes
 
     @property
     def saved_s(self) -> float:
-        """Time that the next faster configuration saves, all occurrences together; 0 where there is none."""
+        """Time that the next faster configuration saves in all occurrences together; 0 if there is none."""
         return 0.0 if self.next_faster is None else self.row.count * (self.chosen.time_s - self.next_faster.time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A tuning with a divided budget, explained. ``curve``: time of all convolutions against the budget."""
+    """Explanation of a tuning with a divided budget. curve: time of all convolutions against the budget."""
 
     tuning: TableTuning
     divided: Divided
@@ -60,7 +60,7 @@ class Explanation:
 
     @property
     def rows(self) -> list[ExplainedLayer]:
-        """A row for each problem, in the order of the table, which is that of the tasks of the division."""
+        """A row for each problem, in the order of the table."""
         assignment = self.divided.division.assignment
         return [
             ExplainedLayer(row, assignment[task], next_faster(options, assignment[task]))
@@ -69,9 +69,9 @@ class Explanation:
 
 
 def explain(tuning: TableTuning) -> Explanation:
-    """Explain what the budget of a complete tuning bought, and what more or less of it would change.
+    """Explain how a complete tuning used its budget, and what more or less of it would change.
 
-    Raises ``InvalidInputError`` where no budget was divided.
+    Raises ``InvalidInputError`` if no budget was divided.
     """
     divided = tuning.divided
     if divided is None:
@@ -83,7 +83,7 @@ def explain(tuning: TableTuning) -> Explanation:
 
 
 def explanation_table(explanation: Explanation) -> Table:
-    """Per layer and operation: what it got, what the next faster configuration needs more, and saves; then totals."""
+    """Return a table of each operation's workspace, and what its next faster configuration needs and saves."""
     here, rows = explanation.marginal.here, explanation.rows
     workspace = format_bytes(sum(row.chosen.workspace_bytes for row in rows))
     printed = new_table(
@@ -104,14 +104,14 @@ def explanation_table(explanation: Explanation) -> Table:
 
 
 def in_words(explanation: Explanation) -> str:
-    """Say what some more or less memory would change, and how the division was found."""
+    """Return a text on the effect of more or less memory, and on the solution of the division."""
     here = explanation.marginal.here
     time = f"{format_bytes(here.budget_bytes)}: {format_seconds(here.time_s)}"
     return f"{time}; {explanation.marginal}\n{explanation.divided.division}"
 
 
 def explanation_record(explanation: Explanation) -> Record:
-    """Return what ``mucudnn explain --json`` writes."""
+    """Return the record of ``mucudnn explain --json``."""
     tuning = explanation.tuning
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
@@ -124,7 +124,7 @@ def explanation_record(explanation: Explanation) -> Record:
 
 
 def write_tables(explanation: Explanation, path: Path) -> None:
-    """Write one line for each problem; beside it one for each point of the curve: ``memory-curve.csv``."""
+    """Write a CSV file of problems and, beside ``memory.csv``, one of the curve's points, ``memory-curve.csv``."""
     write_each(
         (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
         (beside(path, CURVE), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),
@@ -132,7 +132,7 @@ def write_tables(explanation: Explanation, path: Path) -> None:
 
 
 def _layer_record(row: ExplainedLayer) -> Record:
-    """Times are of one call; ``saved_s`` is of all occurrences."""
+    """Return the record of a layer. Times are of one call, except ``saved_s``, which is of all occurrences."""
     return {
         "layer": long_name(row.row.names),
         "operation": str(row.row.tuned.problem.operation),
@@ -156,10 +156,10 @@ def _configuration(what: str, configuration: Configuration | None) -> Record:
 
 
 def draw_explanation(explanation: Explanation) -> Figure:
-    """Left the curve with the chosen point, right the largest segments and what the next faster would need more."""
+    """Draw the curve with the given budget on the left, and the largest segments on the right."""
     here = explanation.marginal.here
     budget = format_bytes(here.budget_bytes)
-    figure = new_figure(14, 6.5, f"{explanation.tuning.source}: what a workspace budget of {budget} buys")
+    figure = new_figure(14, 6.5, f"{explanation.tuning.source}: use of a workspace budget of {budget}")
     curve, segments = figure.subplots(1, 2, width_ratios=(1, 1))
     draw_curve(curve, explanation.curve, (here.budget_bytes, here.time_s))
     curve.set_title(str(explanation.marginal).replace("; ", "\n"), fontsize=10, loc="left")

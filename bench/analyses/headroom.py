@@ -1,4 +1,4 @@
-"""Tells the headroom: memory in use at each convolution of a training step, and the workspace that costs nothing."""
+"""Reports headroom: memory in use at each convolution of a training step, and the workspace that is free there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomRow:
-    """One operation of one call of a module in a training step; what was chosen for it, None if it is not tuned."""
+    """One operation of one call of a module in a training step. tuned: its choice, or None if it was not tuned."""
 
     call: ConvolutionCall
     limit_bytes: int
@@ -35,15 +35,16 @@ class HeadroomRow:
 
     @property
     def workspace_bytes(self) -> int:
-        """Workspace of what was chosen.
+        """Workspace of the chosen configuration.
 
-        That of torch's own is below the peak by construction; it was counted with a bias, and may be a few bytes less.
+        Capped at the limit: torch's own runs below the peak by definition, but was measured with a bias, which can add
+        a few bytes.
         """
         return 0 if self.tuned is None else min(self.tuned.configuration.workspace_bytes, self.limit_bytes)
 
 
 def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
-    """Return the rows, in the order in which the step runs them."""
+    """Return a row for each call, in the order of the step."""
     chosen = {
         _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows for name in row.names
     }
@@ -58,7 +59,7 @@ def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
 
 
 def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Table:
-    """Per call: bytes in use, what is free below the peak, and what was chosen within it."""
+    """Return a table with bytes in use at each call, bytes free below the peak, and the choice within them."""
     printed = new_table(
         f"{tuning.source}: one training step, peak {format_bytes(headroom.peak_bytes)}",
         ("layer", "operation", "configuration"),
@@ -71,7 +72,7 @@ def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[Headr
 
 
 def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
-    """Say what is gained at the same peak, what the workspaces come to beside it, and how the step was traced."""
+    """Return a text on the speedup at the same peak, the workspaces, and how the step was traced."""
     timeline = headroom.timeline
     largest = max((row.workspace_bytes for row in rows), default=0)
     fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
@@ -84,7 +85,7 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
 
 
 def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Record:
-    """Return what ``mucudnn explain --headroom --json`` writes."""
+    """Return the record of ``mucudnn explain --headroom --json``."""
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
@@ -95,17 +96,17 @@ def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[Head
 
 
 def headroom_csv_rows(rows: Sequence[HeadroomRow]) -> list[Record]:
-    """Return the lines of the CSV file: one for each call."""
+    """Return the rows of the CSV file, one for each call."""
     return [_record(row) for row in rows]
 
 
 def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:
-    """Tell calls apart: a module's geometry is its own, so that name, operation and shape do."""
+    """Return a key of a call; name, operation and shape suffice, since a module has one geometry."""
     return name, problem.operation, problem.x_shape(batch_size)
 
 
 def _gain(rows: Sequence[HeadroomRow]) -> str:
-    """Say how much faster all are; nothing where a time of torch's is not known."""
+    """Return a phrase on the speedup of all convolutions, or an empty string if a baseline is unknown."""
     tuned = [row.tuned for row in rows if row.tuned is not None]
     known = [one.baseline_s for one in tuned if one.baseline_s is not None]
     if not tuned or len(known) < len(tuned):
@@ -130,7 +131,7 @@ def _cells(row: HeadroomRow) -> tuple[str, ...]:
 
 
 def _total(rows: Sequence[HeadroomRow], name: str) -> str:
-    """Add the times of those that were tuned; nothing where one of them is not known."""
+    """Return the sum of a time over the tuned calls, or an empty string if one is unknown."""
     known = [getattr(row.tuned, name) for row in rows if row.tuned is not None]
     return "" if None in known else milliseconds(sum(known))
 
@@ -152,14 +153,14 @@ def _record(row: HeadroomRow) -> Record:
 
 
 _MIB = 2**20
-_BAR = 0.9  # of the width of an operator
-_ROOM = 1.32  # height of the axes, in peaks: above the peak stand the names
+_BAR = 0.9  # width of a bar, in operators
+_ROOM = 1.32  # height of the axes, in peaks, which leaves room for names above the peak
 _MOST_NAMES = 80  # side by side
 _MOST_LETTERS = 22
 
 
 def draw_headroom(headroom: Headroom, source: str, rows: Sequence[HeadroomRow]) -> Figure:
-    """Bytes in use after each operator; on top, at each convolution, its workspace and what would have been free."""
+    """Draw bytes in use after each operator, topped at each convolution by its workspace and the free bytes."""
     events = len(headroom.timeline.events)
     peak = headroom.peak_bytes / _MIB
     figure = new_figure(14, 6.5, f"{source}: the memory of one training step")
@@ -179,7 +180,7 @@ def draw_headroom(headroom: Headroom, source: str, rows: Sequence[HeadroomRow]) 
 
 
 def _draw_calls(axes: Axes, rows: Sequence[HeadroomRow]) -> None:
-    """dx and dw of one operator of torch stand side by side in its place."""
+    """Draw the bars of all calls; dx and dw of the same torch operator share its place side by side."""
     sharing = Counter(row.call.event for row in rows)
     drawn: Counter[int] = Counter()
     places, widths = [], []
@@ -196,7 +197,7 @@ def _draw_calls(axes: Axes, rows: Sequence[HeadroomRow]) -> None:
 
 
 def _names(rows: Sequence[HeadroomRow], events: int) -> Iterator[tuple[int, str]]:
-    """Yield place and name of the convolutions, as far as there is room."""
+    """Yield place and name of the convolutions for which there is room."""
     free_from = 0.0
     for event, name in {row.call.event: row.call.name for row in rows}.items():
         if event >= free_from:
@@ -206,6 +207,6 @@ def _names(rows: Sequence[HeadroomRow], events: int) -> Iterator[tuple[int, str]
 
 
 def _passes(rows: Sequence[HeadroomRow]) -> str:
-    """Say where the backward pass begins, for the title."""
+    """Return a title that says where the backward pass begins."""
     backward = [row.call.event for row in rows if row.call.operation is not Operation.FORWARD]
     return f"forward pass; convolutions of the backward pass from operator {min(backward)} on" if backward else ""

@@ -1,6 +1,6 @@
 """The history of a machine: result folders of the same layers, version after version.
 
-Versions are put side by side by their speedups over torch, which ran in the same turns: the machine's slow days cancel.
+Versions are compared by their speedups over torch in the same turns, so that slow days of the machine cancel.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mucudnn.bench.report.tables import new_table
 from mucudnn.words.errors import InvalidInputError
 
 OURS = "mucudnn"
-_GIT_S = 10.0  # most seconds to wait for git
-_SHOWN = 5  # versions beside each other in the table of layers
+_GIT_S = 10.0  # timeout
+_SHOWN = 5  # versions in the table of layers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
     """A measured version, named after its folder.
 
-    speedups: over torch, of each subject that both ran. mean: their geometric mean. change: against the previous
-    version, ``None`` for the first.
+    speedups: over torch, of each subject that both ran. mean: their geometric mean. change: comparison with the
+    previous version, or None for the first.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Versions in the order in which they were measured. problems: messages on what could not be read."""
+    """Versions in the order of their measurement. problems: messages on what could not be read."""
 
     path: Path
     versions: tuple[Version, ...]
@@ -63,11 +63,11 @@ class History:
 def read_history(path: Path, source: str, tolerance: float) -> History:
     """Read the result folders of this source in a folder, ignoring others.
 
-    tolerance: as for ``compare_folders``. Raises ``InvalidInputError`` if ``path`` is no folder, and
+    tolerance: as for ``compare_folders``. Raises ``InvalidInputError`` if ``path`` is not a folder, and
     ``UnavailableError`` if scipy is missing.
     """
     if not path.is_dir():
-        raise InvalidInputError(f"{path} is no folder; mucudnn bench track makes it")
+        raise InvalidInputError(f"{path} is not a folder; mucudnn bench track creates it")
     folders: list[ResultFolder] = []
     problems: list[str] = []
     for header in sorted(path.glob(f"*/{HEADER_FILE}")):
@@ -80,7 +80,7 @@ def read_history(path: Path, source: str, tolerance: float) -> History:
             continue
         problems += folder.problems
         if folders and folders[0].header.subject_columns != folder.header.subject_columns:
-            problems.append(f"{folder.path} has other columns than {folders[0].path}; it is left out")
+            problems.append(f"{folder.path} has different columns from {folders[0].path}; it is left out")
             continue
         folders.append(folder)
     folders.sort(key=lambda folder: (folder.header.date, folder.path.name))
@@ -104,7 +104,7 @@ def _version(folder: ResultFolder, change: FolderComparison | None) -> Version:
 
 
 def versions_table(history: History) -> Table:
-    """Return a row for each version: geometric mean of its speedups, and what changed since the previous one."""
+    """Return a table with a row for each version: mean speedup, and numbers of rows that changed since the last one."""
     printed = new_table(
         f"{history.path}: speedups over PyTorch in the same rounds",
         ("version", "measured"),
@@ -120,7 +120,7 @@ def versions_table(history: History) -> Table:
 
 
 def subjects_table(history: History) -> Table:
-    """Return a row for each operation of each layer, with its speedup in the last versions, and the last interval."""
+    """Return a table of each operation's speedup in the last versions, with the last interval."""
     shown = history.versions[-_SHOWN:]
     titles = (*(version.name for version in shown), "95 % interval")
     printed = new_table("speedup over PyTorch of each operation", ("operation",), titles)
@@ -136,12 +136,12 @@ def _cells(speedup: Estimate) -> tuple[str, str]:
 
 
 def subject_name(key: Key) -> str:
-    """Name a subject by its layer and operation, without sizes, which would fill the table."""
+    """Name a subject by layer and operation, since sizes would fill the table."""
     return " ".join(part for part in key[:2] if isinstance(part, str))
 
 
 def slower_in_words(history: History) -> str:
-    """Return a line for each row that the last version made slower."""
+    """Return a line for each row that is slower in the last version."""
     last = history.versions[-1] if history.versions else None
     if last is None or last.change is None:
         return ""
@@ -172,6 +172,6 @@ def current_version() -> str:
     call = ("git", "-C", str(Path(mucudnn.__file__).resolve().parent), *describe)
     try:
         commit = subprocess.run(call, capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # no checkout, or no git
+    except (OSError, subprocess.SubprocessError):  # not a checkout, or git is missing
         return mucudnn.__version__
     return f"{mucudnn.__version__}-{commit}"

@@ -1,4 +1,4 @@
-"""Tells what was tuned: tables for people, records for programs."""
+"""Reports of tunings: tables for people, records for programs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from mucudnn.words.units import format_bytes, format_seconds
 
 
 def tuning_table(tuning: TableTuning) -> Table:
-    """Per layer and operation: torch's time, what was chosen, its time, workspace, error and speedup; then totals.
+    """Return a table of each operation's baseline and choice, with time, speedup, workspace and error, and totals.
 
-    Columns of their own say what a time limit left out, and why something slower than PyTorch's own runs, if so.
+    If needed, further columns count candidates left out by a time limit, and explain choices slower than the baseline.
     """
     left_out = left_out_in_words([row.tuned for row in tuning.rows])
     why_slower = any(_why_slower(row.tuned) for row in tuning.rows)
@@ -43,9 +43,9 @@ def tuning_table(tuning: TableTuning) -> Table:
 
 
 def account_in_words(tuning: TableTuning) -> str:
-    """Return the solvers' accounts in one line: of the division of a budget, or of each problem's own limit.
+    """Summarize the solver accounts in one line, for a divided budget or for one limit per problem.
 
-    Their times are predictions, sums of measured parts, and differ from the table's total of whole runs.
+    Their times are predicted, as sums of measured parts, and differ from the table's total of whole runs.
     """
     if tuning.divided is not None:
         return str(tuning.divided.division)
@@ -74,13 +74,13 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 
 
 def _unmeasured(tuned: TunedProblem) -> str:
-    """Count the candidates that the time limit left out: ``11 of 15``."""
+    """Return the number of candidates that the time limit left out, such as ``11 of 15``."""
     left_out = len(tuned.left_out.unmeasured)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
 
 def _why_slower(tuned: TunedProblem) -> str:
-    """Say why PyTorch's own convolution does not run although it is faster; empty: it is not."""
+    """Return why a faster baseline was not chosen, or an empty string if it is not faster."""
     if tuned.speedup is None or tuned.speedup >= 1:
         return ""
     if tuned.barred is not None:
@@ -98,12 +98,12 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
 
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
-    """Compare with torch; nothing for what is not known."""
+    """Return the cells of both times and the speedup; blank if the baseline is unknown."""
     return ("", milliseconds(time_s), "") if baseline_s is None else comparison(baseline_s, time_s, baseline_s / time_s)
 
 
 def tuning_record(tuning: TableTuning) -> Record:
-    """Return what ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
+    """Return the record of ``mucudnn tune --json``; ``complete`` is false after Ctrl-C."""
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
@@ -145,7 +145,7 @@ def _tuned(row: TunedLayer) -> Record:
 
 
 def refresh_in_words(refreshed: Refreshed) -> str:
-    """Say how much was measured again, how many verdicts turned, and what is left."""
+    """Return a text on how much was measured again, how many verdicts changed, and what is left."""
     if not refreshed.doubtful:
         return f"nothing is doubtful on {refreshed.environment}"
     again = len(refreshed.measurements) + len(refreshed.whole_runs)
@@ -164,7 +164,7 @@ def refresh_in_words(refreshed: Refreshed) -> str:
 
 
 def measurements_table(refreshed: Refreshed) -> Table:
-    """Per problem: how many micro-configs were measured again, and their times now over those before."""
+    """Return a table of repeated measurements by problem: their number, and ratios of times now and before."""
     of_problem: dict[ConvProblem, list[Again[Measurement]]] = defaultdict(list)
     for one in refreshed.measurements:
         of_problem[one.problem].append(one)
@@ -178,7 +178,7 @@ def measurements_table(refreshed: Refreshed) -> Table:
 
 
 def whole_runs_table(refreshed: Refreshed) -> Table:
-    """Per whole run: torch's time and its own, before and now, and the verdict."""
+    """Return a table of repeated whole runs: times of baseline and configuration before and now, and the verdict."""
     columns = ("PyTorch ms before", "now", "its own ms before", "now", "speedup before", "now")
     printed = new_table("Whole runs again", ("problem", "configuration", "verdict"), columns)
     for run in refreshed.whole_runs:

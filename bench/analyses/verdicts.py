@@ -1,16 +1,16 @@
 """Verdicts on two sets of samples: faster, slower, same or undecided.
 
-What is compared is the logarithm of time over torch's time in the same round. Slow phases of shared cores last for
-seconds or minutes and are never the same in two runs, but they hit whole rounds, so that they cancel.
+Samples are logarithms of time over torch's time in the same round. Slow phases of shared cores last for seconds or
+minutes and differ between runs, but they affect whole rounds, so that they cancel in the ratio.
 
-- **Whether there is a difference** is decided by the two-sided rank test of Mann and Whitney (1947, "On a test of
-  whether one of two random variables is stochastically larger than the other"): it needs no distribution, and single
-  disturbed rounds weigh no more than others. Of many comparisons some differ by chance: the p-values of all rows are
-  held against ``FAMILY_LEVEL`` together, by the step-down method of Holm (1979, "A simple sequentially rejective
-  multiple test procedure"), which holds for rows that depend on each other, as those with the same torch do.
-- **How large it is** is shown by the ratio of the medians with its 95 % interval, by the percentile bootstrap (Efron,
-  Tibshirani 1993, "An introduction to the bootstrap", chapter 13). A bootstrap at the level that many comparisons need
-  would say too much of few samples, so that it decides about "same" alone.
+- **Significance** is decided by the two-sided rank test of Mann and Whitney (1947, "On a test of whether one of two
+  random variables is stochastically larger than the other"), which assumes no distribution and is robust to outliers.
+  The p-values of all rows are compared with ``FAMILY_LEVEL`` by the step-down method of Holm (1979, "A simple
+  sequentially rejective multiple test procedure"), which corrects for multiple comparisons, also of dependent rows,
+  such as rows with the same torch samples.
+- **Size** is the ratio of the medians with its 95 % interval, by the percentile bootstrap (Efron, Tibshirani 1993, "An
+  introduction to the bootstrap", chapter 13). At the level that many comparisons need, a bootstrap is unreliable for
+  few samples; therefore it decides only about "same".
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mucudnn.bench.folders.speedups import LEAST_ROUNDS, Estimate, interval, res
 from mucudnn.words.errors import UnavailableError
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
-# Slow phases of shared cores take a third longer. Where no torch ran beside, a run may have been in one as a whole.
+# Slowdown in slow phases of shared cores. Without torch in the same rounds, a whole run may have been in one.
 PHASE = 4 / 3
 _RESAMPLES = 2000
-_MOST_EXACT = 40  # samples of both: counting all orders takes seconds beyond, and the normal approximation is close
+_MOST_EXACT = 40  # number of samples; beyond, the exact test takes seconds, and the normal approximation is close
 
 Samples = NDArray[np.float64]
 
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Logarithms of samples of one row, before and after. is_controlled: they are over torch's in the same round."""
+    """Logarithms of a row's samples, before and after. is_controlled: whether they are relative to torch's samples."""
 
     before: Samples
     after: Samples
@@ -58,7 +58,7 @@ class Pair:
 
     @property
     def p_value(self) -> float:
-        """Probability of ranks at least as different by chance alone; 1 for too few samples, and for equal ones."""
+        """The p-value of the rank test; 1 for too few samples, and if all samples are equal."""
         from scipy.stats import mannwhitneyu
 
         both = np.concatenate((self.before, self.after))
@@ -70,7 +70,7 @@ class Pair:
 
     @property
     def allowance(self) -> float:
-        """Logarithm of the ratio that a slow phase of the machine alone may cause."""
+        """Logarithm of the ratio that a slow phase of the machine may cause."""
         return 0.0 if self.is_controlled else log(PHASE)
 
     @property
@@ -85,7 +85,7 @@ class Pair:
 
 
 def require_scipy() -> None:
-    """Raise ``UnavailableError`` where scipy is not installed."""
+    """Raise ``UnavailableError`` if scipy is not installed."""
     try:
         import scipy  # noqa: F401
     except ImportError:
@@ -93,9 +93,9 @@ def require_scipy() -> None:
 
 
 def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
-    """Judge all rows of a comparison together; returns the time after over the time before of each, and the verdict.
+    """Judge all rows of a comparison together; return the ratio of time after to time before and the verdict of each.
 
-    tolerance: a fraction; changes up to it count as none. Raises ``UnavailableError`` where scipy is not installed.
+    tolerance: relative change up to which times count as equal. Raises ``UnavailableError`` if scipy is not installed.
     """
     require_scipy()
     are_different = rejected([pair.p_value for pair in pairs], FAMILY_LEVEL)

@@ -1,4 +1,4 @@
-"""Predicts data-parallel training from what one device measures, and shares a batch out to unlike devices.
+"""Predictions of data-parallel training from measurements on one device, and batches divided over unequal devices.
 
-How long an all-reduce takes, and how gradients are merged for it, is computed in ``solver``.
+``solver`` has the models of all-reduce and of gradient buckets.
 """

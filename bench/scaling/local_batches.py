@@ -1,4 +1,4 @@
-"""Seconds of all convolutions of a step against the local batch, from one tuning at the largest local batch."""
+"""Times of all convolutions of a step by local batch, solved from one tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 class Convolutions(StrEnum):
-    """Convolutions of a step: torch's own, undivided, or the best configuration, which may be torch's own."""
+    """Convolutions of a step: torch's own, undivided, or the best configurations, which may be torch's own."""
 
     TORCH = "torch"
     MUCUDNN = "mucudnn"
@@ -24,10 +24,10 @@ class Convolutions(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatches:
-    """Seconds of all convolutions of a step, by the number of samples: (largest + 1,), from 0 on.
+    """Seconds of all convolutions of a step, by number of samples from 0: (largest + 1,).
 
-    measured: sizes at which torch's own was measured undivided, all convolutions of them. Between these its time is
-    taken to grow evenly, and beyond as from the first to the last.
+    measured: sizes at which all of torch's convolutions were measured undivided. Their times are interpolated linearly
+    between these sizes, and extrapolated with the slope from the first to the last.
     """
 
     measured: tuple[int, ...]
@@ -39,11 +39,10 @@ class LocalBatches:
 
 
 def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches:
-    """Solve a tuning at batch size ``up_to`` for all local batches from 1 to ``largest``, which may be more.
+    """Solve a tuning at batch size ``up_to`` for all local batches from 1 to ``largest``, which may exceed ``up_to``.
 
-    Torch's own is infinite where a problem has no measurement of it.
-
-    Raises ``InvalidInputError`` for an interrupted tuning.
+    Torch's time is infinite if a problem has no measurement of it. Raises ``InvalidInputError`` for an interrupted
+    tuning.
     """
     if tuning.interrupted:
         raise InvalidInputError(f"only {len(tuning.rows)} of {tuning.wanted} problems are tuned; tune them all first")
@@ -62,10 +61,10 @@ def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches
 
 
 def along(known: Mapping[int, float], largest: int) -> FloatArray:
-    """Return a value for each n from 0 to ``largest``: straight lines through the known ones.
+    """Interpolate known values linearly at each n from 0 to ``largest``.
 
-    Beyond both ends it grows as from the first to the last, which noise moves least, but never falls; from 0 where one
-    is known. It is never below 0, and infinite where none is known.
+    Extrapolate with the slope from the first to the last, which is least sensitive to noise, or from (0, 0) if one
+    value is known; the slope is at least 0. Values are at least 0, and infinite if none is known.
     """
     n = np.arange(largest + 1)
     if not known:
@@ -80,7 +79,7 @@ def along(known: Mapping[int, float], largest: int) -> FloatArray:
 
 
 def _undivided_s(row: TunedLayer, fold: int) -> dict[int, float]:
-    """Return the seconds of torch's own by the samples of the network, where it was measured."""
+    """Return the measured seconds of torch's own algorithm, by number of samples of the network."""
     costs = pool(row.tuned.allowed_measurements, row.tuned.batch_size)
     if TORCHS_OWN not in costs.names:
         return {}

@@ -1,7 +1,7 @@
 """Predicts steps of data-parallel training on many ranks: convolutions, the rest of the step, and communication.
 
-A rank's step is its convolutions at its local batch, the measured rest of the step, and what of the all-reduces is not
-hidden behind the backward pass. Ranks are equal, and wait for each other only in the all-reduces.
+A rank's step consists of its convolutions at its local batch, the measured rest of the step, and the part of the
+all-reduces that the backward pass does not hide. Ranks are equal, and wait for each other only in the all-reduces.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mucudnn.words.errors import InvalidInputError
 
 
 class Scaling(StrEnum):
-    """Use of more ranks: they share the same batch, or compute as much each as fewer of them did."""
+    """Strong scaling divides a fixed batch among more ranks; weak scaling keeps the batch of each rank."""
 
     STRONG = "strong"
     WEAK = "weak"
@@ -38,7 +38,7 @@ class Scaling(StrEnum):
 class Cluster:
     """Link between the ranks, and the algorithm of their all-reduces.
 
-    overlaps: whether these run beside the backward pass; if not, they begin after it.
+    overlaps: whether all-reduces overlap with the backward pass; if not, they begin after it.
     """
 
     link: Link
@@ -48,12 +48,13 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Device:
-    """Times of one device against its local batch: from 1 to the ``largest`` of the convolutions.
+    """Times of one device by local batch, up to the largest of ``convolutions``.
 
-    steps: of the device alone, with torch's convolutions. together: of the same local batches, while other ranks
-    compute at the same time. ours: alone, with ours; ``None``: they take in a step what they take by themselves.
+    steps: of the device alone, with torch's convolutions. together: of the same local batches while other ranks compute
+    at the same time, or None. ours: alone, with mucudnn's convolutions; if None, the ratio of their time in a step to
+    their time in isolation is taken from torch's.
 
-    Raises ``InvalidInputError`` where a time of torch's own convolutions is not known.
+    Raises ``InvalidInputError`` if a time of torch's own convolutions is unknown.
     """
 
     convolutions: LocalBatches
@@ -71,15 +72,16 @@ class Device:
 
     @cached_property
     def rest_s(self) -> FloatArray:
-        """Seconds of a step that are not convolutions: torch's measured steps without torch's convolutions."""
+        """Seconds of a step outside of convolutions: torch's measured steps minus torch's convolutions."""
         left = {n: max(step_s - torch_s, 0.0) for n, step_s, torch_s in self._measured}
         return along(left, self.convolutions.largest)
 
     @cached_property
     def _in_step(self) -> dict[Convolutions, FloatArray]:
-        """Factors of convolutions in a step to those by themselves, by the local batch.
+        """Ratios of the convolutions' time in a step to their time in isolation, by local batch.
 
-        Torch's are at most one: what they take longer is in the rest. Ours are what the rest leaves of their steps.
+        Torch's ratios are at most 1, since additional time counts as the rest. Ours are the measured steps minus the
+        rest, over the time in isolation.
         """
         factors = {n: min(step_s / torch_s, 1.0) for n, step_s, torch_s in self._measured}
         torchs = np.interp(np.arange(self.convolutions.largest + 1), [*factors], [*factors.values()])
@@ -95,13 +97,13 @@ class Device:
 
     @property
     def _measured(self) -> list[tuple[int, float, float]]:
-        """Local batch, seconds of torch's step, and of torch's convolutions."""
+        """Local batch, seconds of torch's step, and seconds of torch's convolutions, for each measured step."""
         return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
 
     def compute_s(self, which: Convolutions) -> FloatArray:
-        """Return the seconds of a step of one rank alone: what it took where it was measured.
+        """Return the seconds of a step of one rank alone, by local batch; measured ones are reproduced.
 
-        A batch that is larger than all that were measured takes no less time than the largest of them.
+        Batches larger than all measured ones take at least as long as the largest of these.
         """
         step_s = self.convolutions.times_s[which] * self._in_step[which] + self.rest_s
         last = self.steps.steps[-1].local_batch
@@ -110,7 +112,7 @@ class Device:
 
     @cached_property
     def slowdown(self) -> FloatArray:
-        """Factor of a step beside other ranks to one alone: they may share memory, caches or cores."""
+        """Ratio of a step's time beside other ranks, which may share memory, caches or cores, to its time alone."""
         every = np.arange(self.convolutions.largest + 1)
         if self.together is None:
             return np.ones(every.size)
@@ -119,17 +121,17 @@ class Device:
         return np.interp(every, [step.local_batch for step in self.steps.steps], factors)
 
     def starving_below(self, which: Convolutions) -> int:
-        """Return the least local batch that keeps the device busy: see ``starving_below``."""
+        """Return the smallest local batch that keeps the device busy; see ``batch_sizes.starving_below``."""
         return starving_below(dict(enumerate(self.compute_s(which)[1:].tolist(), 1)))
 
     def is_extrapolated(self, n: int) -> bool:
-        """Whether a local batch is larger than all that were measured."""
+        """Whether a local batch is larger than all measured ones."""
         return n > max(self.convolutions.measured, default=0) or n > self.steps.steps[-1].local_batch
 
     def gradients(self, which: Convolutions, n: int) -> tuple[list[Gradient], float]:
         """Return the gradients of a step of ``n`` samples, in order, and the second at which the backward pass ends.
 
-        The optimizer's step comes after it, and takes as long whatever the convolutions are.
+        The optimizer's step follows, and takes the same time with either convolutions.
         """
         ready, backward_end = self._parts[n]
         torchs_s, own_s = (float(self.compute_s(each)[n]) for each in (Convolutions.TORCH, which))
@@ -140,7 +142,7 @@ class Device:
 
     @cached_property
     def _parts(self) -> list[tuple[list[float], float]]:
-        """Parts of a step at which gradients are ready and the backward pass ends, by the local batch."""
+        """Fractions of a step at which gradients are ready and the backward pass ends, by local batch."""
         largest = self.convolutions.largest
         rows = [(*step.ready, step.backward_end) for step in self.steps.steps]
         sizes = [step.local_batch for step in self.steps.steps]
@@ -152,10 +154,10 @@ class Device:
 class Point:
     """A predicted step. Times in seconds, throughput in samples a second.
 
-    compute_s: without communication. all_reduces_s: all of them, with DistributedDataParallel's default buckets.
-    exposed_s: what of them is not hidden. bound_s: below which no all-reduce of all gradients can be. efficiency:
-    throughput of a rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the
-    best of all; exposed_by_cap_s, exposed_merged_s: what is not hidden with these.
+    compute_s: without communication. all_reduces_s: total, with DistributedDataParallel's default buckets. exposed_s:
+    the part of it that is not hidden. bound_s: lower bound of an all-reduce of all gradients. efficiency: throughput
+    per rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the best
+    buckets of any sizes; exposed_by_cap_s, exposed_merged_s: the parts that are not hidden with these.
     """
 
     scaling: Scaling
@@ -185,17 +187,17 @@ class Point:
 
     @property
     def communication(self) -> float:
-        """Share of the step that waits for communication."""
+        """Share of the step spent waiting for communication."""
         return self.exposed_s / self.step_s
 
 
 def predict(
     device: Device, cluster: Cluster, ranks: Sequence[int], *, batch: int, local_batch: int
 ) -> tuple[Point, ...]:
-    """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples a rank.
+    """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples per rank.
 
-    ranks: ascending. Under strong scaling the largest share decides; where there are more ranks than samples, there is
-    no point. The device's times must reach all local batches.
+    ranks: ascending. Strong scaling uses the largest share, and skips numbers of ranks above ``batch``. The device's
+    times must include all local batches.
     """
     shared = [(count, -(-batch // count), batch) for count in ranks if count <= batch]
     grown = [(count, local_batch, count * local_batch) for count in ranks]
@@ -260,7 +262,7 @@ def _message_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScaleResult:
-    """A prediction, and what it was made from."""
+    """A prediction and its inputs."""
 
     source: str
     config: Config
@@ -273,14 +275,14 @@ class ScaleResult:
 
     @property
     def is_link_measured(self) -> bool:
-        """Whether the link is that of the process group on which steps were measured, too; else it was given."""
+        """Whether the link was measured on the process group, and not given."""
         return self.device.together is not None
 
     def of(self, scaling: Scaling, which: Convolutions) -> list[Point]:
         return [point for point in self.points if (point.scaling, point.convolutions) == (scaling, which)]
 
     def pairs(self, scaling: Scaling) -> list[tuple[Point, Point]]:
-        """Return torch's and ours with the same ranks."""
+        """Return torch's and mucudnn's points for each number of ranks."""
         return [*zip(*(self.of(scaling, which) for which in Convolutions), strict=True)]
 
 
@@ -296,9 +298,8 @@ def predict_from(
 ) -> ScaleResult:
     """Predict as ``predict`` does, from a tuning at batch size ``up_to``.
 
-    steps: of one rank alone, and beside the others, where they were measured; then those of one with our convolutions.
-
-    Raises ``InvalidInputError`` as ``local_batches`` and ``Device``.
+    steps: ``steps``, ``together`` and ``ours`` of ``Device``. Raises ``InvalidInputError`` as ``local_batches`` and
+    ``Device``.
     """
     largest = max(up_to, local_batch, -(-batch // ranks[0]))
     device = Device(local_batches(tuning, up_to, largest), *steps)

@@ -1,4 +1,4 @@
-"""Report of predicted scaling: tables for people, CSV and JSON for programs."""
+"""Reports of predicted scaling: tables and a figure for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _BUCKETS = (
 
 
 def scale_tables(result: ScaleResult) -> Iterator[Table]:
-    """Strong scaling, weak scaling, and the buckets of strong scaling with our convolutions."""
+    """Yield tables of strong scaling, weak scaling, and the buckets of strong scaling with mucudnn's convolutions."""
     yield _steps_table(result, Scaling.STRONG, f"strong scaling: {result.batch} samples in all")
     yield _steps_table(result, Scaling.WEAK, f"weak scaling: {result.local_batch} samples a rank")
     yield _buckets_table(result)
 
 
 def in_words(result: ScaleResult) -> str:
-    """Say what starves, what was measured, and what the link is."""
+    """Return a text on starving devices, the measurements, and the link."""
     device, link = result.device, result.cluster.link
     lines = [
         f"{shown_name(which)}: a device starves below a local batch of {device.starving_below(which)}, where it falls "
@@ -58,12 +58,12 @@ def in_words(result: ScaleResult) -> str:
     if device.together is not None:
         alone = zip(device.together.steps, device.steps.steps, strict=True)
         slower = ", ".join(f"{both.step_s / one.step_s:.2f} at {both.local_batch}" for both, one in alone)
-        lines.append(f"steps beside the other ranks take {slower} times as long as alone; so do all that are predicted")
+        lines.append(f"steps beside the other ranks take {slower} times as long as alone, in predictions too")
     return "\n".join(
         (
             *lines,
-            f"PyTorch's convolutions were measured at {measured}, {whole} at {steps} samples; ours are solved from "
-            f"one tuning; {_FAR}: larger than all that was measured",
+            f"PyTorch's convolutions were measured at {measured}, {whole} at {steps} samples; mucudnn's are solved "
+            f"from one tuning; {_FAR}: extrapolated beyond the largest measured size",
             f"{result.cluster.all_reduce} all-reduce of {format_bytes(device.steps.size_bytes)} in "
             f"{len(device.steps.gradients)} gradients, {hidden}; latency {format_seconds(link.latency_s)}, bandwidth "
             f"{link.bytes_per_s / 1e9:.3g} GB/s, {origin}",
@@ -72,7 +72,7 @@ def in_words(result: ScaleResult) -> str:
 
 
 def scale_record(result: ScaleResult) -> Record:
-    """Return what ``mucudnn scale --json`` writes; ``points`` are the lines of the CSV file."""
+    """Return the record of ``mucudnn scale --json``; ``points`` are the rows of the CSV file."""
     device, cluster = result.device, result.cluster
     return {
         **record_header(result.config, result.environment, datetime.now(UTC)),
@@ -95,7 +95,7 @@ def scale_record(result: ScaleResult) -> Record:
 
 
 def scale_rows(result: ScaleResult) -> list[Record]:
-    """Return the lines of the CSV file: one for each number of ranks, kind of scaling and convolutions."""
+    """Return the rows of the CSV file, one for each number of ranks, kind of scaling and convolutions."""
     return [
         {
             "scaling": point.scaling.value,
@@ -140,7 +140,7 @@ def _steps_table(result: ScaleResult, scaling: Scaling, what: str) -> Table:
             milliseconds(ours.bound_s),
         )
     printed.caption = (
-        "waits: share of the step that is communication not hidden, with the default buckets; least: lower bound of "
+        "waits: share of the step in communication that is not hidden, with the default buckets; least: lower bound of "
         "one all-reduce of all gradients"
     )
     return printed
@@ -164,12 +164,12 @@ def _buckets_table(result: ScaleResult) -> Table:
                 str(len(point.merged.ends)),
                 milliseconds(point.exposed_merged_s),
             )
-    printed.caption = "waits: communication that is not hidden; best merging: of all there are, not of one size"
+    printed.caption = "waits: communication that is not hidden; best merging: the optimum, with buckets of any sizes"
     return printed
 
 
 def _cap_mb(buckets: Buckets) -> float:
-    """Return the cap as DistributedDataParallel takes it."""
+    """Return the cap in the unit of DistributedDataParallel's ``bucket_cap_mb``."""
     return (buckets.cap_bytes or 0) / 2**20
 
 
@@ -181,7 +181,7 @@ _LINES: Mapping[Scaling, Mapping[str, Any]] = {
 
 
 def draw_scale(result: ScaleResult) -> Figure:
-    """Four plots with torch's and our convolutions, under strong and under weak scaling."""
+    """Draw throughput, efficiency, communication, and one rank alone, with torch's and mucudnn's convolutions."""
     batches = f"{result.batch} samples in all, or {result.local_batch} a rank"
     figure = new_figure(13, 8, f"{result.source}: predicted data-parallel training, {batches}")
     throughput, efficiency, communication, local = figure.subplots(2, 2).flat
@@ -212,7 +212,7 @@ def _draw_points(axes: Axes, result: ScaleResult, value: Callable[[Point], float
 
 
 def _draw_local(axes: Axes, result: ScaleResult) -> None:
-    """Throughput of one rank alone, and where it starves."""
+    """Draw the throughput of one rank alone, and the local batch below which it starves."""
     samples = np.arange(1, result.device.convolutions.largest + 1)
     for which, colour in _COLOURS.items():
         axes.plot(samples, samples / result.device.compute_s(which)[1:], color=colour)

@@ -1,4 +1,4 @@
-"""Shares a batch out to unlike devices, by the times of their convolutions at every local batch."""
+"""Divides a batch over unequal devices, by the times of their convolutions at every local batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mucudnn.solver.shares import Shares, best_shares, equal_shares
 
 @dataclass(frozen=True, slots=True)
 class SharedBatch:
-    """A batch shared out to devices, in the order of ``names``: best shares, equal ones, and each device alone.
+    """A batch divided over devices, in the order of ``names``, by the best shares and by equal ones.
 
-    tunings: of each device. alone_s: seconds of the whole batch on each. rest_s: seconds of a sample that are not
-    convolutions.
+    tunings: of each device. rest_s: seconds per sample outside of convolutions. alone_s: seconds of the whole batch on
+    each device alone.
     """
 
     batch: int
@@ -42,12 +42,10 @@ class SharedBatch:
 
 
 def share_out(devices: Sequence[tuple[str, TableTuning]], batch: int, rest_s: Sequence[float]) -> SharedBatch:
-    """Share a batch out to devices, each a name and a tuning at this batch size, so that all finish together.
+    """Divide a batch over devices, each a name and a tuning at this batch size, so that all finish together.
 
-    rest_s: of each device, seconds of a sample that are not convolutions. Communication is left out: it takes as long
-    whatever the shares are.
-
-    Raises ``InvalidInputError`` and ``InfeasibleError`` as ``best_shares``.
+    rest_s: seconds per sample outside of convolutions, for each device. Communication is ignored, since its time does
+    not depend on the shares. Raises ``InvalidInputError`` and ``InfeasibleError`` as ``best_shares``.
     """
     samples = np.arange(batch + 1)
     curves = [
@@ -69,7 +67,7 @@ _COLUMNS = ("samples", "ms", "equal share", "ms", "whole batch alone ms")
 
 
 def shares_table(result: SharedBatch) -> Table:
-    """A row for each device, and the step of all in the footer: that of the slowest."""
+    """Return a table with a row for each device, and the time of the step, that of the slowest, in the footer."""
     first = result.tunings[0]
     title = f"{first.source}, {result.batch} samples on {len(result.names)} devices, {memory_bound(first.config)}"
     steps = ("the step", "", "", milliseconds(result.best.step_s), "", milliseconds(result.equal.step_s), "")
@@ -88,7 +86,7 @@ def shares_table(result: SharedBatch) -> Table:
 
 
 def in_words(result: SharedBatch) -> str:
-    """Say what is gained, and what is left out."""
+    """Return a text on the speedup and the limits of the prediction."""
     rest = (
         "and the given rest of the step" if any(result.rest_s) else "alone, without the rest of the step (give --rest)"
     )
@@ -100,7 +98,7 @@ def in_words(result: SharedBatch) -> str:
 
 
 def share_record(result: SharedBatch) -> Record:
-    """Return what ``mucudnn share --json`` writes; ``devices`` are the lines of the CSV file."""
+    """Return the record of ``mucudnn share --json``; ``devices`` are the rows of the CSV file."""
     first = result.tunings[0]
     header = record_header(first.config, first.environment, datetime.now(UTC))
     return {
@@ -117,7 +115,7 @@ def share_record(result: SharedBatch) -> Record:
 
 
 def share_rows(result: SharedBatch) -> list[Record]:
-    """Return the lines of the CSV file, one for each device."""
+    """Return the rows of the CSV file, one for each device."""
     return [
         {
             "profile": result.names[number],

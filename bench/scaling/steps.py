@@ -1,7 +1,7 @@
-"""Measures training steps of torch's at several local batches: how long they take, and when each gradient is ready.
+"""Measures training steps at several local batches: their times, and when each gradient is ready.
 
-Steps that are looked into are none of those whose time is told: the clock is read at every gradient, and what it says
-counts as a part of a step's time.
+Timed steps alternate with instrumented ones, which read the clock at every gradient; their readings are stored as
+fractions of the step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mucudnn.words.progress import Progress, silent
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A training step: its seconds, and at which parts of them gradients are ready and the backward pass is over.
+    """A training step: its seconds, and the fractions of it at which gradients are ready and the backward pass ends.
 
-    ready: one for each gradient, ascending, in the order of ``MeasuredSteps.gradients``.
+    ready: ascending, in the order of ``MeasuredSteps.gradients``.
     """
 
     local_batch: int
@@ -37,14 +37,14 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Steps by ascending local batch, and the gradients in the order in which they become ready: name and bytes."""
+    """Steps by ascending local batch, and name and bytes of the gradients in the order in which they become ready."""
 
     gradients: tuple[tuple[str, int], ...]
     steps: tuple[MeasuredStep, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all gradients."""
+        """Total bytes of all gradients."""
         return sum(size for _, size in self.gradients)
 
 
@@ -58,13 +58,13 @@ def measure_steps(
     together: Callable[[], object] = lambda: None,
     progress: Progress = silent,
 ) -> MeasuredSteps:
-    """Measure steps of a model in training mode: forward pass, backward pass, gradient descent with momentum.
+    """Measure training steps of a model: forward pass, backward pass, and gradient descent with momentum.
 
-    arguments_of: of a number of samples, all that the model is called with. The rate of learning is 0, so that its
-    parameters stay as they are. rounds: of all local batches in turn, after one that is not counted. together: called
-    before each step, for ranks that are to compute at the same time.
+    arguments_of: makes the model's arguments for a number of samples. rounds: number of rounds over all local batches,
+    after a warm-up round. together: called before each step, to synchronize ranks that compute at the same time. The
+    learning rate is 0, so that parameters do not change.
 
-    Raises ``InvalidInputError`` for a model of which no parameter gets a gradient.
+    Raises ``InvalidInputError`` if no parameter of the model gets a gradient.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     watched = {n: _WatchedStep(model, arguments_of(n), optimizer, clock) for n in sorted({*local_batches})}
@@ -75,7 +75,7 @@ def measure_steps(
             step.sample(is_counted=number > 0)
     order = watched[max(watched)].order()
     if not order:
-        raise InvalidInputError("no parameter of the model gets a gradient in a step, so there is nothing to reduce")
+        raise InvalidInputError("no parameter of the model gets a gradient, so there is nothing to reduce")
     sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
     return MeasuredSteps(
         tuple((name, sizes[name]) for name in order), tuple(step.result(order, n) for n, step in watched.items())
@@ -84,7 +84,7 @@ def measure_steps(
 
 @dataclass(slots=True, eq=False)
 class _WatchedStep:
-    """Steps of one local batch, in pairs: one is timed, and one is looked into."""
+    """Steps of one local batch, in pairs: a timed one and an instrumented one."""
 
     model: nn.Module
     arguments: tuple[Any, ...]
@@ -121,7 +121,7 @@ class _WatchedStep:
         self.optimizer.step()
 
     def _looked_into(self) -> tuple[dict[str, float], float]:
-        """Return the parts of a step's time at which each gradient was ready, and the backward pass over."""
+        """Return the fractions of a step at which each gradient was ready, and at which the backward pass ended."""
         moments: dict[str, float] = {}
         begun_s = self.clock.now()
         with _noted(self.model, moments, self.clock):
@@ -135,7 +135,7 @@ class _WatchedStep:
 
 @contextmanager
 def _noted(model: nn.Module, moments: dict[str, float], clock: Clock) -> Iterator[None]:
-    """Note when each parameter's gradient is whole."""
+    """Record in ``moments`` when each parameter's gradient is complete."""
 
     def hook_of(name: str) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:

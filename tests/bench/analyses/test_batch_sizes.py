@@ -248,8 +248,8 @@ def test_each_curve_says_below_which_batch_the_device_starves() -> None:
 
 def test_choices_without_a_curve_are_refused() -> None:
     for config, expected in (
-        (Config(workspace_budget="1MiB"), "workspace budget holds at one batch size only; give a workspace limit"),
-        (Config(workspace_limit="headroom"), "headroom limit holds at one batch size only"),
+        (Config(workspace_budget="1MiB"), "workspace budget is valid at one batch size only; give a workspace limit"),
+        (Config(workspace_limit="headroom"), "headroom limit is valid at one batch size only"),
         (Config(policy="undivided"), "measures one batch size only, which is no curve; choose power-of-two or all"),
     ):
         with pytest.raises(InvalidInputError, match=expected):

@@ -130,8 +130,8 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_there(machine: Path) -> Non
     told = "\n".join(history.problems)
     assert "m-second" in told
     assert "rows.jsonl, line 7: incomplete" in told
-    assert "other-columns has other columns" in told
-    with pytest.raises(InvalidInputError, match="is no folder"):
+    assert "other-columns has different columns" in told
+    with pytest.raises(InvalidInputError, match="is not a folder"):
         history_of(machine / "nowhere")
 
 
