@@ -13,7 +13,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import flag, shown, text, whole
 
-GROUP = "mucudnn.algorithms"  # of entry points
+GROUP = "mucudnn.algorithms"  # the group of entry points
 DEVICE_TYPES = ("cpu", "cuda")
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)

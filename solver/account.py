@@ -34,7 +34,7 @@ class Answer:
         return "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
 
     def proof(self) -> dict[str, object]:
-        """Plain values for ``json.dumps``, units in the names."""
+        """Return plain values for ``json.dumps``, with units in the names."""
         return {
             "objective_s": self.objective_s,
             "bound_s": self.bound_s,

@@ -117,5 +117,5 @@ def _ceil_log2(p: int) -> int:
 
 
 def _folding(p: int) -> int:
-    """Return the additional rounds that a number of ranks costs that is not a power of two."""
+    """Return the number of additional rounds if ``p`` is not a power of two, else 0."""
     return 0 if p.bit_count() == 1 else 2

@@ -26,7 +26,7 @@ from mucudnn.words.values import whole
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 
-PICOSECONDS = 1e12  # in a second
+PICOSECONDS = 1e12  # per second
 
 
 @dataclass(frozen=True, slots=True, eq=False)

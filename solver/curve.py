@@ -42,7 +42,7 @@ class BudgetCurve:
     enough_bytes: int
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for ``json.dumps``, units in the names."""
+        """Return plain values for ``json.dumps``, with units in the names."""
         return asdict(self)
 
 
@@ -91,7 +91,7 @@ class Marginal:
     enough_bytes: int
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for ``json.dumps``, units in the names, and ``words``."""
+        """Return plain values for ``json.dumps``, with units in the names, and ``words``."""
         return {**asdict(self), "words": str(self)}
 
     def __str__(self) -> str:

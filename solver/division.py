@@ -49,7 +49,7 @@ class Division(Answer, Generic[Key]):
         return sum(configuration.workspace_bytes for configuration in self.assignment.values())
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for ``json.dumps``, units in the names."""
+        """Return plain values for ``json.dumps``, with units in the names."""
         rows = [
             {
                 "problem": str(key),

@@ -25,7 +25,7 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
     allowed = sorted(algorithms)
     fits = costs.scratch_bytes[allowed, : n + 1] <= scratch_bytes
     step_ps = np.where(fits, costs.step_ps[allowed, : n + 1], np.inf)
-    least_ps, least_at = step_ps.min(axis=0), step_ps.argmin(axis=0)  # argmin: the first name where names tie
+    least_ps, least_at = step_ps.min(axis=0), step_ps.argmin(axis=0)  # argmin: ties go to the first name
     sizes = np.flatnonzero(np.isfinite(least_ps))
     # One number orders by time, then by number of micro-batches: a picosecond outweighs n micro-batches of 1 each.
     costs_of_sizes = least_ps[sizes] * 2.0 ** n.bit_length() + 1
@@ -68,7 +68,7 @@ class DesirableSets:
         return tuple(self._configuration(n, point) for point in self._points(n))
 
     def size(self, n: int) -> int:
-        """Count the configurations in the desirable set of ``n`` samples."""
+        """Return the number of configurations in the desirable set of ``n`` samples."""
         return len(self._points(n))
 
     def smallest(self, n: int) -> Configuration | None:

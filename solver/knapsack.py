@@ -161,7 +161,7 @@ def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list
     Feasibility is checked in whole numbers. The answer is None if all fail.
     """
     for name in programs():
-        left_s = (deadline - time.perf_counter()) / 2  # the other half is for the proof
+        left_s = (deadline - time.perf_counter()) / 2  # the other half is left for the proof
         if left_s <= 0:
             notes.append(f"{name} was not started: time limit reached")
             break

@@ -29,7 +29,7 @@ class Account(Answer):
     configuration: Configuration
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for ``json.dumps``, units in the names."""
+        """Return plain values for ``json.dumps``, with units in the names."""
         return {
             **self.proof(),
             "what": self.what,

@@ -74,7 +74,7 @@ def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
 
 def _fold(table: FloatArray, combine: Callable[[FloatArray, float], FloatArray]) -> tuple[float, list[int]]:
     """Return the least combined time of the devices for the batch, and the number of samples of each device."""
-    least = np.full(table.shape[1], np.inf)  # of n samples on the devices so far
+    least = np.full(table.shape[1], np.inf)  # for n samples on the devices so far
     least[0] = 0
     taken: list[IntArray] = []
     for times in table:

@@ -153,7 +153,7 @@ class BaseAlgorithm:
         They count as scratch, and depend on the thread count. Without a formula they are counted by running the
         algorithm once, and cached: call this only for candidates that are going to be measured.
         """
-        from mucudnn.kernels.contract.allocation import counted_internal_bytes  # which runs algorithms
+        from mucudnn.kernels.contract.allocation import counted_internal_bytes  # here, because it imports this module
 
         return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 

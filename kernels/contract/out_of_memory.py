@@ -17,7 +17,7 @@ _WORDS = (  # in messages of torch's CPU allocator, C++, MKL, the CUDA runtime a
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUFFT_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    # Torch tries cuDNN's engines one after another and swallows their errors, out of memory included; this remains.
+    # Torch tries cuDNN's engines one after another and swallows their errors; this one is raised if all have failed.
     "was unable to find an engine to execute this computation",
 )
 

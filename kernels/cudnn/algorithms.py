@@ -194,7 +194,7 @@ class CudnnEngine(BaseAlgorithm):
         return step
 
     def _allocates(self, problem: ConvProblem, n: int) -> bool:
-        """Whether the plan needs more workspace than declared; false if the plan cannot be built."""
+        """Tell whether the plan needs more workspace than declared; false if the plan cannot be built."""
         try:
             return self.internal_bytes(problem, n) > 0
         except CudnnError:
@@ -256,7 +256,7 @@ class CudnnEngines:
 
 
 def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
-    """Whether the engine rounds no more than the other, and is deterministic and local if the other is."""
+    """Tell whether the engine rounds no more than the other, and is deterministic and local if the other is."""
     rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not other.uses_tensor_cores
     repeats, stays_local = engine.deterministic >= other.deterministic, engine.local >= other.local
     return not rounds_more and repeats and stays_local

@@ -131,7 +131,7 @@ def _described(name: str) -> str:
 
 
 def _lacking(text: str) -> str:
-    """Return a list in words of the properties that a description lacks, because cuDNN's message does not name them."""
+    """Return a clause with the properties that a description lacks, because cuDNN does not name them."""
     given, known = json.loads(text), json.loads(_BUILT_IN["h200"].read_text(encoding="utf-8"))
     missing = [key for key in known if not isinstance(given, dict) or key not in given]
     return f"; it lacks {', '.join(missing)}" if missing else ""

@@ -146,7 +146,7 @@ def _of_package() -> str | None:
 
 
 def _has_no_parts(path: str) -> bool:
-    """Whether the file name is of a cuDNN before 9, whose version can be read without loading sub-libraries."""
+    """Tell whether the file name is of a cuDNN before 9, whose version can be read without loading sub-libraries."""
     major = re.search(r"\.so\.(\d+)", Path(path).name)
     return major is not None and int(major[1]) < 9
 

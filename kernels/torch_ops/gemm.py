@@ -173,12 +173,12 @@ def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
 
 
 def _in_place(problem: ConvProblem, n: int) -> bool:
-    """Whether a batch of ``n`` samples already has the layout of a matrix."""
+    """Tell whether a batch of ``n`` samples already has the layout of a matrix."""
     return n == 1 or problem.memory_format is MemoryFormat.CHANNELS_LAST
 
 
 def _columns_in_place(problem: ConvProblem, n: int) -> bool:
-    """Whether x itself is the matrix of columns."""
+    """Tell whether x itself is the matrix of columns."""
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
     return pointwise and _in_place(problem, n)
 

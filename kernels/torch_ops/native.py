@@ -30,7 +30,7 @@ _CUDNN = "Cudnn"
 
 
 def sees_only_padding(problem: ConvProblem) -> bool:
-    """Whether the padding is so wide that a whole window fits into it.
+    """Tell whether the padding is so wide that a whole window fits into it.
 
     oneDNN 3.12 can crash on such problems, in channels_last and with a bias. Observed on a map one pixel wide:
     16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
@@ -140,7 +140,7 @@ class Native(BaseAlgorithm):
             y.copy_(torch_convolution(problem.operation, x, w, bias, geometry))
 
     def _asks_for_onednn(self, problem: ConvProblem) -> bool:
-        """Whether oneDNN is called by name for any number of samples, which excludes problems on which it may crash."""
+        """Tell whether oneDNN is called by name for any number of samples; not for problems that may crash it."""
         forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu" and self.by_name
         return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
 
@@ -203,7 +203,7 @@ def _in_other_format(problem: ConvProblem) -> ConvProblem:
 
 
 def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
-    """Whether torch computes these operands with cuDNN in their own memory format, so that cuDNN can write into y.
+    """Tell whether torch computes these operands with cuDNN in their own memory format, so that cuDNN can write into y.
 
     In float64, torch converts channels_last operands.
     """

@@ -41,7 +41,7 @@ class CudaWinograd:
         return Workspace(carved_bytes([prepared]), carved_bytes(scratch))
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """U = G w G^T, with w turned by 180 degrees for BACKWARD_DATA."""
+        """Compute U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
         (u,) = carve(prepared, [_filter_part(matrices, problem)])
         turned = problem.operation is Operation.BACKWARD_DATA
         function = "transform_turned_filter" if turned else "transform_filter"
@@ -57,7 +57,7 @@ class CudaWinograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
+        """Compute target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
         if bias is not None and bias.dtype != target.dtype:
             raise InvalidInputError(f"bias has dtype {bias.dtype}; it must be that of the images, {target.dtype}")
         tiles = tiling(matrices, problem, len(source))
@@ -77,7 +77,7 @@ class CudaWinograd:
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
+        """Compute dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
         tiles = tiling(matrices, problem, len(x))
         v, d = carve(scratch, _tile_parts(matrices, problem, tiles))
         (du,) = carve(prepared, [_filter_part(matrices, problem)])
@@ -90,7 +90,7 @@ class CudaWinograd:
             du.baddbmm_(d, v.transpose(1, 2))
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """w += G^T dU G."""
+        """Compute w += G^T dU G."""
         (du,) = carve(prepared, [_filter_part(matrices, problem)])
         self._of_filters(matrices, problem, "add_filter_gradient", w, (du.data_ptr(), w.data_ptr()))
 

@@ -46,7 +46,7 @@ def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
     if problem.operation is not Operation.BACKWARD_DATA:
         rows, columns = -(-problem.p // m), -(-problem.q // m)
         return Tiling(n, problem.groups, c, k, rows, columns, stride * m, m, padding, (0, 0))
-    longest = -(-matrices.r // stride)  # phase
+    longest = -(-matrices.r // stride)  # taps of the longest phase
     (above, top), (before, left) = (divmod(size + matrices.late, stride) for size in padding)
     rows, columns = -(-(problem.h + top) // (stride * m)), -(-(problem.w + left) // (stride * m))
     padding = (longest - 1 - above, longest - 1 - before)

@@ -32,7 +32,7 @@ class TorchWinograd:
         return Workspace(carved_bytes(prepared), carved_bytes(scratch))
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """U = G w G^T, with w turned by 180 degrees for BACKWARD_DATA."""
+        """Compute U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
         transformed, *staging = carve(prepared, _prepared_parts(matrices, problem))
         taps = _taps(_wide(w, staging))
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
@@ -50,7 +50,7 @@ class TorchWinograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
+        """Compute target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
         tiles = tiling(matrices, problem, len(source))
         left, right = carve(scratch, _scratch_parts(matrices, problem, len(source)))
         transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
@@ -66,7 +66,7 @@ class TorchWinograd:
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
+        """Compute dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
         tiles = tiling(matrices, problem, len(x))
         x_tiles, y_tiles, half = carve(scratch, _scratch_parts(matrices, problem, len(x)))
         v = _transform_tiles(matrices.b_t, tiles, x, (x_tiles, y_tiles))
@@ -77,7 +77,7 @@ class TorchWinograd:
         du.baddbmm_(d.transpose(1, 2), v)
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """w += G^T dU G."""
+        """Compute w += G^T dU G."""
         transformed, *staging = carve(prepared, _prepared_parts(matrices, problem))
         wide = _wide(w, staging)
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
@@ -88,7 +88,7 @@ class TorchWinograd:
 
 
 def _prepared_parts(matrices: CookToom, problem: ConvProblem) -> list[Part]:
-    """U or dU, (points, K, C // groups); for half precision also the filter in float32."""
+    """Return U or dU, (points, K, C // groups); for half precision also the filter in float32."""
     k, c, r, s = problem.w_shape()
     dtype = compute_dtype(problem)
     parts = [Part((matrices.a**2, k, c), dtype)]
