@@ -68,13 +68,13 @@ def explanation(sweep: BatchSweep) -> str:
     lines = [
         f"PyTorch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
         f"±: noise above {LEAST_MARGIN:.0%}, of a single sample 50 %",
-        "divided: solved for every batch size from these measurements; times are predicted, the sum of the parts",
+        "divided: solved for every batch size from these measurements; times are predicted, as sums of the parts",
     ]
     below = ", ".join(f"{curve.label} {n}" for curve, n in sweep.starving_below.items())
-    lines.append(f"under {ENOUGH:.0%} of their best throughput, all convolutions together, below a batch of: {below}")
+    lines.append(f"all convolutions: under {ENOUGH:.0%} of their best throughput below a batch of: {below}")
     if sweep.whole_run_speedup is not None:
         speedup = ratio(sweep.whole_run_speedup)
-        lines.append(f"whole runs at {sweep.up_to}: what tuning chose for each problem is {speedup} as fast as PyTorch")
+        lines.append(f"whole runs at {sweep.up_to}: the chosen configurations are {speedup} as fast as PyTorch")
     return "\n".join(lines)
 
 

@@ -141,8 +141,8 @@ def in_words(comparison: FolderComparison) -> str:
     counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
     over_torch = ", each over PyTorch's time in the same round" if is_torch_the_same(before, after) else ""
     lines = [
-        f"{len(rows)} rows are in both: {counts}; changes up to {comparison.tolerance:.0%} count as none",
-        f"ratio: time after / time before{over_torch}; at level {FAMILY_LEVEL:g} for all rows together",
+        f"{len(rows)} rows are in both: {counts}; changes up to {comparison.tolerance:.0%} are ignored",
+        f"ratio: time after / time before{over_torch}; significance level {FAMILY_LEVEL:g} for all rows together",
     ]
     if uncontrolled := sum(not row.is_controlled for row in rows):
         lines.append(

@@ -78,9 +78,9 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
     fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
     traced = "without running it" if timeline.real_because is None else f"by running it ({timeline.real_because})"
     return (
-        f"{_gain(rows)}within PyTorch's own peak, {format_bytes(headroom.peak_bytes)}: with their workspaces, of at "
-        f"most {format_bytes(largest)}, convolutions have no more than {format_bytes(fullest)} in use\n"
-        f"parameters, buffers and input are {format_bytes(timeline.base_bytes)}; the step was traced {traced}"
+        f"{_gain(rows)}within PyTorch's own peak, {format_bytes(headroom.peak_bytes)}: at most "
+        f"{format_bytes(fullest)} are in use at a convolution, including workspaces of up to {format_bytes(largest)}\n"
+        f"parameters, buffers and input take {format_bytes(timeline.base_bytes)}; the step was traced {traced}"
     )
 
 

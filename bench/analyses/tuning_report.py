@@ -152,7 +152,7 @@ def refresh_in_words(refreshed: Refreshed) -> str:
     turned = sum(has_turned(run) for run in refreshed.whole_runs)
     parts = [
         f"{again} of {refreshed.doubtful} measured again: {len(refreshed.measurements)} measurements, "
-        f"{len(refreshed.whole_runs)} whole runs, {turned} verdicts turned"
+        f"{len(refreshed.whole_runs)} whole runs, {turned} verdicts changed"
     ]
     if refreshed.disturbed:
         parts.append(f"{refreshed.disturbed} disturbed again")
@@ -194,4 +194,4 @@ def _speedup(run: WholeRun) -> str:
 
 def _verdict(run: Again[WholeRun]) -> str:
     now = "faster" if is_gain(run.now) else "not faster"
-    return f"{now}, as before" if not has_turned(run) else f"{now}: turned"
+    return f"{now}, as before" if not has_turned(run) else f"{now}: changed"

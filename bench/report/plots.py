@@ -132,8 +132,8 @@ def draw_segments(axes: Axes, segments: Sequence[_Segment], colours: tuple[str, 
     sizes, extra = [own / _MIB for _, own, _ in ranked], [more / _MIB for _, _, more in ranked]
     places = range(len(ranked))  # names are not unique: a module may be called with several shapes
     axes.barh(places, sizes, color=ours, label="its segment")
-    axes.barh(places, extra, left=sizes, color=other, alpha=0.6, label="more, for the next faster")
+    axes.barh(places, extra, left=sizes, color=other, alpha=0.6, label="more for the next faster configuration")
     axes.set_yticks(places, [name for name, *_ in ranked], fontsize=8)
     axes.invert_yaxis()
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0, borderpad=0.2)
-    label(axes, f"the {len(ranked)} problems that want most\n", "workspace, MiB", "")  # above the legend
+    label(axes, f"the {len(ranked)} problems with the largest demand\n", "workspace, MiB", "")  # above the legend

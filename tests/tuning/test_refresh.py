@@ -101,7 +101,7 @@ def test_a_verdict_turns(known: BusyBench) -> None:
     assert {run.problem for run in turned} == {problem, other}
     assert all(run.now.speedup == pytest.approx(2.0) for run in turned)
     assert known.database.whole_run(ENVIRONMENT, other, QUICK, VERSIONS) == turned[-1].now
-    assert f"{len(turned)} verdicts turned" in refresh_in_words(found)
+    assert f"{len(turned)} verdicts changed" in refresh_in_words(found)
 
 
 def test_nothing_is_lost(disturbed: BusyBench) -> None:
