@@ -1,4 +1,4 @@
-"""Optimizes models: puts what was chosen into them, confirms it in their own steps, and reports it.
+"""Optimization of whole models: applies the tuned choices, confirms them in steps of the model, and reports them.
 
-What is chosen is decided in ``tuning``; the modules that run it are in ``modules``.
+``tuning`` makes the choices; ``modules`` has the modules that run them.
 """

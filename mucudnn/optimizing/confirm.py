@@ -1,4 +1,4 @@
-"""Confirms what tuning chose in steps of the model: decides where torch's own convolution runs again."""
+"""Confirmation of tuned choices in steps of the model: decides where to restore torch's own convolution."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_seconds
 
-_Key = tuple[ConvProblem, int, tuple[MicroConfig, ...]]  # what was chosen: for what, batch size, micro-configs
+_Key = tuple[ConvProblem, int, tuple[MicroConfig, ...]]  # problem, batch size, chosen micro-configs
 _Base = tuple[str | None, ConvProblem, int]  # module, forward problem, batch size
 
-SHORTEST_S, LONGEST_S = 0.002, 2.5  # of a step of torch that is confirmed without being asked for
+SHORTEST_S, LONGEST_S = 0.002, 2.5  # step time with torch's own convolutions within which confirmation is automatic
 
 
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
-    """Run interleaved steps, and put torch's own back where ours is slower by more than the noise.
+    """Run interleaved steps, and restore torch's own convolution where ours is slower by more than the noise.
 
-    First each convolution is compared in place, then the step that remains; where that is slower, torch's own is put
-    back everywhere, but for what would need more workspace than is allowed. What is undecided stays as it was tuned.
-    Rounds that others disturbed are run again; where it does not become quiet, nothing is put back for what they show.
-    automatic: compare nothing, and return the reason, if a step is too short to be told apart, or too long. Ranks that
-    run the steps together run equally many, whatever their kinds of device.
+    First each convolution is compared in place, then the whole step with the remaining choices. If that step is slower,
+    torch's own is restored everywhere, except where it would exceed the workspace limit. Undecided choices are kept.
+    Rounds disturbed by other processes are repeated; if the machine stays busy, they change no choice.
+    automatic: compare nothing and return the reason if a step is too short to measure, or too long. Ranks that run the
+    steps together run the same number of them, even on different kinds of device.
 
-    Raises what a step raises; the model then runs what it ran last.
+    Raises any error of a step; the model then keeps the choices that it ran last.
     """
     steps.wait()
     torchs_s = _warm_up(steps)
@@ -50,14 +50,14 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
 
 
 def confirm_again(steps: ModelSteps, in_place: Iterable[InPlace | None], found: Confirmation) -> Confirmation:
-    """Put the same back as when the steps ran, without running any. in_place: of each tuned problem, in their order."""
+    """Apply a stored confirmation without running steps. in_place: results in place, in the order of tuned problems."""
     each = iter(in_place)
     tuned = {name: tuple(replace(one, in_place=next(each)) for one in every) for name, every in steps.tuned.items()}
     return _concluded(steps, _put_back_losers(steps, tuned), found)
 
 
 def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
-    """Have torch's own run where ours loses in place, if that is allowed. Returns what loses, allowed or not."""
+    """Restore torch's own where ours loses in place, if the limit allows. Returns all losers, allowed or not."""
     lost = [
         PutBack(
             name,
@@ -75,10 +75,10 @@ def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
 
 
 def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) -> Confirmation:
-    """Have torch's own run everywhere where the step is slower all the same, and add what was put back."""
+    """Restore torch's own everywhere if the step is still slower, and add all that was restored to the result."""
     is_withdrawn = found.step.is_slower and not found.is_disturbed
     if is_withdrawn:
-        why = f"the step was slower with what was chosen, {found.step.in_words}"
+        why = f"the step was slower with the tuned choices, {found.step.in_words}"
         tuned = steps.tuned
         every = ((name, one) for name, of_module in tuned.items() for one in of_module)
         withdrawn = [
@@ -96,7 +96,7 @@ def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) 
 
 
 def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-    """Have the modules run what was tuned, but torch's own where that is put back."""
+    """Have the modules run the tuned choices, and torch's own for the problems in ``put_back``."""
     why = {(one.module, one.problem, one.batch_size): one.why for one in put_back}
 
     def after(name: str, one: TunedProblem) -> TunedProblem:
@@ -107,7 +107,7 @@ def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack
 
 
 def _warm_up(steps: ModelSteps) -> float:
-    """Run each side once, which builds what later steps use. Returns seconds of torch's; short ones are run again."""
+    """Run each side once as a warm-up. Returns the seconds of torch's step, the minimum of two runs if it is short."""
     first_s = steps.run(ours=False, recorded=False).time_s
     steps.run(ours=True, recorded=True)
     is_short = steps.ranks.anywhere(first_s <= 1)
@@ -116,17 +116,17 @@ def _warm_up(steps: ModelSteps) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Calls that are compared: those of equal modules, for which the same was chosen.
+    """Calls that are compared as one: those of equal modules with equal choices.
 
-    tuned: what was chosen for each of the operations. places: of torch's calls and of ours, in an order that is the
-    same in every process, so that sums are.
+    tuned: the choice for each operation. places: where torch's calls and ours run, in the same order in every process,
+    so that floating-point sums agree.
     """
 
     tuned: tuple[TunedProblem, ...]
     places: dict[Place, None]
 
     def in_place(self, rounds: Rounds) -> dict[_Key, InPlace]:
-        """Compare a call, and tell what of it loses; nothing where a step did not have any."""
+        """Compare the time of a call, and mark the operations that lose. Empty if a step had no such call."""
         torchs_s, ours_s = (self.seconds(steps) for steps in (rounds.torchs, rounds.ours))
         calls = median(self._calls(times) for times in rounds.torchs)
         if not calls or not all((*torchs_s, *ours_s)):
@@ -138,7 +138,7 @@ class _Part:
         return {_key(one): InPlace(operations, in_turns, one in loses) for one in self.tuned}
 
     def seconds(self, steps: Iterable[StepTimes], operation: Operation | None = None) -> list[float]:
-        """Seconds in each step; of calls that compute one operation alone, or of all."""
+        """Return the seconds in each step, of all calls or of those that compute only ``operation``."""
         places = [place for place in self.places if operation is None or place.operations == (operation,)]
         return [sum(t.convolutions[place].time_s for place in places if place in t.convolutions) for t in steps]
 
@@ -150,10 +150,10 @@ class _Part:
         )
 
     def _losers(self, rounds: Rounds) -> list[TunedProblem]:
-        """Return what is put back where the part is slower than torch's, as far as it is ours.
+        """Return the operations for which torch's own is restored, given that the part is slower than torch's.
 
-        Torch's call is divided over its operations as tuning measured torch's own. What takes longer than its share is
-        put back, and at least what exceeds its share by most.
+        The time of torch's call is shared among its operations in proportion to the baselines of tuning. Operations
+        that exceed their share lose, at least the one that exceeds it most.
         """
         baselines_s = [one.baseline_s for one in self.tuned]
         all_s = sum(seconds or 0.0 for seconds in baselines_s)
@@ -168,11 +168,11 @@ class _Part:
 
 
 def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
-    """Add what was measured in place."""
+    """Add the times measured in place."""
     measured: dict[_Key, InPlace] = {}
     for part in _parts(rounds, tuned):
         for key, in_place in part.in_place(rounds).items():
-            if key not in measured or not measured[key].loses:  # one that loses anywhere is put back everywhere
+            if key not in measured or not measured[key].loses:  # a choice that loses anywhere is withdrawn everywhere
                 measured[key] = in_place
     return {
         name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()
@@ -180,11 +180,11 @@ def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
 
 
 def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:
-    """Group the calls: by what was chosen for the operations that torch computes in one call."""
+    """Group the calls by the choices for the operations that torch computes in one call."""
     by_base: dict[_Base, dict[Operation, TunedProblem]] = {}
     for name, every in tuned.items():
         for one in every:
-            for module in (name, None):  # None: of calls whose module cannot be told, the first that has the problem
+            for module in (name, None):  # None: for calls of unknown modules, the first module with this problem
                 base = module, one.problem.with_operation(Operation.FORWARD), one.batch_size
                 by_base.setdefault(base, {}).setdefault(one.problem.operation, one)
     places = _by_base((*rounds.torchs, *rounds.ours))
@@ -198,7 +198,7 @@ def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:
 
 
 def _joint_operations(steps: Sequence[StepTimes]) -> Iterator[tuple[_Base, frozenset[Operation]]]:
-    """Yield, for each module and problem, the operations that torch computes in one call, or in calls that overlap."""
+    """Yield, for each module and problem, the operations that torch computes in one call or in overlapping calls."""
     for base, places in _by_base(steps).items():
         joint: list[frozenset[Operation]] = []
         for operations in dict.fromkeys(frozenset(place.operations) for place in places if place.operations):
@@ -230,7 +230,7 @@ def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
 
 
 def _over_tuned(rounds: Rounds, tuned: TunedModules) -> float | None:
-    """Return the median, over calls of what was tuned, of seconds in place over those that tuning measured."""
+    """Return the median over the tuned calls of the ratio of the time in place to the time measured in tuning."""
     tuned_s: dict[Place, float] = {}
     for part in _parts(rounds, tuned):
         each_s = {one.problem.operation: one.time_s for one in part.tuned}

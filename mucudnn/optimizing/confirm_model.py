@@ -1,6 +1,6 @@
-"""Confirms a tuned model in steps of its own: the user's, or those that a sample input makes.
+"""Confirmation of a tuned model in its own steps: the user's, or steps on the sample input.
 
-What the latter have shown is in the database: the next process puts the same back without running a step.
+Results of steps on the sample input are stored in the database, so that the next process need not run them.
 """
 
 from __future__ import annotations
@@ -53,19 +53,18 @@ def confirm_model(
     team: Team | None = None,
     progress: Progress,
 ) -> Confirmation | None:
-    """Interleave steps of the model with torch's own convolutions and with ours; put torch's back where ours is slower.
+    """Interleave steps with torch's own convolutions and with ours, and restore torch's where ours is slower.
 
-    step: the user's; ``None``: forward and backward pass on the sample input, in ``eval()`` the forward pass alone.
-    What such steps have shown is kept in the database; unless it is asked for, none is run again for what is known.
-    Nobody can tell whether a user's step is the same: it is run each time, and nothing of it is kept.
-    team: the ranks that have tuned the model together; all of them call it, run equally many steps, and put back the
-    same. It ends with this.
-    Returns what was found, which every module has as ``confirmation``, too; ``None`` where nothing was to be confirmed,
-    where torch's own is barred somewhere, or, after a warning, where a step failed, on any rank: then all runs as it
-    did before. Parameters are kept where a step may change them. Nothing else is: call it where buffers, gradients,
-    mode and random state are kept.
+    step: the user's step, or None for a forward and backward pass on the sample input, in ``eval()`` mode a forward
+    pass. Results of the latter are stored in the database and used again unless ``config.confirm`` is True. A user's
+    step is always run, since nothing shows whether it is the same as before.
+    team: the ranks that have tuned the model together. All of them call this, run the same number of steps, and make
+    the same decisions; the team ends here.
+    Returns the confirmation, which every module also has as ``confirmation``. Returns None if there was nothing to
+    confirm, if torch's own is barred somewhere, or, after a warning, if a step failed on any rank; choices then stay.
+    Restores parameters that a step may change. The caller restores buffers, gradients, mode and random state.
 
-    Raises ``SharingError`` where a rank has ended, has no ``step`` while others do, or has decided differently.
+    Raises ``SharingError`` if a rank has ended, has no ``step`` while others do, or has decided differently.
     """
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
@@ -78,7 +77,7 @@ def confirm_model(
             raise
         give_back_cache()
         found = f"the step failed: {_in_words(error)}"
-        warn(f"what was tuned is not confirmed in the model's own step: {_in_words(error)}", RuntimeWarning)
+        warn(f"the tuned choices could not be confirmed in the model's own step: {_in_words(error)}", RuntimeWarning)
     for module in modules.values():
         module.confirmation, module.unconfirmed = (None, found) if isinstance(found, str) else (found, None)
     if isinstance(found, str):
@@ -98,14 +97,14 @@ def _confirmed(
     ranks: Team,
     progress: Progress,
 ) -> Confirmation | str:
-    """Return what the steps have shown, or why none were compared."""
+    """Return the confirmation, or the reason why no steps were compared."""
     if config.confirm is False:
         return "confirm=False"
     with ranks.propagate_errors(), restored_on_failure(modules.values()):
         if not ranks.anywhere(any(map(runs_ours, modules.values()))):
             return "PyTorch's own convolutions run everywhere"
         if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
-            return "one of PyTorch's own convolutions is barred, so there is no step to compare with"
+            return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
         ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
         with Database(config.database) as database:
             store = EnvironmentStore(database, current_environment(device_type))
@@ -125,7 +124,7 @@ def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progr
     if kept is not None and not is_asked_for and (known := kept.put_back()) is not None:
         return known
     has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in steps.model.parameters())
-    # Processes that work together must run equally many steps, and hooks of gradients may train the model
+    # Processes that work together must run the same number of steps, and gradient hooks may train the model
     runs_unasked = steps.model.training and not has_hooks and (steps.ranks.are_several or not _is_one_of_several())
     if not steps.ranks.everywhere(is_asked_for or kept is None or runs_unasked):
         return _why_not_unasked(steps.model, has_hooks=has_hooks)
@@ -143,11 +142,11 @@ def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
         return "the model is in eval mode; confirm=True"
     if has_hooks:
         return "its parameters have hooks, which may train the model; confirm=True"
-    return "this process is one of several, which do not tune together; confirm=True"
+    return "this process is one of several that do not tune together; confirm=True"
 
 
 def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[str, dict[str, str]]:
-    """Return what ranks compare: what runs in each module, and the times that it follows from."""
+    """Return what the ranks must agree on: the choices of each module, and the times that they follow from."""
     convolutions = {
         f"{name}, {one.problem}, batch {one.batch_size}": {
             "configuration": repr(one.configuration.micro_configs),
@@ -160,7 +159,7 @@ def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[st
 
 
 def _in_words(error: Exception) -> str:
-    """Say what failed here, or on other ranks."""
+    """Describe the failure of this rank, or of other ranks."""
     if isinstance(error, SharingError):
         return "; ".join(f"rank {rank}: {why}" for rank, why in error.failures.items())
     return f"{type(error).__name__}: {first_line(error)}"
@@ -183,10 +182,9 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
 
 
 class _KeptConfirmation:
-    """Confirmation of a model, as it was tuned, on one sample input. Make it before anything is put back.
+    """Stored confirmation of a tuned model on one sample input. Create it before any choice is withdrawn.
 
-    It is found again by a fingerprint of all that decides what is put back, and of what takes time in a step, as far as
-    a model tells it.
+    Its key is a fingerprint of the tuned choices and of everything visible in the model that affects the step time.
     """
 
     def __init__(self, store: EnvironmentStore, steps: ModelSteps, sample_input: Any) -> None:
@@ -197,14 +195,14 @@ class _KeptConfirmation:
         self._versions = {name: version for name, version in versions.items() if name in used}
         described = {
             "chosen": [[name, *_chosen(module, steps)] for name, module in modules.items()],
-            "frees workspace": steps.config.has_headroom_limit,  # after each call, which takes time
+            "frees workspace": steps.config.has_headroom_limit,  # freeing it after each call takes time
             "versions": self._versions,
             **_described(steps.model, sample_input),
         }
         self._fingerprint = sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def put_back(self) -> Confirmation | None:
-        """Put back what was put back then, without a step; ``None``: nothing is known, or not the same to all ranks."""
+        """Apply the stored confirmation without a step. Returns None if there is none, or if it differs among ranks."""
         ranks = self._steps.ranks
         known, *others = ranks.of_kind(ranks.gather(self._store.confirmation(self._fingerprint)))
         if not ranks.everywhere(known is not None and all(one == known for one in others)):
@@ -218,7 +216,7 @@ class _KeptConfirmation:
         return confirm_again(self._steps, in_place, found)
 
     def add(self, found: Confirmation) -> None:
-        """Commit what was found, on one rank at each place for all. What others disturbed is not kept."""
+        """Commit the confirmation unless it was disturbed. One rank writes for all that share a database."""
         if found.is_disturbed:
             return
         every = [one.in_place for of_module in self._steps.tuned.values() for one in of_module]
@@ -240,14 +238,14 @@ def _in_place(operations: list[str], call: dict[str, Any], loses: bool) -> InPla
 
 
 def _configurations(module: TunedModule) -> Iterator[Configuration]:
-    """Yield what was chosen, with cached filters and without."""
+    """Yield the chosen configurations, with cached filters and without."""
     yield from (one.configuration for one in tuned_of(module))
     if module.filter_cache is not None:
         yield from (c for each in module.filter_cache.filters for c in each.configurations.values())
 
 
 def _chosen(module: TunedModule, steps: ModelSteps) -> list[Any]:
-    """Describe the choices of a module, and where torch's own may be put back."""
+    """Describe the choices of a module, and where torch's own may be restored."""
     tuned = tuned_of(module)
     return [
         [[*astuple(one.problem), one.batch_size, str(one.epilogue), steps.may_run_torchs_own(one)] for one in tuned],
@@ -258,7 +256,7 @@ def _chosen(module: TunedModule, steps: ModelSteps) -> list[Any]:
 def _described(model: nn.Module, sample_input: Any) -> dict[str, Any]:
     """Describe the rest of a step: modules and their modes, parameters and buffers, inputs, autocast.
 
-    Names are part of it: layers are put back by name, and equal layers elsewhere in the model have other neighbours.
+    Names are included, since choices are withdrawn by name and equal layers elsewhere have other neighbours.
     """
     tensors = chain(model.named_parameters(), model.named_buffers())
     return {
@@ -270,7 +268,7 @@ def _described(model: nn.Module, sample_input: Any) -> dict[str, Any]:
 
 
 def _of_input(leaf: object) -> Any:
-    """Describe a tensor by its kind, anything else that is plain by its value: it may say what the model does."""
+    """Describe a tensor by its metadata, and a plain value by itself, since it may change what the model computes."""
     if isinstance(leaf, Tensor):
         return [] if is_lazy(leaf) else [[*leaf.shape], str(leaf.dtype), leaf.requires_grad]
     return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else _kind(leaf)

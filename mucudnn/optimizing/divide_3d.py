@@ -1,4 +1,4 @@
-"""Chooses micro-batches for ``nn.Conv3d``: the largest with which torch's own stays within the workspace limit."""
+"""Micro-batch sizes for ``nn.Conv3d``: the largest with which torch's own stays within the workspace limit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Divided = dict[str, tuple[DividedOperation, ...]]  # by module name
 
 
 def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: str) -> Divided:
-    """Choose for every ``nn.Conv3d`` that ``model(sample_input)`` runs, if there is a workspace limit in bytes.
+    """Choose micro-batches for every ``nn.Conv3d`` in ``model(sample_input)``, if there is a workspace limit in bytes.
 
-    Under a headroom limit, too, torch's own runs: it makes the peak that shall stay. The same without a limit, and with
-    a budget, which is divided over what has algorithms to choose from. Bytes are counted by running each operation on
-    zeros. Warns where not even the smallest micro-batches are within the limit: torch's own runs then, undivided.
+    Otherwise torch's own runs undivided: without a limit, with the headroom as the limit (torch's own sets the peak),
+    and with a budget, which is for layers with several algorithms. Bytes are counted by running each operation on
+    zeros. If even the smallest micro-batches exceed the limit, warns and leaves torch's own undivided.
     """
     limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
     if limit_bytes is None:
@@ -49,7 +49,7 @@ def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of an ``nn.Conv3d``: all on which its memory depends. x_shape: padded as torch does it beforehand."""
+    """All that the memory of one call of an ``nn.Conv3d`` depends on. x_shape: with padding that torch adds itself."""
 
     x_shape: tuple[int, ...]
     w_shape: tuple[int, ...]
@@ -60,13 +60,13 @@ class _Call:
 
 
 def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
-    """List the calls by running the model once, of each module and size of a sample that with the most samples."""
+    """Run the model once; return, for each module and sample shape, the call with the most samples."""
     largest: dict[tuple[str, tuple[int, ...]], _Call] = {}
 
     def record(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         x = arguments[0] if arguments else named.get("input")
         if not isinstance(x, Tensor) or x.dim() != 5 or len(x) == 0:
-            return  # torch says what is wrong
+            return  # torch raises the error
         call = _call_of(cast(nn.Conv3d, module), x)
         known = largest.get((name, call.x_shape[1:]))
         if known is None or known.x_shape < call.x_shape:
@@ -102,7 +102,7 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
         return made(UNDIVIDED, undivided, undivided, f"within {within}")
     least = undivided
     for size in _sizes(n):
-        # Two slices and the rest tell: the first has no result beside it yet, all others are like the second
+        # Two slices and the remainder suffice: the first runs before the result exists, all others like the second
         needed = _needed_bytes(call, operation, min(n, 2 * size + n % size), size, device_type)
         if needed <= limit_bytes:
             return made(size, undivided, needed, f"the largest micro-batch within {within}")
@@ -120,7 +120,7 @@ def _sizes(n: int) -> Iterator[int]:
 
 
 def _needed_bytes(call: _Call, operation: Operation, n: int, size: int, device_type: str) -> int:
-    """Count the bytes that n samples in micro-batches of a size need beside the result, by running them."""
+    """Return the bytes that n samples in micro-batches need in addition to the result, by running them."""
     x_format, w_format = call.formats
     empty = partial(torch.empty, dtype=call.dtype, device=device_type)
     x = empty((n, *call.x_shape[1:]), memory_format=x_format).zero_()
@@ -132,7 +132,7 @@ def _needed_bytes(call: _Call, operation: Operation, n: int, size: int, device_t
             third = torch.zeros_like(OPERATORS[Operation.FORWARD](x, w, None, *call.geometry, sizes))
         run = partial(OPERATORS[operation], x, w, third, *call.geometry, sizes)
         if device_type == "cuda":
-            run()  # libraries create what they keep
+            run()  # warm-up: libraries allocate memory that they keep
         results: list[Tensor] = []
         peak_bytes = peak_requested_bytes(lambda: results.append(run()), device_type)
         return max(peak_bytes - results[0].nbytes, 0)

@@ -1,8 +1,7 @@
-"""Fuses convolutions with what follows them in inference, on graphs of torch.fx and by torch's folding of batch norm.
+"""Fusion of convolutions with the operations after them, for inference, on graphs of torch.fx.
 
-A graph says what uses a result. What is fused follows its convolution at once, node after node, and each is the only
-user of the one before. So nothing sees what is left out, nothing else is computed in another order, and what works in
-place elsewhere changes nothing.
+Fused nodes follow their convolution immediately, and each is the only user of the one before. So no other node reads
+an intermediate result, the order of all other nodes is unchanged, and in-place operations elsewhere have no effect.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from mucudnn.tracing.own_step import undisturbed
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.warning import warn
 
-_CONVOLUTIONS = frozenset(chain(OURS, OURS.values()))  # these classes alone: a subclass may compute something else
+_CONVOLUTIONS = frozenset(chain(OURS, OURS.values()))  # exact classes: a subclass may compute something else
 _BATCH_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 _ADDITIONS: frozenset[Any] = frozenset({operator.add, operator.iadd, torch.add, "add", "add_"})
 _ACTIVATIONS: Mapping[Any, str] = {  # modules, functions and methods -> names in ``ACTIVATIONS``
@@ -40,30 +39,30 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class _NotTraceableError(Exception):
-    """A model that no graph stands for, and why."""
+    """The reason why a model cannot be replaced by a graph."""
 
 
 def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
-    """Return a graph of the model in which convolutions are fused with what follows them, for inference.
+    """Return a graph of the model in which convolutions are fused with the operations after them, for inference.
 
-    Batch norm is folded into the filter before it; the addition of another result, and a ReLU, ReLU6 or SiLU, are
-    computed in place on what the convolution gives. The model stays as it is. The graph shares all tensors with it but
-    the folded ones.
+    Batch norm is folded into the filter before it; the addition of another result and a ReLU, ReLU6 or SiLU are
+    computed in place on the result of the convolution. The model is not changed. The graph shares all of its tensors
+    except the folded ones.
 
     sample_input: the only argument, or a tuple of all positional ones. Numbers, flags, text and None among the
-    arguments are fixed, defaults included: called with others, the graph raises ``AssertionError``.
+    arguments are fixed, defaults included: called with other values, the graph raises ``AssertionError``.
 
-    Returns the model itself where there is nothing to fuse, and after a warning where no graph can stand for it:
-    torch.fx cannot trace it, hooks would not be called, or its graph gives other values on the sample input.
+    Returns the model itself if there is nothing to fuse, and after a warning if no graph can replace it: torch.fx
+    cannot trace it, hooks would not be called, or the graph gives other values on the sample input.
 
-    Raises ``InvalidInputError`` for a model in training mode, or with a part that is.
+    Raises ``InvalidInputError`` if the model or a part of it is in training mode.
     """
     _require_inference(model)
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
     try:
         with undisturbed(model), torch.no_grad():
             traced = _traced(model, arguments)
-    except Exception as error:  # a forward of the user's may raise anything, and so may a copy
+    except Exception as error:  # the user's forward may raise anything, and so may a copy
         why = str(error) if isinstance(error, _NotTraceableError) else f"{type(error).__name__}: {first_line(error)}"
         warn(f"nothing is fused, the model runs as it is: {why}")
         return model
@@ -90,14 +89,14 @@ def _require_inference(model: nn.Module) -> None:
 
 
 class _Tracer(fx.Tracer):
-    """Keeps every convolution a module, those of other classes than torch's, too."""
+    """Tracer that keeps every convolution a module, including those of classes outside torch."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _ConvNd) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
-    """Trace a copy that shares all tensors. Raises ``_NotTraceableError``, and whatever the model raises."""
+    """Trace a copy that shares all tensors. Raises ``_NotTraceableError``, and any error of the model."""
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     root, tracer = copy.deepcopy(model, shared), _Tracer()
     for name, module in root.named_modules():
@@ -109,25 +108,25 @@ def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
 
 
 def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return the plain arguments by name: a model may decide by them, which a graph cannot."""
+    """Return the plain arguments by name. The model may branch on them; the graph cannot, so they are fixed."""
     bound = inspect.signature(model.forward).bind(*arguments)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if isinstance(value, _PLAIN)}
 
 
 def _require_equal(model: nn.Module, traced: nn.Module, arguments: Sequence[Any]) -> None:
-    """Compare both on the arguments, since tracing may take another branch than tensors do. Raises as ``_traced``."""
+    """Raise ``_NotTraceableError`` if the results differ, since tracing may have taken another branch."""
     expected, found = (_result(one, arguments) for one in (model, traced))
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
     except AssertionError as error:
         raise _NotTraceableError(
-            f"its graph gives something else than the model on the sample input: {first_line(error)}"
+            f"its graph and the model give different results on the sample input: {first_line(error)}"
         ) from error
 
 
 def _result(model: nn.Module, arguments: Sequence[Any]) -> Any:
-    """Call it with copies, which it may change, and leave the random state as it is."""
+    """Call the model on copies of the tensors, which it may change, and keep the random state."""
     with torch.random.fork_rng():
         return model(*tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tuple(arguments)))
 
@@ -136,7 +135,7 @@ def _result(model: nn.Module, arguments: Sequence[Any]) -> Any:
 
 
 def _without_identities(traced: fx.GraphModule) -> None:
-    """Leave out what returns its input, so that nothing stands between a convolution and what follows it."""
+    """Remove ``nn.Identity`` nodes, so that a convolution is directly followed by the next operation."""
     for node in traced.graph.nodes:
         if type(_called(node, traced)) is nn.Identity and len(node.args) == 1:
             node.replace_all_uses_with(node.args[0])
@@ -144,7 +143,7 @@ def _without_identities(traced: fx.GraphModule) -> None:
 
 
 def _fuse_at(node: fx.Node, traced: fx.GraphModule) -> bool:
-    """Fuse the convolution that a node calls with what follows it. Returns whether anything does."""
+    """Fuse the convolution that a node calls with the operations after it. Returns whether there were any."""
     convolution = _called(node, traced)
     if not isinstance(convolution, _ConvNd) or type(convolution) not in _CONVOLUTIONS:
         return False
@@ -170,7 +169,7 @@ def _fuse_at(node: fx.Node, traced: fx.GraphModule) -> bool:
 
 
 def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
-    """Return the module that a node calls; ``None``: it is none, or somebody has hooked on to it."""
+    """Return the module that a node calls. Returns None if it calls no module, or one with hooks."""
     if node.op != "call_module":
         return None
     module = traced.get_submodule(str(node.target))
@@ -191,7 +190,7 @@ def _follower(node: fx.Node) -> fx.Node | None:
 
 
 def _added(node: fx.Node, y: fx.Node) -> fx.Node | None:
-    """Return what a node adds to y; ``None``: it is no plain addition, or not into y."""
+    """Return the operand that a node adds to y. Returns None if it is no plain addition, or in place into another."""
     if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS:
         return None
     if len(node.args) != 2 or node.kwargs:
@@ -211,9 +210,9 @@ def _activation(node: fx.Node, y: fx.Node, traced: fx.GraphModule) -> str | None
 
 
 def _folds(convolution: _ConvNd, norm: nn.Module | None) -> bool:
-    """Fold batch norm into a convolution, if it can be: filter and bias become new. Returns whether it was done.
+    """Fold batch norm into a new filter and bias of the convolution, if possible. Returns whether it was folded.
 
-    It is computed in float64 and rounded once. Nothing is folded where that is beyond the range of the dtype.
+    They are computed in float64 and rounded once. Nothing is folded if they overflow the dtype.
     """
     is_transposed = isinstance(convolution, _ConvTransposeNd)
     if type(norm) not in _BATCH_NORMS or (is_transposed and convolution.groups > 1):

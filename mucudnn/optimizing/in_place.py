@@ -1,8 +1,8 @@
-"""Times each convolution where it runs: in a step of a model, with the operands, caches and heap that it has there.
+"""Times of each convolution in place: in a step of the model, with the operands, caches and heap that it has there.
 
 Torch's own calls are recorded in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``,
-which are replaced while steps are recorded. On a GPU events of the current stream are read instead of a clock. Not run
-on a GPU yet.
+whose functions are replaced during the recording. On a GPU, events of the current stream replace the clock. Not run on
+a GPU yet.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _FORWARD, _DATA, _FILTER = _ALONE.values()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A convolution of a step: what one call computes, and for which module.
+    """A convolution of a step: the operations of one call, and its module.
 
-    module: name of the module whose filter it has; ``None`` where that cannot be told, as for filters that autocast has
-    converted. problem: the forward problem; ``None`` where none describes it. operations: what one call computes: torch
-    computes dx and dw in one, and a transposed convolution is backward data, run forward.
+    module: name of the module that owns the filter, or None if unknown, as for filters that autocast has converted.
+    problem: the forward problem, or None if no problem describes the call. operations: what one call computes. Torch
+    computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
     """
 
     module: str | None
@@ -51,17 +51,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Calls at one place, and seconds of all of them together."""
+    """Number of calls at one place, and their total seconds."""
 
     calls: int
     time_s: float
 
 
 class InPlaceTimes:
-    """Recorder of the convolutions of a model, on one type of device: while ``recording`` all calls are noted.
+    """Recorder of a model's convolutions on one type of device, active within ``recording``.
 
-    ``take`` returns them. Modules are identified by the addresses of their filters. Raises ``UnavailableError`` for a
-    torch that cannot hand out its kernels.
+    ``take`` returns the times. Modules are identified by the addresses of their filters. Raises ``UnavailableError`` if
+    this torch does not give access to its kernels.
     """
 
     def __init__(self, model: nn.Module, device_type: str) -> None:
@@ -76,20 +76,20 @@ class InPlaceTimes:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs inside, in all threads; another recorder waits.
+        """Record all calls inside, in all threads; only one recorder is active at a time.
 
-        What is not ours is torch's own, whatever else wraps it in torch's dispatcher.
+        Calls that are not ours run torch's own kernel, bypassing any other wrapper in torch's dispatcher.
         """
         with _one_at_a_time, wrapped(self._wrapper), _ours(self):
             yield
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in a call that is noted."""
+        """Whether this thread is in a recorded call."""
         return self._thread.inside
 
     def take(self) -> dict[Place, Spent]:
-        """Return what was recorded since it was last asked for, once all of it has finished."""
+        """Wait for the recorded calls to finish, and return those since the last ``take``."""
         calls, self._calls = self._calls, []
         if not self._on_cpu:
             torch.cuda.synchronize()
@@ -109,9 +109,10 @@ class InPlaceTimes:
         w: Tensor,
         *geometry: Any,
     ) -> _Result:
-        """Compute, and record how long it took, unless that is part of a call which is recorded.
+        """Compute, and record the time, unless this is part of a recorded call.
 
-        On ``None`` the fallback runs and is recorded. x, w, geometry: what tells the problem; x: ``None``: the result.
+        If the result is None, the fallback runs next and is recorded instead. x, w, geometry: describe the problem; x
+        is None if it is the result.
         """
         if self._thread.inside:
             return compute(*arguments)
@@ -122,9 +123,9 @@ class InPlaceTimes:
         return result
 
     def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Compute, and add how long it took to the last call.
+        """Compute, and add the time to the last call.
 
-        Torch's own computes the bias' gradient with dw; ours may compute an epilogue with y.
+        This is for the gradient of the bias, which torch computes with dw, and for epilogues, which are part of y.
         """
         result, *times = self._timed(compute, arguments)
         if self._thread.last is not None:
@@ -151,12 +152,12 @@ class InPlaceTimes:
         dilation: Sequence[int],
         groups: int,
     ) -> Place:
-        """Find the place by plain numbers, in a microsecond or two: that is most of what noting a call takes."""
+        """Look up the place by plain numbers in 1 to 2 microseconds, most of the overhead of recording a call."""
         memory = w.data_ptr()
         key: tuple[Any, ...]
         key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
         module = self._modules.get(memory)
-        if module is None:  # there may be another filter next time
+        if module is None:  # the address may be reused by another filter
             key = (*key, w.shape, w.stride())
         place = self._places.get(key)
         if place is None:
@@ -168,7 +169,7 @@ class InPlaceTimes:
 def _forward_problem(
     x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> ConvProblem | None:
-    """Describe a convolution of x, (N, C, ...), with w, (K, C // groups, ...); ``None`` where no problem does."""
+    """Return the problem of x, (N, C, ...), with w, (K, C // groups, ...), or None if it cannot be described."""
     if x.dim() == w.dim() == 3:  # images of one row
         x, w = x.unsqueeze(2), w.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
@@ -187,7 +188,7 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield filters that stay where they are: those of parametrized modules are made anew for each call."""
+    """Yield filters with a fixed address. Parametrized modules make a new one for each call."""
     for name, module in model.named_modules():
         w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
         if w is not None and not is_lazy(w):
@@ -195,8 +196,8 @@ def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 class _OfThisThread(threading.local):
-    inside = False  # of a call that is noted
-    last: Place | None = None  # of this thread's calls
+    inside = False  # whether in a recorded call
+    last: Place | None = None
 
 
 def _event() -> torch.cuda.Event:
@@ -232,7 +233,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 
 @contextmanager
 def _ours(times: InPlaceTimes) -> Iterator[None]:
-    """Put functions that record in the place of those that compute what is ours, with a cached filter or without."""
+    """Replace the functions that compute our convolutions, with or without a cached filter, by recording ones."""
     computed, values, convolve = operators.computed, calls._values, FilterCache.convolve
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
@@ -247,7 +248,7 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
         (operators, {"computed": recorded}),
         (definition, {"bias_gradient": partial(times.record_more, definition.bias_gradient)}),
-        (calls, {"_values": recorded_values, "_compiled": None}),  # so that gradients are computed one by one
+        (calls, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed by itself
         (FilterCache, {"convolve": recorded_convolve}),
         (fused, {"followed": partial(times.record_more, fused.followed), "run_fused": lambda *_: NotImplemented}),
     )

@@ -1,4 +1,4 @@
-"""``optimize``: tunes the convolutions of a whole model, and puts what was chosen into it."""
+"""``optimize``: tunes the convolutions of a whole model, and applies the choices to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mucudnn.optimizing.divide_3d import Divided
     from mucudnn.tracing.headroom import Limits
 
-_Wanted = dict[str, list[Task]]  # module name -> what it needs, largest batch first
+_Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
 
 
 @warnings_deferred()
@@ -59,40 +59,39 @@ def optimize(
     step: Step | None = None,
     process_group: ProcessGroup | None = None,
 ) -> torch.nn.Module:
-    """Tune the convolutions that ``model(sample_input)`` runs, and make them mucudnn's; returns the model.
+    """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
-    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, and so with ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``,
-    which runs torch's own in micro-batches where that keeps it within a workspace limit in bytes. The modules
-    themselves are turned: parameters, hooks, names, mode and device stay as they are, and a module that occurs twice is
-    one still. One of a subclass stays an instance of it; those with a ``forward`` of their own are left alone. The
-    forward pass that finds the shapes leaves no trace in mode, buffers, gradients and random state.
-    ``progress`` is called with what is being measured and the fraction that is done. None shows a bar on standard error
-    if that is a terminal; False shows nothing.
-    ``report(model)`` tells what was chosen.
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``; the
+    last runs torch's own in micro-batches if that keeps it within a workspace limit in bytes. Modules are converted in
+    place: parameters, hooks, names, mode and device stay the same, and shared modules stay shared. An instance of a
+    subclass remains one; modules with a ``forward`` of their own are skipped. The forward pass that finds the shapes
+    does not change mode, buffers, gradients or random state.
+    ``progress`` is called with a description of the current measurement and the fraction done. None shows a bar on
+    standard error if that is a terminal; False shows nothing.
+    ``report(model)`` returns the choices.
 
     Tuning ends with a few interleaved steps of the whole model, with torch's own convolutions and with ours, unless
-    ``config.confirm`` is False: torch's own is put back where ours is slower, and ``report(model).confirmation`` has
-    the speedup of the step. ``step`` runs a step of the model that it is given, as training does: ``step(model)``.
-    ``None``: forward and backward pass on the sample input, or in ``eval()`` the forward pass. Afterwards parameters,
-    gradients, buffers, mode and random state are as they were; the state of an optimizer that ``step`` uses is not.
+    ``config.confirm`` is False. Torch's own is restored where ours is slower, and ``report(model).confirmation`` has
+    the speedup of the step. ``step(model)`` runs one step as in training. If it is None, a step is a forward and
+    backward pass on the sample input, in ``eval()`` mode a forward pass. Parameters, gradients, buffers, mode and
+    random state are restored; the state of an optimizer that ``step`` uses is not.
 
-    With ``config.fuse``, for inference, the model stays as it is. A graph of it is returned (``torch.fx.GraphModule``),
-    which shares its tensors. In it batch norm is folded into the convolutions, additions and ReLUs are computed with
-    them, and what is left is tuned, the forward operation alone. The model itself is tuned and returned where nothing
-    can be fused, after a warning where no graph can stand for it.
+    With ``config.fuse``, for inference, the model is not changed. A graph of it (``torch.fx.GraphModule``) that shares
+    its tensors is returned. In it batch norm is folded into the convolutions, additions and ReLUs are computed with
+    them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and returned, after
+    a warning if no graph can replace it.
 
-    A model on a GPU is tuned there, whichever is the current one. One that is to be wrapped in
-    ``DistributedDataParallel`` or ``DataParallel`` is best optimized before, with the input of one device.
+    A model on a GPU is tuned there, even if another GPU is the current one. Optimize a model before wrapping it in
+    ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.
 
-    Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same model
-    and an input of the same shape: each measures its share, all choose the same, and all run the same steps to confirm
-    it. So ``step`` may hold collectives; it is given on all ranks or on none. ``process_group``: another one than the
-    default.
+    Under an initialised ``torch.distributed`` process group, all ranks call this with the same model and an input of
+    the same shape. Each measures its share, all make the same choices, and all run the same steps to confirm them. So
+    ``step`` may contain collectives; give it on all ranks or on none. ``process_group`` replaces the default group.
 
-    Raises what ``tune`` raises; ``InvalidInputError`` for convolutions on several devices, for parameters that were
-    made in ``torch.inference_mode()``, and for a model in training mode that is to be fused; and whatever the model
-    raises on ``sample_input``. The model is then unchanged. Warnings come at the end: where they are errors, the model
-    is tuned all the same.
+    Raises the errors of ``tune``; ``InvalidInputError`` for convolutions on several devices, for parameters made in
+    ``torch.inference_mode()``, and for a model in training mode with ``config.fuse``; and any error of the model on
+    ``sample_input``. The model is then unchanged. Warnings are issued at the end, so that the model is tuned even if
+    they are turned into errors.
     """
     config = config_or_default(config)
     _require_step(step)
@@ -110,14 +109,14 @@ def _optimize(
     process_group: ProcessGroup | None,
 ) -> torch.nn.Module:
     if config.fuse:
-        from mucudnn.optimizing.fuse import fuse  # here, as all that most calls do not need
+        from mucudnn.optimizing.fuse import fuse  # lazy, like all that most calls do not need
 
         model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
-            "Config(deterministic=True) holds for what mucudnn runs; PyTorch's own convolutions, which run wherever "
-            f"nothing is faster, give the same bits after {DETERMINISTIC_SETTING} = True"
+            "Config(deterministic=True) holds only for mucudnn's algorithms; PyTorch's own convolutions, which run "
+            f"where nothing is faster, are deterministic only with {DETERMINISTIC_SETTING} = True"
         )
     team = team_of(config, process_group)
     with made_current(device), undisturbed(model):
@@ -145,7 +144,7 @@ def _tune(
     progress: Progress,
     team: Team | None,
 ) -> Sequence[TunedProblem]:
-    """Tune what the model runs, and put it in. Returns what was chosen."""
+    """Tune the convolutions of the model, and apply the choices. Returns them."""
     wanted = _wanted(model, trace(model, sample_input), config, _limits(model, sample_input, config))
     divided = _divided_3d(model, sample_input, config, device_type)
     needing: dict[Task, list[str]] = {}
@@ -163,7 +162,7 @@ def _tune(
 
 
 def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits | None:
-    """Return the limits that keep the headroom, where the config asks for them."""
+    """Return the limits that keep the peak of the step, or None if the config does not ask for them."""
     if not config.has_headroom_limit:
         return None
     from mucudnn.tracing.headroom import find_headroom
@@ -204,21 +203,21 @@ def _require_own_tensors(model: torch.nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if not is_lazy(tensor) and tensor.is_inference():
             raise InvalidInputError(
-                f"{name} of the model was made in torch.inference_mode(), where nothing can be recorded for gradients: "
-                "make the model outside of it, or give copy.deepcopy(model), copied outside of it"
+                f"{name} of the model was made in torch.inference_mode() and can never be saved for gradients: make "
+                "the model outside of that mode, or give copy.deepcopy(model), copied outside of it"
             )
 
 
 def _recordable(value: Any) -> Any:
-    """Copy a tensor that was made in inference mode: it cannot be saved for gradients, its copy can."""
+    """Copy a tensor that was made in inference mode, since only its copy can be saved for gradients."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
-    """Return a task for each operation that is tuned; dx of the model's own input is not: nobody asks for it.
+    """Return a task for each tuned operation, leaving out the gradient of the model's own input, which nobody needs.
 
-    The config's operations are those of the modules: y of a transposed one is forward, its problem is backward data.
-    limits: the headroom; what does not run in a training step has none. None: the config's limit, for all alike.
+    The config's operations are those of the modules: FORWARD of a transposed one has a backward data problem.
+    limits: the headroom of each call, 0 for those outside a training step. None uses the config's limit for all.
     """
     modules = dict(model.named_modules())
     epilogues = _epilogues(model) if limits is None else {}
@@ -244,14 +243,14 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
 
 
 def _task_name(task: Task, modules: Sequence[str]) -> str:
-    """``layer1.0.conv1 +3, forward ..., with ReLU``: the first of the modules, and how many more there are."""
+    """``layer1.0.conv1 +3, forward ..., with ReLU``: the first of the modules, and the number of others."""
     more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
     epilogue = "" if task.epilogue is None else f", {task.epilogue}"
     return f"{modules[0] or 'the model itself'}{more}, {task.problem}{epilogue}"
 
 
 def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
-    """Convolution -> what follows it, of those that are fused with anything that an algorithm may compute."""
+    """Return the epilogue of each fused convolution that has one."""
     fused = (module for module in model.modules() if isinstance(module, FusedConvolution))
     return {one.convolution: one.epilogue for one in fused if one.epilogue is not None}
 
@@ -267,12 +266,12 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedPro
 
 
 def _most_kept(tuned: Iterable[TunedProblem]) -> int:
-    """Return the most bytes that are kept from call to call, whichever of these runs."""
+    """Return the most workspace bytes that any of these keeps from call to call."""
     return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
 
 
 def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
-    """kept_bytes: what a call of any module may have left."""
+    """Apply the choices to a module. kept_bytes: workspace that a call of another module may have left allocated."""
     module.tuned = tuple(its_own)
     module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
 
@@ -285,21 +284,21 @@ def _swap_3d(model: torch.nn.Module, divided: Divided) -> None:
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, kept_bytes: int) -> Choices | None:
-    """``None`` where torch won everywhere: then the module is torch's own, without the operator's overhead.
+    """Return the choices of a module, or None if torch won everywhere, to avoid the overhead of the operator.
 
-    But where a limit holds torch's own, and it would be exceeded with ``kept_bytes`` of other modules beside, the
-    operator gives these back before.
+    If a limit also applies to torch's own, and ``kept_bytes`` of other modules would exceed it, there are choices all
+    the same: the operator frees those bytes before it calls torch's own.
 
-    Smaller batches than the tuned one were not run against torch, and torch's own was not measured undivided for each
-    of them: so a mere division of it is not taken.
+    A mere division of torch's own is not used for batches smaller than the tuned one, since it was not compared with
+    torch's own undivided there.
     """
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
-    for tuned in its_own:  # largest batch first: what was tuned for a smaller one overrides
+    for tuned in its_own:  # largest batch first, so that tuned smaller batches override
         for n, configuration in configurations_of(tuned).items():
             if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
                 configurations.setdefault(tuned.problem, {})[n] = configuration
     limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
-    if config.baseline_exempt:  # whatever it takes
+    if config.baseline_exempt:
         configurations = {
             problem: {n: replace(c, workspace_bytes=0) if c.is_baseline else c for n, c in by_size.items()}
             for problem, by_size in configurations.items()

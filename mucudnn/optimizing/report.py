@@ -1,4 +1,4 @@
-"""``report``: what ``optimize`` chose for a model, as a table, with all details, as a data frame and as HTML."""
+"""``report``: the choices of ``optimize`` for a model, as a table, in full detail, as a data frame and as HTML."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _KINDS = ", ".join(kind.__name__ for kind in OURS)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The choices for the convolutions of a model. Printed, it is a table; ``details()`` has everything.
+    """The choices for the convolutions of a model. It prints as a table; ``details()`` has everything.
 
-    layers: module name and what was chosen for one of its operations. kept: module name and a filter that is cached in
-    inference. convolutions: how many the model has of the kinds that can be tuned. untuned: module name and why torch's
+    layers: module name and the choice for one of its operations. kept: module name and a filter that is cached in
+    inference. convolutions: number of convolutions of the kinds that can be tuned. untuned: module name and why torch's
     own runs. transposed: names of the layers whose forward is backward data of their problem. divided: module name and
     the micro-batches of one operation of a ``Conv3d``.
-    confirmations: comparisons of whole steps, one for each part of the model that was optimized by itself. fused:
-    module name and what is fused with its convolution. unconfirmed: why there was no comparison, of each such part.
+    confirmations: comparisons of whole steps, one for each part of the model that was optimized separately. fused:
+    module name and the operations fused with its convolution. unconfirmed: why such a part was not compared.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -63,11 +63,11 @@ class Report:
 
     @property
     def confirmation(self) -> Confirmation | None:
-        """Findings of steps of the whole model; of the last part. ``None``: it was not confirmed."""
+        """Comparison of whole steps, the last one if there are several; None if there was none."""
         return self.confirmations[-1] if self.confirmations else None
 
     def __str__(self) -> str:
-        """Return a row for each layer, totals, and what is not tuned, and why.
+        """Return a row for each layer, totals, and the layers that are not tuned, with the reason.
 
         Lines have at most 100 columns, unless names of algorithms need more.
         """
@@ -76,7 +76,7 @@ class Report:
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Times, workspace, error and reason of each choice, each cached filter, and what confirming has shown."""
+        """Times, workspace, error and reason of each choice, each cached filter, and the confirmation."""
         every = (*self.layers, *self.kept, *self.divided)
         if not every:
             return "\n".join(self._without_layers())
@@ -91,7 +91,7 @@ class Report:
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each operation of a layer: its geometry, what was chosen and why, seconds and bytes."""
+        """One row for each operation of a layer: geometry, choice and reason, seconds and bytes."""
         import pandas
 
         rows = ({"layer": name, **row_of(tuned), "reason": tuned.reason} for name, tuned in self.layers)
@@ -109,11 +109,11 @@ class Report:
     def _without_layers(self) -> list[str]:
         """Lines of a table without rows: why nothing is tuned."""
         if not self.convolutions:
-            return [f"no convolutions: the model has no torch.nn.{_KINDS}, there is nothing to tune"]
+            return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}"]
         if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
             return [
                 f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
-                "what the sample input does not reach stays PyTorch's own"
+                "convolutions that the sample input does not reach stay PyTorch's own"
             ]
         return [*self._divided_in_words(), *self._untuned_in_words()]
 
@@ -172,7 +172,7 @@ class Report:
         yield from self._untuned_in_words()
 
     def _barred_in_words(self) -> Iterator[str]:
-        """A line for each reason for which torch's own must not run, and one for what was not proven."""
+        """A line for each reason why torch's own must not run, and one if libraries' code was not proven."""
         barred: dict[str, list[str]] = {}
         for name, tuned in self.layers:
             if tuned.barred is not None:
@@ -184,7 +184,7 @@ class Report:
             yield filled(f"code of libraries was not tried: {unproven}")
 
     def _fused_in_words(self) -> Iterator[str]:
-        """A line with how many convolutions are fused, and how many of them with what."""
+        """A line with the number of fused convolutions, and of each operation fused with them."""
         if self.fused:
             counted = Counter(part for _, parts in self.fused for part in parts)
             several = ", ".join(f"{part} in {count}" for part, count in counted.items())
@@ -213,7 +213,7 @@ class Report:
 def report(model: torch.nn.Module) -> Report:
     """Report what ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
 
-    Raises ``InvalidInputError`` for what is no module.
+    Raises ``InvalidInputError`` if ``model`` is not a module.
     """
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
@@ -234,14 +234,14 @@ def report(model: torch.nn.Module) -> Report:
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
-    """Say in which modules something is; nothing: in none."""
+    """Yield a line with the modules concerned, or nothing if there are none."""
     names = list(dict.fromkeys(_named(one.module) for one in where))
     if names:
         yield filled(f"{what} in {listed(names)}")
 
 
 def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
-    """Convolution -> the attribute of a module that is its bound ``forward``, which neither hooks nor tuning meet."""
+    """Return, by convolution, the attribute that holds its bound ``forward``, whose calls bypass hooks and tuning."""
     return {
         value.__self__: f"{name}.{attribute}".lstrip(".")
         for name, module in modules
@@ -251,7 +251,7 @@ def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch
 
 
 def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
-    """Say why torch's own runs; ``None`` where something else does. kept_forward: attribute that is its forward."""
+    """Return why torch's own runs, or None if it does not. kept_forward: attribute that holds its bound forward."""
     if torchs_class(type(module)) is None:
         return f"{type(module).__name__} is not tuned, only {_KINDS}"
     if any(is_lazy(parameter) for parameter in module.parameters()):
@@ -264,7 +264,7 @@ def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
         return _why_torchs_own(module)
     if kept_forward is not None:
         return (
-            f"calls go past the module: {kept_forward} is its bound forward; call the module itself, and optimize again"
+            f"calls bypass the module: {kept_forward} is its bound forward; call the module itself, and optimize again"
         )
     return _UNREACHED
 
@@ -277,7 +277,7 @@ def _why_undivided(module: torch.nn.Conv3d) -> str | None:
 
 
 def _why_torchs_own(module: TunedModule) -> str | None:
-    """Say why a module that was tuned runs torch's own all the same: it may have been moved since."""
+    """Return why a tuned module runs torch's own, such as a move to another device, or None if it does not."""
     assert isinstance(module, _ConvNd)
     if module.choices is None:
         return _FASTEST if module.filter_cache is None else None
@@ -289,7 +289,7 @@ def _why_torchs_own(module: TunedModule) -> str | None:
 
 
 def _cell(tuned: TunedProblem | None) -> str:
-    """``winograd-4x4 8×4 1.52×``; empty: this operation was not tuned."""
+    """``winograd-4x4 8×4 1.52×``, or an empty text if this operation was not tuned."""
     if tuned is None:
         return ""
     if tuned.configuration.is_baseline:
@@ -299,7 +299,7 @@ def _cell(tuned: TunedProblem | None) -> str:
 
 
 def _main_part(configuration: Configuration) -> tuple[str, str]:
-    """``winograd-4x4``, ``8×4 +1``: what computes the most samples, and how many other parts there are."""
+    """``winograd-4x4``, ``8×4 +1``: the part that computes the most samples, and the number of other parts."""
     samples: Counter[MicroConfig] = Counter()
     for part in configuration.micro_configs:
         samples[part] += part.micro_batch_size
@@ -310,13 +310,13 @@ def _main_part(configuration: Configuration) -> tuple[str, str]:
 
 
 def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
-    """Torch's time of all together; None where that of one is not known."""
+    """Return torch's total time, or None if one of the times is not known."""
     known = [one.baseline_s for one in tuned if one.baseline_s is not None]
     return sum(known) if len(known) == len(tuned) else None
 
 
 def _speedup(*tuned: TunedProblem) -> str:
-    """``1.52×``, with an asterisk if a part of it was measured on a busy machine; empty: torch's time is not known."""
+    """``1.52×``, with an asterisk if a part was measured on a busy machine; empty if torch's time is not known."""
     torch_s = _torch_s(tuned)
     mark = "*" if any(one.is_disturbed for one in tuned) else ""
     return "" if torch_s is None else f"{torch_s / sum(one.time_s for one in tuned):.2f}×{mark}"

@@ -1,4 +1,4 @@
-"""Steps of a model, with torch's convolutions and with ours: single ones, and interleaved rounds of both."""
+"""Steps of a model with torch's convolutions and with ours: single steps, and interleaved rounds of both."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.results import is_busy
 
-RECORD_S = 6e-5  # seconds that recording a call takes at most: torch's take the longest
-NEGLIGIBLE = 0.01  # part of a step that recording may take where its steps count as the user's
+RECORD_S = 6e-5  # longest time to record a call, reached by torch's own calls
+NEGLIGIBLE = 0.01  # largest share of recording in a step for which recorded steps count as the user's
 
-# Bounds of a phase, which is a series of rounds. They hold once more for rounds that others disturbed.
+# Bounds of a phase, a series of rounds. Disturbed rounds are counted separately, with the same bounds.
 LEAST_ROUNDS = 2
-CLEAR_ROUNDS = 5  # after these a phase ends if the step is clearly faster or slower
+CLEAR_ROUNDS = 5  # from then on a phase ends once the step is clearly faster or slower
 MOST_ROUNDS = 25
 PHASE_S = 5.0  # after LEAST_ROUNDS no round begins later than this
 
-Step = Callable[[nn.Module], object]  # runs one step of the model that it is given
-PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # has a module run what was chosen
-TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> what was tuned for it
+Step = Callable[[nn.Module], object]  # runs one step of the given model
+PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # applies choices to a module
+TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> its tuned problems
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step, and of its convolutions one by one if they were recorded. load: as of a ``Measurement``."""
+    """Seconds of a step, and of each convolution if they were recorded. load: as in ``Measurement``."""
 
     time_s: float
     convolutions: Mapping[Place, Spent] = field(default_factory=dict)
@@ -52,10 +52,10 @@ class StepTimes:
 
     @classmethod
     def of_ranks(cls, own: StepTimes, ranks: Team) -> StepTimes:
-        """Combine a step that ranks ran together. Ranks on one kind of device get the same times, and decide alike.
+        """Combine the times of a step that ranks ran together, equal for ranks on the same kind of device.
 
-        The slowest rank of this kind counts, since ranks wait for each other; of each convolution the median. A rank of
-        any kind that is disturbed disturbs the step.
+        The step time is the maximum over ranks of this kind, since ranks wait for each other; that of a convolution is
+        the median. The load is the maximum over all ranks.
         """
         every = ranks.gather(own)
         of_kind = ranks.of_kind(every)
@@ -73,7 +73,7 @@ class StepTimes:
 
 @dataclass
 class ModelSteps:
-    """Steps of a model, and the choices in its tuned modules, which are given by name."""
+    """Steps of a model, and access to the choices of its tuned modules. modules: by name."""
 
     model: nn.Module
     modules: Mapping[str, TunedModule]
@@ -98,11 +98,11 @@ class ModelSteps:
         return {name: tuned_of(module) for name, module in self.modules.items()}
 
     def wait(self) -> None:
-        """Wait until others leave the cores, as long as there is patience."""
+        """Wait until other processes leave the cores idle, up to the limits of ``Quiet``."""
         self.quiet.wait()
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
-        """Run a step: with what was chosen, or with torch's own. recorded: time each convolution, too."""
+        """Run a step with our choices or with torch's own. recorded: also time each convolution."""
         watch = self.quiet.watch
         mark = watch.mark()
         with ExitStack() as stack:
@@ -116,20 +116,20 @@ class ModelSteps:
         return StepTimes.of_ranks(own, self.ranks)
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        """Tell whether anything else than torch's own runs."""
+        """Return whether something other than torch's own runs."""
         cache = self.modules[module].filter_cache
         has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
         return has_cached_filter or not tuned.configuration.is_baseline
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
-        """Tell whether the workspace that torch's own needs is allowed."""
+        """Return whether the workspace of torch's own is within the limit."""
         if self.config.has_headroom_limit or self.config.baseline_exempt or tuned.limit_bytes is None:
             return True
         baseline = baseline_of(tuned.measurements, tuned.batch_size)
         return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes
 
     def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-        """Have the modules run ``tuned`` from now on. put_back: what is torch's own again."""
+        """Have the modules run ``tuned`` from now on. put_back: problems for which torch's own is restored."""
         for name, module in self.modules.items():
             self.into_module(module, tuned[name])
             if (cache := module.filter_cache) is not None:
@@ -141,14 +141,14 @@ class ModelSteps:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Interleaved steps: those of torch's own, and those of ours."""
+    """Interleaved steps with torch's own convolutions and with ours."""
 
     torchs: list[StepTimes] = field(default_factory=list)
     ours: list[StepTimes] = field(default_factory=list)
 
     @classmethod
     def run(cls, steps: ModelSteps, *, recorded: bool) -> Rounds:
-        """Run a phase. Returns its quiet rounds; those that others disturbed where it did not become quiet."""
+        """Run a phase. Returns its quiet rounds, or the disturbed ones if too few were quiet."""
         quiet, disturbed = cls(), cls()
         while steps.ranks.anywhere(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
             is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # so that neither side always follows the other
@@ -177,12 +177,12 @@ class Rounds:
 
     @property
     def load(self) -> float | None:
-        """The largest of any step; ``None``: unknown."""
+        """Largest load of any step, or None if unknown."""
         return max((times.load for times in self.every if times.load is not None), default=None)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others worked meanwhile, so that nothing is concluded."""
+        """Whether other processes kept the machine busy, so that nothing can be concluded."""
         return is_busy(self.load)
 
     @property
@@ -195,7 +195,7 @@ class Rounds:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether recording takes a part of the steps that is not negligible."""
+        """Whether recording takes more than a negligible share of the steps."""
         return any(
             RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
             for times in self.every
@@ -208,7 +208,7 @@ def runs_ours(module: TunedModule) -> bool:
 
 @contextmanager
 def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Have the modules run what they run now if what is inside fails."""
+    """Restore the current choices of the modules if the block fails."""
     before = [(module, module.tuned, module.choices, module.filter_cache) for module in modules]
     try:
         yield
@@ -222,7 +222,7 @@ def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Have the modules run torch's own convolution inside.
 
-    An ``nn.Conv3d`` stays divided: that saves memory, and no comparison of times could undo it.
+    An ``nn.Conv3d`` stays divided, since that saves memory at any speed.
     """
     before = [(module, module.choices, module.filter_cache) for module in modules]
     try:

@@ -226,7 +226,7 @@ def test_a_slower_step_has_torchs_own_everywhere() -> None:
         "step 120 -> 130 ms, 0.92x ± 0.00, slower; convolutions 1.75x; 58 % of the step were convolutions, so at most "
         "2.40x; PyTorch's own runs everywhere"
     )
-    assert "the step was slower with what was chosen, 0.92 ± 0.00" in steps.tuned["a"][0].reason
+    assert "the step was slower with the tuned choices, 0.92 ± 0.00" in steps.tuned["a"][0].reason
 
 
 def test_what_is_not_clear_stays_and_is_called_so() -> None:

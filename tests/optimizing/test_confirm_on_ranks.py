@@ -19,7 +19,7 @@ from mucudnn.words.problem import Operation
 
 RANKS = 2
 OF_FIRST = ["first backward_filter", "first forward"]
-NOT_CONFIRMED = "what was tuned is not confirmed in the model's own step: "
+NOT_CONFIRMED = "the tuned choices could not be confirmed in the model's own step: "
 
 Found = Sequence[dict[str, Any]]  # by rank
 

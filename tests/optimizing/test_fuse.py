@@ -247,7 +247,7 @@ class Asking(nn.Module):
 
 
 def test_a_graph_that_gives_something_else_is_not_taken() -> None:
-    words = "its graph gives something else than the model on the sample input"
+    words = "its graph and the model give different results on the sample input"
     left_with_warning(Asking().eval(), torch.randn(1, 3, 4, 4), words)
 
 

@@ -172,7 +172,7 @@ def test_a_forward_that_is_called_past_its_module_is_the_reason(shown: Any) -> N
 
     model = mucudnn.optimize(nn.Sequential(Keeping()), torch.zeros(2, 3, 5, 5))
     text = " ".join(shown(mucudnn.report(model)).split())
-    assert "0.conv: calls go past the module: 0.fn is its bound forward" in text
+    assert "0.conv: calls bypass the module: 0.fn is its bound forward" in text
     assert "first" not in text
 
 
