@@ -1,4 +1,1 @@
-"""Handles the terminal and the files that users name, for every command.
-
-No command lives here, and nothing of convolutions.
-"""
+"""Terminal output and user-named files, for all commands; independent of convolutions."""

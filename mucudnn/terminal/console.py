@@ -1,4 +1,4 @@
-"""The console on which commands print their tables."""
+"""The console to which commands print their tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 from rich.console import Console
 
-PIPED_WIDTH = 320  # columns that a table may have which goes to a file or another program: on CUDA there are many
+PIPED_WIDTH = 320  # columns of a table that goes to a file or another program; on CUDA tables are wide
 
 
 def output() -> Console:
-    """Return standard output, wide enough for every table where it is not a terminal."""
+    """Return a console on standard output that is wide enough for every table if it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)

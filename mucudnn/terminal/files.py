@@ -1,4 +1,4 @@
-"""Paths that commands take, and files that are replaced as a whole, never in the place of a database."""
+"""Path parameters of commands, and atomic replacement of output files, which never overwrites a database."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
 class InputFile(click.Path):
-    """A file that is read, perhaps more than once, so that pipes and devices are refused; ``~`` is the home folder.
+    """An input file; pipes and devices are refused, since it may be read more than once. ``~`` is the home folder.
 
-    It need not exist: what reads it says so in its own words.
+    It need not exist: the code that reads it reports a missing file.
     """
 
     def __init__(self, *, folder: bool = False) -> None:
@@ -36,12 +36,12 @@ class InputFile(click.Path):
             self.fail("'' is empty; name a file", param, ctx)
         path = Path(os.fsdecode(super().convert(os.path.expanduser(value), param, ctx)))  # noqa: PTH111  # text for click
         if path.exists() and not path.is_file() and not path.is_dir():
-            self.fail(f"{path} is no file that can be read again; name a file", param, ctx)
+            self.fail(f"{path} is not a regular file; name a file that can be read more than once", param, ctx)
         return path
 
 
 class NamedOrFile(InputFile):
-    """Text that names something built in, or a file."""
+    """A built-in name or a file."""
 
     def __init__(self, empty: str = "'' is empty; name a file") -> None:
         super().__init__(folder=True)
@@ -54,13 +54,15 @@ class NamedOrFile(InputFile):
         return value
 
 
-SOURCE = NamedOrFile("'' is no source; name a network, a table, a CSV file, package.module:factory or file.py:factory")
+SOURCE = NamedOrFile(
+    "'' is not a source; name a network, a table, a CSV file, package.module:factory or file.py:factory"
+)
 
 
 class OutputFile(click.Path):
-    """A file that is written as a whole; ``-`` is standard output.
+    """An output file that is replaced as a whole; ``-`` is standard output.
 
-    suffix: how its name ends, one way or several. second: word for what is written beside it.
+    suffix: allowed suffix or suffixes. second: word in the name of a second file that is written beside it.
     """
 
     def __init__(self, *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
@@ -84,7 +86,7 @@ class OutputFile(click.Path):
 
 
 class ResultFolder(click.Path):
-    """A folder of results that is read. or_file: whether it may be a file, too, which a benchmark wrote."""
+    """An existing result folder. or_file: whether a file that a benchmark wrote with --json is allowed too."""
 
     def __init__(self, *, or_file: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -100,7 +102,7 @@ class ResultFolder(click.Path):
 
 
 class OutputFolder(click.Path):
-    """A folder of results, made where it is missing."""
+    """A result folder, created if it is missing."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
@@ -108,15 +110,15 @@ class OutputFolder(click.Path):
 
 
 class CommandError(click.ClickException):
-    """Ends a command with a message and status 2."""
+    """An error that ends a command with a message and exit status 2."""
 
     exit_code = 2
 
 
 class FileCommand(click.Command):
-    """A command whose outputs are checked before it runs: nothing is measured whose result could not be written.
+    """A command that checks its output files before it runs, so that no measured result is lost.
 
-    mucudnn's own errors are shown as one paragraph, without a traceback, with status 2.
+    mucudnn's errors are shown as one paragraph, without a traceback, and exit with status 2.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -128,7 +130,7 @@ class FileCommand(click.Command):
 
 
 def check_outputs(ctx: click.Context) -> None:
-    """Refuse an output that cannot be written, or that is another file of the command. Raises ``BadParameter``."""
+    """Raise ``BadParameter`` for an output that cannot be written or is another file of the command."""
     given = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
     taken = {
         f"{os.path.realpath(name)}{suffix}": param
@@ -158,7 +160,7 @@ def check_outputs(ctx: click.Context) -> None:
 
 
 def _names(value: object) -> Iterator[str]:
-    """Yield what may be names of files in the value of a parameter; ``file.py:factory`` names a file, too."""
+    """Yield possible file names in the value of a parameter, also ``file.py`` of ``file.py:factory``."""
     if isinstance(value, (tuple, list)):
         for each in value:
             yield from _names(each)
@@ -168,7 +170,7 @@ def _names(value: object) -> Iterator[str]:
 
 @contextmanager
 def whole_text(path: Path) -> Iterator[TextIO]:
-    """Open a stream of text, in UTF-8 and with line ends as they are given; see ``whole_file``."""
+    """Open a UTF-8 text stream that keeps line ends as written; see ``whole_file``."""
     with whole_file(path) as stream:
         text = TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
         try:
@@ -179,12 +181,12 @@ def whole_text(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a stream whose content replaces the file when the block ends; after an exception the file is what it was.
+    """Open a stream whose content replaces the file at the end of the block; after an exception the file is unchanged.
 
-    A link stays a link: the file that it names is replaced. Mode and owner stay, too. Devices, pipes and standard
-    output are written to as they are.
+    A link stays a link: its target is replaced. Mode and owner are kept. Devices, pipes and standard output are written
+    to directly.
 
-    Raises ``OutputError`` for what ``require_writable`` refuses, and where writing fails.
+    Raises ``OutputError`` for files that ``require_writable`` refuses, and if writing fails.
     """
     with _explained(path):
         _require_replaceable(path)
@@ -193,9 +195,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is measured. Leaves no trace.
+    """Check that a file can be written, without changing it.
 
-    Raises ``OutputError`` where the file cannot be written, or is a database or a part of one.
+    Raises ``OutputError`` if the file cannot be written, or is a database or a part of one.
     """
     with _explained(path):
         _require_replaceable(path)
@@ -205,12 +207,12 @@ def require_writable(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether what is written there replaces nothing: a device, a pipe, or standard output."""
+    """Whether the path is a device, a pipe or standard output, so that writing replaces nothing."""
     return str(path) in _STANDARD_OUTPUT or (path.exists() and not path.is_file())
 
 
 def beside(path: Path, what: str) -> Path:
-    """Return the name of a second file that goes with one; a stream has both.
+    """Return the name of a second file beside one; a stream takes both.
 
     >>> str(beside(Path("memory.csv"), "curve"))
     'memory-curve.csv'
@@ -224,11 +226,11 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OutputError(f"{path} cannot be written: {reason}; mend that, or name another file") from error
+        raise OutputError(f"{path} cannot be written: {reason}; fix that, or name another file") from error
 
 
 def _require_replaceable(path: Path) -> None:
-    """Raises ``OutputError`` for folders, databases and Python files, and where the folder is missing."""
+    """Raise ``OutputError`` for folders, databases, Python files and files in a missing folder."""
     if is_stream(path) and not path.is_dir():
         return
     target = Path(os.path.realpath(path))
@@ -236,16 +238,16 @@ def _require_replaceable(path: Path) -> None:
         raise OutputError(f"{path} is a folder; name a file")
     for folder in (path.parent, target.parent):
         if not folder.is_dir():
-            raise OutputError(f"the folder {folder} does not exist; make it, or name another file")
+            raise OutputError(f"the folder {folder} does not exist; create it, or name another file")
     if target.suffix == ".py":
         raise OutputError(f"{path} is a Python file; name another one")
     if target.exists() and not os.access(target, os.W_OK):
-        raise OutputError(f"{path} cannot be written; mend its permissions, or name another file")
+        raise OutputError(f"{path} cannot be written; change its permissions, or name another file")
     if _is_database(target):
         raise OutputError(f"{path} is an SQLite database, which would be lost; name another file")
     for sidecar in SIDECARS:
         database = Path(str(target).removesuffix(sidecar))
-        if database != target and _is_database(database):  # it has rows that are nowhere else
+        if database != target and _is_database(database):  # a sidecar may have the only copy of rows
             raise OutputError(f"{target} belongs to the database {database}, which would lose rows; name another file")
 
 
@@ -253,12 +255,12 @@ def _is_database(path: Path) -> bool:
     try:
         with path.open("rb") as stream:
             return stream.read(len(_SQLITE)) == _SQLITE
-    except (FileNotFoundError, PermissionError):  # a file that may be written and not read is an output
+    except (FileNotFoundError, PermissionError):  # a file that is writable but not readable is no database
         return False
 
 
 def _folder_beside(path: Path) -> TemporaryDirectory[str]:
-    """Make a folder on the file system of the file that is replaced. Files in it get the mode of new files there."""
+    """Create a temporary folder beside the file, so that it can be replaced by renaming."""
     parent = Path(os.path.realpath(path)).parent
     return TemporaryDirectory(prefix=".mucudnn-", dir=parent, ignore_cleanup_errors=True)
 
@@ -270,10 +272,10 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         with new.open("xb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())  # network file systems tell here that there is no room, or never
+            os.fsync(stream.fileno())  # network file systems report a full disk only here
         if path.exists():
             found = path.stat()
-            with suppress(PermissionError):  # only root gives files away
+            with suppress(PermissionError):  # only root can change the owner
                 os.chown(new, found.st_uid, found.st_gid)
             new.chmod(stat.S_IMODE(found.st_mode))
         new.replace(os.path.realpath(path))
@@ -281,8 +283,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _stream(path: Path) -> Iterator[BinaryIO]:
-    """Write to a stream as it is; a reader of a pipe may stop before the end."""
-    if str(path) in _STANDARD_OUTPUT:  # opened anew, a file that it was led to would begin again
+    """Open a stream directly; the reader of a pipe may stop early."""
+    if str(path) in _STANDARD_OUTPUT:  # opening it again would truncate a file that it is redirected to
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""Standard output and error of a command: that they fail, or lack characters, ends no command early."""
+"""Standard output and error of a command, guarded so that write errors and missing characters do not end it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import click
 
 from mucudnn.words.errors import DATABASE_OPTION
 
-# One sign for one, so that columns stay in line.
+# One character each, so that columns stay aligned.
 IN_ASCII = {"×": "x", "±": "~", "μ": "u", "µ": "u", "‖": "|", "…": ".", "→": ">", "▲": "^"}
 
 
 def in_options(message: object) -> str:
-    """Name the command line's options in a message of the package."""
+    """Replace names of the Python interface in a message by command-line options."""
     return str(message).replace(DATABASE_OPTION, "--database")
 
 
 def show_warning(message: Warning | str, *where: object, **_: object) -> None:
-    """Print the text of a warning, without its place in the code."""
+    """Print the text of a warning without its file and line."""
     click.echo(f"Warning: {in_options(message)}", err=True)
 
 
 class Guarded:
-    """A standard stream that is written to until that fails: the rest goes nowhere, and the command goes on.
+    """A standard stream that discards all output after a write error, so that the command goes on.
 
-    fault: why it failed; characters that its encoding lacks are replaced by similar ones in ASCII.
+    fault: the first write error, or None. Characters that the encoding lacks are replaced by similar ones in ASCII.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -56,7 +56,7 @@ class Guarded:
             do()
         except OSError as error:
             self.fault = self.fault or error
-            with suppress(UnsupportedOperation):  # or Python fails to write the rest of its buffer when it ends
+            with suppress(UnsupportedOperation):  # else Python fails at exit to flush its buffer
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, self._stream.fileno())
                 os.close(nowhere)
@@ -64,10 +64,10 @@ class Guarded:
 
 @contextmanager
 def guarded_streams() -> Iterator[Guarded]:
-    """Guard standard output and error meanwhile; yields the guard of standard output.
+    """Guard standard output and error in the block; yield the guard of standard output.
 
-    ``/dev/null`` takes the descriptors of closed ones. Otherwise a file that is opened later, such as the database,
-    would get such a descriptor, and what libraries print would go into it.
+    Closed descriptors are opened on ``/dev/null``. Otherwise a file that is opened later, such as the database, would
+    get one of them, and libraries would print into it.
     """
     number = 0
     while number <= 2:

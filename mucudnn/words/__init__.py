@@ -1,4 +1,4 @@
-"""Holds the words that all folders share: problems, configs, results, units, errors.
+"""Types that all folders share: problems, configs, results, units, errors.
 
-It imports no other folder, and no torch before it is asked.
+Imports no other folder, and torch only inside functions.
 """

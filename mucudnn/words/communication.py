@@ -11,12 +11,12 @@ from mucudnn.words.values import real, settle
 
 
 class Communication(StrEnum):
-    """Ways of torch to keep the ranks of data-parallel training together.
+    """Methods of torch that synchronize the ranks of data-parallel training.
 
-    ``ALLREDUCE``: gradients are averaged in every step. ``FP16``, ``BF16``: as numbers of 16 bits. ``POWERSGD``: as
-    products of matrices of rank one (Vogels, Karimireddy and Jaggi, 2019). ``POST_LOCAL_SGD``: parameters are averaged
-    instead, once in several steps (Lin et al., 2018). ``HIERARCHICAL_SGD``: so, within groups of ranks more often than
-    over all of them (Wang et al., 2020).
+    ``ALLREDUCE`` averages gradients in every step. ``FP16`` and ``BF16`` do so in 16 bits, ``POWERSGD`` as products of
+    matrices of rank one (Vogels, Karimireddy and Jaggi, 2019). ``POST_LOCAL_SGD`` averages parameters instead, once in
+    several steps (Lin et al., 2018). ``HIERARCHICAL_SGD`` averages them more often within groups of ranks than over all
+    ranks (Wang et al., 2020).
     """
 
     ALLREDUCE = "allreduce"
@@ -28,7 +28,7 @@ class Communication(StrEnum):
 
     @property
     def averages_parameters(self) -> bool:
-        """Whether ranks are equal only after the steps that average their parameters."""
+        """Whether parameters are averaged, so that ranks agree only after some steps."""
         return self in (Communication.POST_LOCAL_SGD, Communication.HIERARCHICAL_SGD)
 
 
@@ -48,9 +48,9 @@ class AllReduce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Link of every rank: seconds before a message's first byte, and bytes a second from then on, each way.
+    """The link of each rank: latency of a message in seconds, and bandwidth in each direction.
 
-    Raises ``InvalidInputError`` for a latency below 0, a bandwidth that is not above 0, and what is not finite.
+    Raises ``InvalidInputError`` for a negative latency, a bandwidth not above 0, and values that are not finite.
     """
 
     latency_s: float

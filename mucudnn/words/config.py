@@ -1,4 +1,4 @@
-"""The choices that a user can make, in one frozen object with defaults that can stay."""
+"""The settings of a user, in one frozen dataclass with defaults."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mucudnn.words.values import flag, member, real, settle, several, shown, tex
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)
 
-HEADROOM = "headroom"  # a workspace limit: what is free below the peak of a training step, call by call
+HEADROOM = "headroom"  # workspace limit of each call: the memory free below the peak of a training step
 DEFAULT_WORKSPACE_LIMIT = "64MiB"
 _FLAGS = ("deterministic", "strict", "thorough", "share_tuning", "fuse", "background")
-_OPEN_FLAGS = ("confirm", "limits_torch")  # None leaves them open
+_OPEN_FLAGS = ("confirm", "limits_torch")  # None means that mucudnn decides
 
 
 class BatchSizePolicy(StrEnum):
-    """Micro-batch sizes that are measured: the paper's three policies (μ-cuDNN, section III)."""
+    """Micro-batch sizes to measure: the three policies of the paper (μ-cuDNN, section III)."""
 
     UNDIVIDED = "undivided"
     POWER_OF_TWO = "power-of-two"
@@ -34,57 +34,54 @@ class BatchSizePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The way to tune: memory, algorithms, exactness, time.
+    """Settings of tuning: memory, algorithms, accuracy, time.
 
-    workspace_limit: most workspace of any one operation, inclusive; bytes, text such as ``"64MiB"``, or None: no limit.
-    ``"headroom"``: for each call what is free below the peak of a training step, so that the peak stays what it is;
-    only ``optimize`` and networks have a step to trace.
-    workspace_budget: instead of a limit for each: most workspace of all problems of a network in sum, inclusive.
-    cache_budget: most memory, inclusive, for prepared filters that are kept from call to call in inference; 0: keep
-    none; None: no bound. Only on the CPU: every call looks at all bytes of a filter to see whether it has changed, and
-    would have to wait for a GPU.
-    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (with the batch itself) or ``all``.
-    operations: which operations to tune, one or several; the others run as in torch. None: all three. In models they
-    are those of the layers: forward is y, of a transposed convolution too, which computes it as backward data.
-    algorithms: names to choose from, one or several; None: all that the machine has. Torch's own is always a candidate.
-    max_relative_error: bar algorithms whose relative L2 error against float64 is above, which is at least
-    float64's machine epsilon; None: a default by dtype.
-    deterministic: only algorithms that give the same bits on every run. On a GPU torch's own convolution is measured as
-    if torch were told to be deterministic. Where it runs afterwards it obeys torch's setting alone: ``optimize`` warns
-    where that is off, and names it.
-    time_limit: most seconds of measuring per problem, above 0, number or text such as ``"60s"``; None: until the noise
-    is small.
-    database: SQLite file of the measurements, ``~`` being your home; None: in the user's cache folder.
-    strict: only algorithms with which a NaN or an infinity in x or dy spoils the same results as with torch's own, and
-    no others: no Winograd or Fourier transforms (docs/compatibility.md), and nothing of a library that may be one.
-    first_call_time: with ``enable`` and ``tuned``, most seconds of measuring for a problem that is met; None: as
-    ``time_limit`` says.
-    background: with ``enable`` and ``tuned``, do not measure in the call that meets a problem, but between steps, for
-    at most a twentieth of the time (docs/training.md).
-    confirm: whether ``optimize`` ends with interleaved steps of the whole model, with torch's own and ours, and
-    puts torch's own back where ours is slower there. None: in training, where a step is neither too short nor too long,
-    and where processes that take part tune together; or where a step is given; what the database has of it is not run
-    again.
-    thorough: measure every candidate that is not surely slower, with many samples: minutes instead of seconds. The
-    default looks at each algorithm once, at the others of its sizes where it is the best, and not at all where like
-    problems say that it is hopeless.
-    share_tuning: under an initialised ``torch.distributed`` process group of more than one rank, ``optimize`` and
-    ``tune`` deal the measuring out over the ranks, and all ranks choose alike (docs/ranks.md). ``False``: each rank
-    tunes for itself.
-    fuse: for inference, ``optimize`` returns a graph of the model, in which batch norm is folded into convolutions, and
-    additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, whatever
-    ``operations`` says.
-    limits_torch: whether torch's own convolution, too, must be within the workspace limit, so that something slower
-    runs in its place where it is not. None: with every limit but the default one.
+    workspace_limit: largest workspace of any one operation, inclusive: a number of bytes, text such as ``"64MiB"``, or
+    None for no limit. ``"headroom"`` allows each call the memory that is free below the peak of a training step, so
+    that the peak does not rise; only ``optimize`` and networks have a step to trace.
+    workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
+    cache_budget: most memory, inclusive, for prepared filters that are kept between calls in inference; 0 keeps none,
+    None is no limit. CPU only: every call reads the whole filter to see whether it has changed.
+    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (and the batch size itself) or ``all``.
+    operations: one or several operations to tune, None for all three; torch computes the others. In models they are the
+    operations of the layers: forward computes y, for a transposed convolution too, which runs it as backward data.
+    algorithms: names to choose from, one or several; None for all available ones. Torch's own is always a candidate.
+    max_relative_error: largest relative L2 error of an algorithm against float64, at least float64's machine epsilon;
+    None for a default of the dtype.
+    deterministic: use only algorithms that give the same bits on every run. On a GPU torch's own convolution is
+    measured as if torch's deterministic setting were on. Where it runs later, only torch's setting counts; ``optimize``
+    warns if it is off.
+    time_limit: most seconds of measuring per problem, above 0, as a number or text such as ``"60s"``; None measures
+    until the noise is small.
+    database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
+    strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
+    no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
+    first_call_time: with ``enable`` and ``tuned``, most seconds of measuring when a problem first occurs; None for
+    ``time_limit``.
+    background: with ``enable`` and ``tuned``, measure between steps, for at most 5 % of the time, and not in the call
+    in which a problem first occurs (docs/training.md).
+    confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
+    interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
+    step is neither too short nor too long and the processes that take part tune together. Stored results are reused.
+    thorough: measure every candidate that may win, with many samples: minutes instead of seconds. By default each
+    algorithm is measured at one size, at other sizes only if it is the best, and not at all if results of similar
+    problems rule it out.
+    share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
+    measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
+    fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
+    additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless
+    of ``operations``.
+    limits_torch: whether the workspace limit applies to torch's own convolution too, so that a slower algorithm may
+    replace it. None applies every limit but the default one.
 
-    Policy and operations may be given as text, numbers as NumPy's, and several names in any iterable; one text is one
-    name. The fields then have the types that are named below, so that equal configs are equal and hash alike.
+    Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable; a single text is
+    one name. The fields are converted to the types below, so that equal configs compare and hash equal.
 
     Raises ``InvalidInputError`` for a value that is not allowed.
 
-    >>> Config().workspace_limit_bytes  # a text stays as it was written; the properties have bytes and seconds
+    >>> Config().workspace_limit_bytes  # fields keep text as given; properties return bytes and seconds
     67108864
-    >>> Config(workspace_limit=1000).workspace_limit_bytes  # a number is bytes
+    >>> Config(workspace_limit=1000).workspace_limit_bytes  # in bytes
     1000
     >>> Config(time_limit="2min", operations="forward").time_limit_s
     120.0
@@ -127,8 +124,8 @@ class Config:
         )
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
             raise InvalidInputError(
-                f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; a "
-                "budget is divided instead of a limit for each: give one of the two"
+                f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; "
+                "they exclude each other: give one of the two"
             )
 
     @property
@@ -137,7 +134,7 @@ class Config:
 
     @property
     def workspace_limit_bytes(self) -> int | None:
-        """Limit of each problem; None too where there is a budget. Raises ``InvalidInputError`` for ``"headroom"``."""
+        """Limit of each problem; None if unlimited or with a budget. Raises ``InvalidInputError`` for "headroom"."""
         if self.has_headroom_limit:
             raise InvalidInputError(
                 f"the workspace limit is {HEADROOM!r}, which needs a model whose training step can be traced: use "
@@ -147,14 +144,14 @@ class Config:
 
     @property
     def baseline_exempt(self) -> bool:
-        """Whether torch's own convolution may run whatever workspace it takes."""
+        """Whether torch's own convolution may exceed the workspace limit."""
         if self.workspace_budget is not None:
             return False
         return self.workspace_limit == DEFAULT_WORKSPACE_LIMIT if self.limits_torch is None else not self.limits_torch
 
     @property
     def workspace_budget_bytes(self) -> int | None:
-        """Bound of all problems in sum; None: there is no budget."""
+        """Budget of all problems together; None if there is no budget."""
         return parse_bytes(self.workspace_budget)
 
     @property
@@ -170,7 +167,7 @@ class Config:
         return parse_seconds(self.first_call_time)
 
     def error_bound(self, dtype: str, numerics: str = "") -> float:
-        """Return the largest relative L2 error allowed for a dtype, under the ``numerics`` of an environment."""
+        """Return the largest allowed relative L2 error for a dtype and an environment's ``numerics``."""
         if self.max_relative_error is not None:
             return self.max_relative_error
         if dtype == "float32" and rounds_to_tf32(numerics):
@@ -178,9 +175,9 @@ class Config:
         return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
 
-# float32: what the bar of the project promises. float64: some units in the last place of the stored result. Half
-# precision: about twice torch's own error where it rounds sums on the way (docs/compatibility.md).
-# TF32 keeps 10 bits of a factor's mantissa: 2**-11 of each is lost at most, and torch's own convolution loses it too.
+# float32: the error that the documentation promises. float64: a few units in the last place of the stored result. Half
+# precision: about twice torch's own error where torch rounds partial sums (docs/compatibility.md).
+# TF32 keeps 10 bits of a factor's mantissa, a relative error of at most 2**-11, in torch's own convolution too.
 TF32_MAX_RELATIVE_ERROR = 1e-3
 LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
@@ -202,7 +199,7 @@ def _limit(value: int | str | None) -> int | str | None:
 
 
 def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
-    """Check an amount. A text stays as it was written, since it is shown again; a number is as ``parse`` has it."""
+    """Check an amount. Keep text as given, since it is shown again; convert a number by ``parse``."""
     try:
         parsed = parse(value)
     except InvalidInputError as error:
@@ -223,8 +220,8 @@ def _algorithms(value: object) -> tuple[str, ...] | None:
     names = None if value is None else texts(value, "algorithms")
     if names is not None and not all(names or [""]):
         raise InvalidInputError(
-            "algorithms has no name, or an empty one; name some (mucudnn doctor lists them, "
-            f"{TORCHS_OWN} is torch's own alone), or leave it out for all"
+            "algorithms is empty or has an empty name; name some (mucudnn doctor lists them, "
+            f"{TORCHS_OWN} is PyTorch's own alone), or leave it out for all"
         )
     return names
 
@@ -244,7 +241,7 @@ def _file(value: Path | str | None) -> Path | None:
         return None
     try:
         path = Path(value).expanduser()
-    except (TypeError, RuntimeError) as error:  # no path, and nobody's home
+    except (TypeError, RuntimeError) as error:  # not a path, or the home folder of an unknown user
         raise InvalidInputError(f"database is {shown(value)}: {error}; name a file, or None for the default") from None
     if path == Path() or "\0" in str(path):
         raise InvalidInputError(f"database is {shown(value)}; name a file, or None for the default")

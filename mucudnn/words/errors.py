@@ -1,24 +1,24 @@
-"""Errors that mucudnn raises on purpose: messages say what was given, what is allowed and what to do."""
+"""Exceptions that mucudnn raises; each message says what was given, what is allowed and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-DATABASE_OPTION = "Config(database=...)"  # in messages; the command line puts its own option there
+DATABASE_OPTION = "Config(database=...)"  # in messages; the command line replaces it by its option
 
 
 class MucudnnError(Exception):
-    """Base of all errors that the caller can mend; the command line shows the message and exits with 2."""
+    """Base class of all errors that the caller can fix; the command line shows the message and exits with status 2."""
 
 
 class InvalidInputError(MucudnnError, ValueError):
-    """A value that is not allowed, such as a size, a layer, a name or an option."""
+    """An invalid argument, such as a size, a layer, a name or an option."""
 
 
 class InfeasibleError(MucudnnError):
     """No configuration fits the workspace limit.
 
-    ``smallest_feasible_bytes`` is the smallest limit for which there is one, ``None`` if no limit would help.
+    ``smallest_feasible_bytes`` is the smallest limit that a configuration fits, or None if no limit would help.
     """
 
     def __init__(self, message: str, smallest_feasible_bytes: int | None = None) -> None:
@@ -27,21 +27,21 @@ class InfeasibleError(MucudnnError):
 
 
 class DatabaseError(MucudnnError):
-    """The measurements cannot be read or written; the file is never deleted."""
+    """A database of measurements that cannot be read or written; mucudnn never deletes the file."""
 
 
 class OutputError(MucudnnError):
-    """A file of results cannot be written, or must not be: what is there would be lost."""
+    """An output file that cannot be written, or that must not be overwritten."""
 
 
 class UnavailableError(MucudnnError):
-    """A device, data type or algorithm that this machine does not have."""
+    """A device, data type or algorithm that is not available on this machine."""
 
 
 class SharingError(MucudnnError):
-    """Ranks that tune together are not alike, choose differently, or have lost one of them; names ranks and reasons.
+    """Ranks that tune together differ in setup or choices, or one of them failed; the message names ranks and reasons.
 
-    ``failures``: what each rank said that failed, by its number; empty where the reason is another one.
+    ``failures`` maps the number of each failed rank to its message; it is empty if no rank failed.
     """
 
     def __init__(self, message: str, failures: Mapping[int, str] | None = None) -> None:
@@ -50,31 +50,31 @@ class SharingError(MucudnnError):
 
 
 class CapturingError(UnavailableError):
-    """A step that is not built yet, while a CUDA graph is captured: then nothing can be built."""
+    """A step that would have to be built while a CUDA graph is captured, which is impossible."""
 
 
 class MisalignedError(InvalidInputError):
-    """Operands that do not begin on a multiple of as many bytes as an algorithm needs, as views can."""
+    """Operands, such as views, whose address lacks the alignment that an algorithm needs."""
 
 
 class LibraryError(MucudnnError):
-    """A call of a library that computes convolutions failed, or what it made failed.
+    """A failed call of a library that computes convolutions, or of a plan that it built.
 
-    An algorithm that raises it is replaced where it was tuned for; see ``Algorithm.alternatives``.
+    An algorithm that raises it is replaced for the problem that it was tuned for; see ``Algorithm.alternatives``.
     """
 
     @property
     def is_lack_of_memory(self) -> bool:
-        """Tell whether memory of the host or of the device could not be had; later it may."""
+        """Whether host or device memory was short, so that a later call may succeed."""
         return False
 
 
 class BrokenDeviceError(MucudnnError):
-    """A candidate left the device unusable for this process. That is stored, so that the next one passes over it."""
+    """A candidate left the device unusable for this process; this is stored, so that later processes skip it."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return what happened, without the stack traces that torch appends; the error's type where it says nothing.
+    """Return the message without the stack traces that torch appends, or the error's type if the message is empty.
 
     >>> first_line(RuntimeError("out of memory\\nframe #0: ..."))
     'out of memory'

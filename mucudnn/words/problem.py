@@ -1,4 +1,4 @@
-"""Problems: one operation of one convolution, without the batch size. Knows no torch and no device."""
+"""Problems: one operation of one convolution, without the batch size, independent of torch and devices."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class MemoryFormat(StrEnum):
 
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-MOST_ELEMENTS = 2**31 - 1  # of an operand that one kernel gets: libraries, and some loops of ours, count in 32 bits
-MOST_SAMPLES = 2**20  # of a mini-batch: every batch size up to it is solved for, in about a minute and a GiB
+MOST_ELEMENTS = 2**31 - 1  # of an operand of one kernel: libraries, and some of our loops, count in 32 bits
+MOST_SAMPLES = 2**20  # of a mini-batch: solving for every size up to it takes about a minute and 1 GiB
 Pair = tuple[int, int]
 
 _SIZES = ("c", "h", "w", "k", "r", "s", "groups")
@@ -40,10 +40,10 @@ class ConvProblem:
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q).
 
     operation and memory_format may be given as text, dtype as ``torch.dtype``, a pair as one number for both, and
-    numbers as NumPy's; the fields have the types that are named here in any case.
+    numbers as NumPy's; the fields are converted to the types below.
 
-    Raises ``InvalidInputError`` where no such convolution exists, and for more than ``MOST_ELEMENTS`` in x or y of one
-    sample or in w.
+    Raises ``InvalidInputError`` if no such convolution exists, and if w, or x or y of one sample, has more than
+    ``MOST_ELEMENTS`` elements.
 
     >>> problem = ConvProblem("forward", c=3, h=224, w=192, k=64, r=7, s=7, stride=2, padding=3)
     >>> problem.x_shape(8), problem.w_shape(), problem.y_shape(8)
@@ -90,14 +90,14 @@ class ConvProblem:
             )
 
     def _require_countable(self) -> None:
-        """Refuse what cannot be counted in 32 bits; padded rows and columns of x are counted in the same way."""
+        """Refuse sizes that do not fit 32 bits; padded rows and columns of x count too."""
         sizes = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *self._padded()
         if max(sizes) > MOST_ELEMENTS:
             names = "one sample of x", "w", "one sample of y", "a padded column of x", "a padded row of x"
             what, elements = max(zip(names, sizes, strict=True), key=lambda named: named[1])
             raise InvalidInputError(
                 f"{self}: {what} has {elements} elements; at most {MOST_ELEMENTS} are allowed: give smaller sizes, or "
-                "leave this one to torch's own convolution"
+                "leave this one to PyTorch's own convolution"
             )
 
     def _padded(self) -> Pair:
@@ -130,13 +130,13 @@ class ConvProblem:
         return (n, self.k, self.p, self.q)
 
     def flops(self, n: int) -> int:
-        """Count additions and multiplications of the direct method for ``n`` samples."""
+        """Return the additions and multiplications of direct convolution for ``n`` samples."""
         return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def least_bytes(self, n: int) -> int:
-        """Count the bytes of x, w and y for ``n`` samples, each once. Rows of x that a stride passes over are not read.
+        """Return the bytes of x, w and y for ``n`` samples, without rows of x that a stride skips.
 
-        BACKWARD_DATA writes all of them, with zeros.
+        BACKWARD_DATA writes zeros to skipped rows, so that they count too.
         """
         is_written = self.operation is Operation.BACKWARD_DATA
         rows = self.h if is_written else min(self.h, self.p * self.r)
@@ -144,7 +144,7 @@ class ConvProblem:
         return sum(sizes) * self.item_bytes
 
     def countable_samples(self) -> int:
-        """Return the most samples of which neither x nor y has more than ``MOST_ELEMENTS``."""
+        """Return the largest number of samples for which x and y have at most ``MOST_ELEMENTS``."""
         return MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1)))
 
     def with_operation(self, operation: Operation) -> ConvProblem:
@@ -163,9 +163,9 @@ class ConvProblem:
 
 
 def dtype_name(dtype: object) -> str:
-    """Name a dtype: ``float32`` for itself and for ``torch.float32``.
+    """Return the name of a dtype: ``float32`` for ``"float32"`` and for ``torch.float32``.
 
-    Raises ``InvalidInputError`` for a dtype that has no convolution here.
+    Raises ``InvalidInputError`` for a dtype that mucudnn does not support.
     """
     given = str(dtype) if isinstance(dtype, str) else shown(dtype)
     name = given.removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Progress of long work: a callback that gets what is being done and the fraction that is done."""
+"""Progress of long work: a callback that gets a description of the current work and the completed fraction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mucudnn.words.values import shown
 Progress = Callable[[str, float], None]
 
 LINE_EVERY_S = 10.0  # where standard error is not a terminal
-_REFRESH_S = 0.1  # at least, between two drawings of the bar
+_REFRESH_S = 0.1  # shortest time between redraws of the bar
 
 
 def silent(text: str, fraction: float) -> None:
@@ -24,7 +24,7 @@ def silent(text: str, fraction: float) -> None:
 
 
 def share_of(progress: Progress, start: float, share: float) -> Progress:
-    """Return the callback of one part of the work, which is ``share`` of the whole and begins at ``start``.
+    """Return a callback for the part of the work that begins at fraction ``start`` and is ``share`` of the whole.
 
     >>> second_half = share_of(lambda text, fraction: print(text, fraction), 0.5, 0.5)
     >>> second_half("whole runs", 0.5)
@@ -35,7 +35,7 @@ def share_of(progress: Progress, start: float, share: float) -> Progress:
 
 @contextmanager
 def progress_of(given: Progress | bool | None) -> Iterator[Progress]:
-    """Yield the callback that a user gave; None or True: a bar, if standard error is a terminal; False: nothing.
+    """Yield the user's callback; for None or True a bar, if standard error is a terminal; for False a silent one.
 
     Raises ``InvalidInputError`` for anything else.
     """
@@ -55,10 +55,10 @@ def progress_of(given: Progress | bool | None) -> Iterator[Progress]:
 
 @contextmanager
 def progress_bar(*, lines: bool = True) -> Iterator[Progress]:
-    """Yield the callback of a bar on standard error, which disappears when the work is done.
+    """Yield the callback of a progress bar on standard error that disappears when the work is done.
 
-    If standard error is not a terminal, print a line every ten seconds instead, or nothing without ``lines``. Of the
-    ranks of torchrun only the first shows progress.
+    If standard error is not a terminal, print a line every ten seconds instead, or nothing without ``lines``. Under
+    torchrun only rank 0 shows progress.
     """
     stream = sys.stderr
     if stream is None or os.environ.get("RANK", "0") != "0":
@@ -75,7 +75,7 @@ def progress_bar(*, lines: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """Draw the bar only when the callback is called: a thread that draws would disturb measurements."""
+    """Yield the callback of a bar that is drawn only by the callback: a drawing thread would disturb measurements."""
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -103,7 +103,7 @@ def _bar() -> Iterator[Progress]:
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    """Print the latest progress at regular intervals, also while the work reports nothing new."""
+    """Print the latest progress at regular intervals, even if the work reports nothing new."""
     latest, started_at, ended = ("starting", 0.0), time.monotonic(), Event()
 
     def report(text: str, fraction: float) -> None:

@@ -1,4 +1,4 @@
-"""Results: micro-configs with what they cost, and configurations made of them."""
+"""Results: measured costs of micro-configs, and configurations made of them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from mucudnn.words.samples import MeasuredSamples, PairedSamples, uncertainty
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import flag, instance, plain, settle, several, shown, text, whole
 
-# Share of a core that others may take from a measurement that is trusted. A desktop without work takes a twentieth, and
-# ticks of the kernel blur as much; what disturbs for long takes a third and more.
+# Largest load at which a measurement is trusted. An idle desktop takes 5 % of a core, kernel ticks blur the reading by
+# as much, and lasting disturbances take a third or more.
 BUSY = 0.15
-NOISY = 0.25  # noise above which a measurement is doubtful in any case
-NOISY_UNWATCHED = 0.1  # and where nobody knows the load
+NOISY = 0.25  # noise above which a measurement is doubtful under any load
+NOISY_UNWATCHED = 0.1  # the same if the load is unknown
 
 
 def source_of(algorithm: str) -> str:
-    """Name what offers the algorithm of this name: ``library`` for ``library:67 k2=5``, else the algorithm itself."""
+    """Return the source of an algorithm: ``library`` for ``library:67 k2=5``, else the name itself."""
     return algorithm.partition(":")[0]
 
 
 def package_of(algorithm: str) -> str | None:
-    """Return ``own`` for ``own/pointwise``: the package that brings the algorithm; None for one of mucudnn's own."""
+    """Return the package of a plug-in algorithm, ``own`` for ``own/pointwise``; None for mucudnn's algorithms."""
     package, slash, _ = algorithm.partition("/")
     return package if slash else None
 
 
 def is_busy(load: float | None) -> bool:
-    """Whether what was measured under this load is doubtful; an unknown load is none."""
+    """Whether the load makes a measurement doubtful; an unknown load does not."""
     return load is not None and load > BUSY
 
 
 def is_doubtful(noise: float, load: float | None) -> bool:
-    """Whether it should be measured again: under load, or much noisier than on a quiet machine."""
+    """Whether a measurement should be repeated: under load, or much noisier than on a quiet machine."""
     return is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
 
 
@@ -45,7 +45,7 @@ def is_doubtful(noise: float, load: float | None) -> bool:
 class MicroConfig:
     """One algorithm on one micro-batch size (samples): the unit that is measured.
 
-    Raises ``InvalidInputError`` for what is no name and no number of samples.
+    Raises ``InvalidInputError`` for an invalid name or number of samples.
     """
 
     algorithm: str
@@ -61,12 +61,12 @@ class MicroConfig:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The costs of a micro-config on one problem (seconds, bytes), and its distance from float64.
+    """The costs of a micro-config on one problem (seconds, bytes), and its relative error against float64.
 
     setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
-    of its micro-batches. noise: IQR / median of the step samples. load: part of the machine's speed that others, limits
-    or slow clocks took meanwhile, from 0 to 1; None: unknown. raw: its
-    samples, where it was made just now; what is read to choose from has none.
+    of its micro-batches. noise: IQR / median of the step samples. load: fraction of the machine's speed lost to
+    other work, limits or slow clocks, from 0 to 1; None if unknown. raw: the samples of a new measurement, None for one
+    that was read from the database.
     """
 
     micro_config: MicroConfig
@@ -88,13 +88,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A micro-config that was not measured, with the reason in words.
+    """A micro-config that was not measured, and the reason.
 
-    is_lasting: it would fail again. A lack of memory does not last: it is not stored, and tried again. is_passed_over:
-    it did not fail but was left out, as hopeless or too large: a thorough tuning measures it. by_arithmetic: it was
-    left out for its arithmetic alone, and may win once a higher rate is seen. needed_bytes: the workspace for which it
-    was left out; None where that was not why. is_unproven: it is foreign code that could not be proven in a process
-    of its own, and so was not run; that does not last either.
+    is_lasting: it would fail again. A lack of memory is not lasting: it is not stored, and is tried again.
+    is_passed_over: it did not fail but was skipped as hopeless or too large; a thorough tuning measures it.
+    by_arithmetic: it was skipped for its number of operations alone, and may win if higher rates are measured.
+    needed_bytes: the workspace for which it was skipped; None if it was skipped for another reason. is_unproven: it is
+    foreign code that could not be proven in a separate process, and was not run; this is not lasting either.
     """
 
     micro_config: MicroConfig
@@ -107,18 +107,18 @@ class Failure:
 
     @property
     def why(self) -> str:
-        """Return the reason, and whether it is one for having been left out."""
+        """The reason, marked if the micro-config was skipped."""
         return f"passed over: {self.reason}" if self.is_passed_over else self.reason
 
 
 def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
-    """Say that a micro-config was not measured since it needs more workspace than there was allowed."""
+    """Record that a micro-config was not measured because it needs more workspace than allowed."""
     reason = f"needs {needed_bytes} bytes of workspace"
     return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
 
 
 def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool = False) -> Failure:
-    """Say why a micro-config was not measured, although it may run."""
+    """Record why a micro-config that may run was not measured."""
     return Failure(micro_config, reason, is_passed_over=True, by_arithmetic=by_arithmetic)
 
 
@@ -126,10 +126,10 @@ def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool =
 class Configuration:
     """Micro-configs that together cover a mini-batch, in the order in which they run.
 
-    Equal algorithms stand next to each other, larger micro-batches first. time_s: predicted, the sum of setups and
-    steps. workspace_bytes: the sum of prepared bytes and the largest scratch.
+    Equal algorithms are adjacent, larger micro-batches first. time_s: predicted time, the sum of setups and steps.
+    workspace_bytes: the sum of prepared bytes and the largest scratch.
 
-    Raises ``InvalidInputError`` for what are no micro-configs. Costs are checked by the solver.
+    Raises ``InvalidInputError`` for elements that are not micro-configs. Costs are checked by the solver.
 
     >>> parts = (MicroConfig("winograd-4x4", 8), MicroConfig("winograd-4x4", 8), MicroConfig("gemm", 2))
     >>> configuration = Configuration(parts, time_s=0.0031, workspace_bytes=2_400_000)
@@ -161,11 +161,11 @@ class Configuration:
 
     @property
     def is_baseline(self) -> bool:
-        """Tell whether it is torch's own convolution, undivided."""
+        """Whether it is torch's own convolution, undivided."""
         return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
 
     def __str__(self) -> str:
-        """Text for people: algorithm, micro-batch size, how often."""
+        """Text for people: algorithm, micro-batch size and count of each micro-config."""
         parts = []
         for micro_config, count in Counter(self.micro_configs).items():
             times = f"×{count}" if count > 1 else ""
@@ -174,7 +174,7 @@ class Configuration:
 
 
 def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
-    """Return the micro-configs of a configuration that was written as text, each with how often it runs.
+    """Parse the text of a configuration into its micro-configs and their counts.
 
     Raises ``InvalidInputError`` for other text.
 
@@ -186,17 +186,17 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
         algorithm, _, sizes = part.rpartition(" ")
         size, _, count = sizes.partition("×")
         if not (algorithm and size.isdecimal() and (count or "1").isdecimal()):
-            raise InvalidInputError(f"{configuration!r} is no configuration; one is written as 'gemm 8×2 + gemm 2'")
+            raise InvalidInputError(f"{configuration!r} is not a configuration; one is written as 'gemm 8×2 + gemm 2'")
         found.append((MicroConfig(algorithm, int(size)), int(count or 1)))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """A configuration run whole, and its baseline, interleaved: medians in seconds over the rounds.
+    """Complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
 
-    The baseline is torch's own convolution. For a run with a cached filter it is the same module without its cache.
-    noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as of a ``Measurement``.
+    The baseline is torch's own convolution, or for a run with a cached filter the same module without its cache.
+    noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as in ``Measurement``.
     """
 
     baseline_s: float
@@ -207,7 +207,7 @@ class WholeRun:
 
     @classmethod
     def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
-        """Return what samples tell, of which there is one of each in every round."""
+        """Return the whole run of samples, one of each per round."""
         raw = PairedSamples(tuple(baseline_s), tuple(time_s))
         return cls(median(baseline_s), median(time_s), uncertainty(raw.speedups), raw=raw)
 
@@ -227,11 +227,11 @@ ACTIVATIONS = ("ReLU", "ReLU6", "SiLU")  # computed by ``kernels/contract/epilog
 
 @dataclass(frozen=True, slots=True)
 class WithEpilogue:
-    """A whole run of a fused convolution: y is followed by an epilogue, and so is that of torch's own.
+    """A whole run of a fused convolution: an epilogue follows y, in the baseline too.
 
-    activation: one of ``ACTIVATIONS``, or ``None``. adds: whether a tensor of y's shape is added before it.
+    activation: one of ``ACTIVATIONS``, or None. adds: whether a tensor of y's shape is added before it.
 
-    Raises ``InvalidInputError`` for other values, and where nothing follows y.
+    Raises ``InvalidInputError`` for other values, and if the epilogue is empty.
 
     >>> str(WithEpilogue("ReLU6", adds=True))
     'with addition and ReLU6'
@@ -251,7 +251,7 @@ class WithEpilogue:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of what follows y, in their order."""
+        """Names of the operations that follow y, in order."""
         activation = () if self.activation is None else (self.activation,)
         return (ADDITION, *activation) if self.adds else activation
 
@@ -261,9 +261,10 @@ class WithEpilogue:
 
 @dataclass(frozen=True, slots=True)
 class WithCachedFilter:
-    """A whole run with a cached filter: the algorithm that prepares it, and what runs without the cache instead.
+    """A whole run with a cached filter.
 
-    All other whole runs are compared with torch's own convolution. epilogue: of y, with the cache and without.
+    algorithm: the one that prepares the filter. instead_of: the micro-configs that run without the cache, the baseline
+    of this run. epilogue: operations that follow y, with the cache and without.
     """
 
     algorithm: str
@@ -276,15 +277,15 @@ class WithCachedFilter:
 
 @dataclass(frozen=True, slots=True)
 class WithFreshWorkspace:
-    """A whole run whose workspace is allocated for the call. All others keep theirs from call to call."""
+    """A whole run that allocates its workspace in each call; others keep theirs between calls."""
 
     def __str__(self) -> str:
         return "fresh workspace"
 
 
-How = WithCachedFilter | WithFreshWorkspace | WithEpilogue | None  # what is special in a whole run; None: nothing
+How = WithCachedFilter | WithFreshWorkspace | WithEpilogue | None  # special condition of a whole run
 
 
 def epilogue_of(how: How) -> WithEpilogue | None:
-    """Return what follows y in a whole run; ``None``: nothing."""
+    """Return the epilogue of a whole run, or None."""
     return how.epilogue if isinstance(how, WithCachedFilter) else how if isinstance(how, WithEpilogue) else None

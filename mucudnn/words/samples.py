@@ -1,7 +1,6 @@
-"""Raw samples: the single timings that a measurement or a whole run is made of, and the processor meanwhile.
+"""Raw samples: the individual timings behind a measurement or a whole run, and the state of the processor meanwhile.
 
-They stand beside the results (``results.py``) and not in their numbers: who chooses reads medians, who judges a median
-reads its samples.
+They are kept apart from the results (``results.py``): choices need only medians; samples show how good a median is.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from statistics import quantiles
 class MeasuredSamples:
     """Samples of a measurement, in the order in which they were taken: seconds of one setup, and of one step.
 
-    stolen: share of the time of the cores that a hypervisor gave to others meanwhile, from 0 to 1. clock_hz: of the
-    fastest core. None: unknown.
+    stolen: fraction of the cores' time that the hypervisor gave to other guests, from 0 to 1. clock_hz: clock rate of
+    the fastest core. Both are None if unknown.
     """
 
     setup_samples_s: tuple[float, ...]
@@ -28,9 +27,9 @@ class MeasuredSamples:
 
 @dataclass(frozen=True, slots=True)
 class PairedSamples:
-    """Samples of a whole run and of its baseline, in seconds: those with the same index ran in the same round.
+    """Samples of a whole run and of its baseline, in seconds; samples of the same index ran in the same round.
 
-    stolen, clock_hz: as of ``MeasuredSamples``.
+    stolen, clock_hz: as in ``MeasuredSamples``.
     """
 
     baseline_samples_s: tuple[float, ...]
@@ -40,14 +39,14 @@ class PairedSamples:
 
     @property
     def speedups(self) -> list[float]:
-        """Baseline / run in each round: a slow minute of the machine, which both meet, cancels."""
+        """Baseline over run in each round; machine slowdowns cancel, since they affect both."""
         return [b / t for b, t in zip(self.baseline_samples_s, self.time_samples_s, strict=True)]
 
 
 def uncertainty(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval of the values' median, 1.57 IQR / sqrt(n); inf for a single value.
+    """Return half the width of the median's 95 % confidence interval, 1.57 IQR / sqrt(n); inf for fewer than 2 values.
 
-    McGill, Tukey, Larsen 1978, "Variations of box plots".
+    Source: McGill, Tukey, Larsen 1978, "Variations of box plots".
     """
     if len(values) < 2:
         return inf

@@ -1,4 +1,4 @@
-"""Tasks of tuning: one operation of one layer, as it is called."""
+"""Tuning tasks: one operation of one layer, with its batch size and workspace limit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mucudnn.words.values import flag, instance, settle, text, whole
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem with its mini-batch.
+    """A problem with its batch size, workspace limit and number of occurrences.
 
-    limit_bytes: the most workspace of its own, inclusive; None: no limit. count: how often it occurs in the network.
-    name: for progress, errors and accounts. in_headroom: the limit is what is free below the peak of a training step.
-    Torch's own convolution, which makes the peak, is then within it whatever it takes, and a workspace is there for one
-    call only. baseline_exempt: torch's own is within the limit whatever it takes, since it is not held to it.
-    epilogue: what follows y in a fused convolution, and is part of its whole runs; ``None``: nothing.
+    limit_bytes: largest workspace, inclusive; None if unlimited. count: number of occurrences in the network. name:
+    shown in progress, errors and accounts. in_headroom: the limit is the memory that is free below the peak of a
+    training step; torch's own convolution, which makes the peak, then always fits, and the workspace is allocated for
+    each call. baseline_exempt: torch's own convolution may run even where it exceeds the limit. epilogue: operations
+    that follow y in a fused convolution and are part of its whole runs, or None.
 
-    Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue of
-    anything else than a forward operation in inference.
+    Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue with
+    any operation but forward, or with in_headroom.
     """
 
     problem: ConvProblem
@@ -59,7 +59,7 @@ class Task:
 
     @property
     def how(self) -> WithEpilogue | WithFreshWorkspace | None:
-        """Way of its whole runs; ``None``: nothing is special in them."""
+        """Special condition of its whole runs, or None."""
         return WithFreshWorkspace() if self.in_headroom else self.epilogue
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Tables and lines of plain text, of at most ``WIDTH`` columns."""
+"""Plain-text tables and lines of at most ``WIDTH`` columns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST_NAMED = 4
 
 
 def filled(text: str) -> str:
-    """Wrap a line, with its continuation indented."""
+    """Wrap a line and indent its continuation."""
     return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names with commas; of more than four name the first ones and count the others.
+    """Join names with commas; if there are more than four, list the first four and count the rest.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c, d and 1 more'
@@ -26,7 +26,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a line for each row. Names in the first column that are too long lose their middle: both ends tell."""
+    """Yield a line for each row. Names in the first column that are too long are shortened in the middle."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     first = min(first, max(WIDTH - sum(widths) - len("  ") * len(widths), _LEAST_NAME))
     for name, *cells in rows:

@@ -1,7 +1,4 @@
-"""Torch's own convolution: its name here, and what torch's settings make of it on a GPU.
-
-They say how exact and how repeatable it must be, and by which library it is computed.
-"""
+"""Torch's own convolution: its name, and the torch settings that change its results and speed on a GPU."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-TORCHS_OWN = "native"  # as an algorithm, in the tensors' memory format: its name in databases
+TORCHS_OWN = "native"  # name of the algorithm, also in databases; runs in the tensors' memory format
 
 DETERMINISTIC_SETTING = "torch.backends.cudnn.deterministic"
 
-# What torch has by default. These change torch's own times and those of our matrix products, but bar no engine.
+# Defaults of torch. Other values change times of torch's and our matrix products, but exclude no engine.
 _DEFAULTS_OF_CUDNN = {"depthwise_kernel": "auto"}  # older torch lacks it
 _DEFAULTS_OF_MATMUL = {
     "allow_fp16_accumulation": False,
@@ -27,12 +24,12 @@ _DEFAULTS_OF_MATMUL = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class TorchSettings:
-    """Settings that say how exact results must be, and all others that change times.
+    """Settings of torch that affect the accuracy of results, and others that change times.
 
-    allow_tf32: tensor cores may round float32 to TF32, 10 bits of mantissa, in convolutions. deterministic: every run
-    must give the same bits. tf32_override: of the environment's ``NVIDIA_TF32_OVERRIDE``, which cuDNN and cuBLAS obey;
-    0 forbids TF32. cudnn: torch may use cuDNN. matmul_tf32: matrix products may round to TF32. others: words for the
-    other settings that are not as torch has them by default, such as ``benchmark=10``.
+    allow_tf32: convolutions may round float32 to TF32, 10 bits of mantissa. deterministic: every run must give the same
+    bits. tf32_override: environment variable ``NVIDIA_TF32_OVERRIDE``, which cuDNN and cuBLAS obey; 0 forbids TF32.
+    cudnn: torch may use cuDNN. matmul_tf32: matrix products may round to TF32. others: other settings that differ from
+    torch's defaults, such as ``benchmark=10``.
     """
 
     allow_tf32: bool = True
@@ -44,15 +41,14 @@ class TorchSettings:
 
     @classmethod
     def current(cls) -> Self:
-        """Read the settings.
+        """Read torch's current settings.
 
-        ``conv.fp32_precision`` is what torch's convolutions obey: it follows from ``allow_tf32``, from the
-        ``fp32_precision`` of cuDNN or of all backends, whichever was set for convolutions (with torch 2.11 the general
-        two do not count, neither for torch nor here). So does ``matmul.fp32_precision`` for matrix products, from
-        ``set_float32_matmul_precision``, too. The older ``allow_tf32`` are not read: they raise where both kinds of
-        setting were used, and torch 2.9 warns.
+        Torch's convolutions obey ``conv.fp32_precision``, which torch derives from ``allow_tf32`` and the
+        ``fp32_precision`` of cuDNN or of all backends (torch 2.11 ignores the latter two for convolutions, and so do
+        we). Likewise ``matmul.fp32_precision`` for matrix products, also from ``set_float32_matmul_precision``. The
+        older ``allow_tf32`` flags are not read: they raise if old and new settings were mixed, and torch 2.9 warns.
         """
-        import torch  # here, since the rest needs no torch
+        import torch  # the rest of the module needs no torch
 
         cudnn = torch.backends.cudnn
         return cls(
@@ -65,7 +61,7 @@ class TorchSettings:
         )
 
     def __str__(self) -> str:
-        """Words for keys of databases: what is as torch has it by default adds none, but for TF32 in convolutions.
+        """Text for database keys: TF32 in convolutions, and all other settings that differ from torch's defaults.
 
         >>> str(TorchSettings()), str(TorchSettings(allow_tf32=False, deterministic=True))
         ('tf32', 'no-tf32 deterministic')
@@ -81,7 +77,7 @@ class TorchSettings:
 def rounds_to_tf32(settings: str) -> bool:
     """Tell from the text of ``TorchSettings`` whether torch's own convolutions may round float32 to TF32.
 
-    Those of cuDNN do as they are set, those without it as matrix products are.
+    With cuDNN the setting of convolutions counts, without it that of matrix products.
     """
     words = settings.split()
     allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
@@ -101,9 +97,9 @@ def _others(cudnn: Any, matmul: Any) -> Iterator[str]:
 
 @contextmanager
 def deterministic_torch(asked: bool) -> Iterator[None]:
-    """Make torch's own convolutions on GPUs deterministic inside, if that is asked for.
+    """Make torch's own convolutions on GPUs deterministic in the block, if asked.
 
-    The setting is the process's: other threads see it, too.
+    The setting is global to the process: other threads see it too.
     """
     import torch
 
@@ -120,10 +116,10 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
 
 @contextmanager
 def computed_without_libraries() -> Iterator[None]:
-    """Let torch's own convolutions on GPUs be matrix products inside: cuDNN must not confirm itself.
+    """Compute torch's own convolutions on GPUs without cuDNN in the block, as a reference for cuDNN's results.
 
-    Torch refuses to call cuBLAS where results must be deterministic and an environment variable is not set; here they
-    need not be. ``torch.use_deterministic_algorithms`` itself would load the compiler. Not run on a GPU yet.
+    Deterministic mode is off, since in it torch calls cuBLAS only if an environment variable is set. This avoids
+    ``torch.use_deterministic_algorithms``, which would load the compiler. Not run on a GPU yet.
     """
     import torch
 
@@ -141,9 +137,9 @@ def computed_without_libraries() -> Iterator[None]:
 
 @contextmanager
 def rounding_to_tf32(allowed: bool) -> Iterator[None]:
-    """Let convolutions and matrix products on GPUs round float32 to TF32 inside, or not.
+    """Allow or forbid convolutions and matrix products on GPUs to round float32 to TF32 in the block.
 
-    By torch's older switches: after the newer ones are used, torch refuses to read the older.
+    Uses torch's older flags: once the newer ones are set, torch refuses to read the older.
     """
     before = _allow_tf32((allowed, allowed))
     try:
@@ -153,12 +149,12 @@ def rounding_to_tf32(allowed: bool) -> Iterator[None]:
 
 
 def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
-    """Set it for convolutions and for matrix products. Return what it was for both."""
+    """Set TF32 for convolutions and matrix products. Return the previous settings."""
     import torch
 
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 warns of the older switches
+        warnings.simplefilter("ignore")  # torch 2.9 warns about the older flags
         before = cudnn.allow_tf32, matmul.allow_tf32
         cudnn.allow_tf32, matmul.allow_tf32 = allowed
     return before
@@ -166,7 +162,7 @@ def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
 
 @contextmanager
 def searching(asked: bool) -> Iterator[None]:
-    """Let torch time cuDNN's engines inside when a size first comes (``torch.backends.cudnn.benchmark``), or not."""
+    """Set ``torch.backends.cudnn.benchmark`` in the block, with which torch times cuDNN's engines for new sizes."""
     import torch
 
     cudnn = torch.backends.cudnn

@@ -1,4 +1,4 @@
-"""Reads and writes bytes, seconds and bandwidths as people do; inside mucudnn they are int bytes and float seconds."""
+"""Parse and format bytes, seconds and bandwidths; inside mucudnn these are int bytes and float seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import LARGEST, real, shown, whole
 
-_NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d has the digits of all scripts
+_NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d matches digits of all scripts
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
@@ -22,10 +22,10 @@ _TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
 
 
 def parse_bytes(text: str | int | None) -> int | None:
-    """Read a size; a whole number is bytes already, ``None`` and ``"none"`` are no bound.
+    """Parse a size; an int is a number of bytes, None and ``"none"`` mean no limit.
 
     Raises ``InvalidInputError`` for anything else, and above 2**63 - 1 bytes. Decimal units (MB) are refused, since
-    what is meant differs by 5 to 10 %, and so are bare numbers in text: bytes or MiB cannot be told apart.
+    they may mean powers of 1000 or 1024, and so is text without a unit, which may mean bytes or MiB.
 
     >>> parse_bytes("64MiB"), parse_bytes("1.5 KiB"), parse_bytes(1000), parse_bytes("none")
     (67108864, 1536, 1000, None)
@@ -53,7 +53,7 @@ def parse_bytes(text: str | int | None) -> int | None:
 
 
 def _product(text: str, number: str, factor: int) -> int:
-    """Multiply to whole bytes, exactly: a float would round what ``exact_bytes`` wrote."""
+    """Multiply exactly, to whole bytes: a float would round sizes that ``exact_bytes`` wrote."""
     size = Decimal(number) * factor
     if size > LARGEST:
         raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
@@ -65,7 +65,7 @@ def _is_none(text: object) -> bool:
 
 
 def format_bytes(value: int | None) -> str:
-    """Write a size for people, rounded.
+    """Format a size for people, rounded.
 
     >>> format_bytes(67108864), format_bytes(1_000_000), format_bytes(None)
     ('64 MiB', '977 KiB', 'no limit')
@@ -81,7 +81,7 @@ def format_bytes(value: int | None) -> str:
 
 
 def exact_bytes(value: int) -> str:
-    """Write a size that can be given back as a limit: rounded it may be too small.
+    """Format a size with its exact bytes, usable as a limit; the rounded size may be too small.
 
     >>> exact_bytes(67108864)
     '67108864B (64 MiB)'
@@ -90,9 +90,9 @@ def exact_bytes(value: int) -> str:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Read bytes a second, in decimal units as networks have them, or in powers of 1024; bits as Gbit/s.
+    """Parse a bandwidth in decimal units (GB/s), powers of 1024 (GiB/s) or bits (Gbit/s); return bytes per second.
 
-    Raises ``InvalidInputError`` for anything else, and for none at all.
+    Raises ``InvalidInputError`` for anything else, and for 0.
 
     >>> parse_bandwidth("25GB/s"), parse_bandwidth("100 Gbit/s"), parse_bandwidth("1GiB/s")
     (25000000000.0, 12500000000.0, 1073741824.0)
@@ -105,9 +105,9 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_seconds(text: str | float | None) -> float | None:
-    """Read a time; a number is seconds already, ``None`` and ``"none"`` are no bound.
+    """Parse a time; a number is in seconds, None and ``"none"`` mean no limit.
 
-    Raises ``InvalidInputError`` for anything else, and for what is negative or not finite.
+    Raises ``InvalidInputError`` for anything else, and for times that are negative or not finite.
 
     >>> parse_seconds("2min"), parse_seconds("500ms"), parse_seconds("60"), parse_seconds(0.1)
     (120.0, 0.5, 60.0, 0.1)
@@ -121,14 +121,14 @@ def parse_seconds(text: str | float | None) -> float | None:
 
 
 def parse_time_limit(text: str | float | None) -> float | None:
-    """Read a time as ``parse_seconds`` does. Raises ``InvalidInputError`` for 0, too: nothing can be done in no time.
+    """Parse a time as ``parse_seconds`` does. Raises ``InvalidInputError`` for 0 too.
 
     >>> parse_time_limit("2min"), parse_time_limit("none")
     (120.0, None)
     """
     seconds = parse_seconds(text)
     if seconds == 0:
-        raise InvalidInputError(f"time {shown(text)} is 0, and must be above; {_TIME_HELP}")
+        raise InvalidInputError(f"time {shown(text)} is 0; it must be above 0: {_TIME_HELP}")
     return seconds
 
 
@@ -140,7 +140,7 @@ def _seconds(text: str) -> float:
 
 
 def format_seconds(value: float) -> str:
-    """Write a time for people.
+    """Format a time for people.
 
     >>> format_seconds(0.0123), format_seconds(2.5e-5), format_seconds(3)
     ('12.3 ms', '25 us', '3 s')

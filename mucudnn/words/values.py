@@ -1,10 +1,10 @@
-"""Makes values that users give into the one type that each has inside mucudnn, or refuses them in words.
+"""Conversion of user input to the types that mucudnn uses inside, with errors that explain what is allowed.
 
-A value that only resembles that type would pass comparisons in one place and fail in another: a text is equal to the
-member of a ``StrEnum``, but not identical, True is a 1, and SQLite stores a NumPy integer as bytes. NumPy's and torch's
-scalars and arrays count as Python's.
+A value of a similar type would pass some comparisons and fail others: text equals the member of a ``StrEnum`` but is
+not identical to it, True equals 1, and SQLite stores a NumPy integer as bytes. NumPy's and torch's scalars and arrays
+are accepted in place of Python's.
 
-``name`` is what a message calls the value. All functions that have a ``name`` raise ``InvalidInputError``.
+``name`` is the name of the value in messages. All functions with a ``name`` raise ``InvalidInputError``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mucudnn.words.errors import InvalidInputError
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _Kind = TypeVar("_Kind")
 
-LARGEST = 2**63 - 1  # whole number that SQLite and C++ can hold
+LARGEST = 2**63 - 1  # largest integer that SQLite and C++ can hold
 _MOST_SHOWN = 80  # characters
 
 
 def settle(record: object, **values: object) -> None:
-    """Set fields of a frozen dataclass. Only its ``__post_init__`` may."""
+    """Set fields of a frozen dataclass; call it only in ``__post_init__``."""
     for name, value in values.items():
-        if getattr(record, name) is not value:  # which is cheaper than to set it
+        if getattr(record, name) is not value:  # cheaper than setting it
             object.__setattr__(record, name, value)
 
 
 def shown(value: object) -> str:
-    """Write ``repr`` on one line, shortened: a value may have thousands of digits, which Python refuses to write."""
+    """Return a short ``repr`` on one line; Python refuses the ``repr`` of an int with thousands of digits."""
     try:
         text = repr(value).replace("\n", " ")
     except ValueError:
@@ -42,16 +42,16 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """Make NumPy's and torch's values into Python's, without loading either."""
+    """Convert NumPy's and torch's values to Python's, without importing either."""
     convert = None if isinstance(value, type) else getattr(value, "tolist", None)
     try:
         return value if convert is None else convert()
-    except (RuntimeError, TypeError):  # of a tensor that has no values (meta), or no such list (sparse)
+    except (RuntimeError, TypeError):  # a meta or sparse tensor
         return value
 
 
 def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
-    """Require a whole number from ``least`` to ``most``; bools and floats are none."""
+    """Require an integer from ``least`` to ``most``; refuse bools and floats."""
     number = value if type(value) is int else _python_int(value, name)
     if number < least:
         _refuse(value, name, f"at least {least}")
@@ -61,7 +61,7 @@ def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
 
 
 def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
-    """Make (height, width) of one number for both, or of two."""
+    """Return (height, width) from two integers, or from one for both."""
     given = value if type(value) is tuple else plain(value)
     both: Sequence[object] = given if isinstance(given, (tuple, list)) else (given, given)
     try:
@@ -72,7 +72,7 @@ def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
 
 
 def real(value: object, name: str) -> float:
-    """Require a finite number; bools are none."""
+    """Require a finite number; refuse bools."""
     given, number = plain(value), inf
     if isinstance(given, Real) and not isinstance(given, bool):
         with suppress(OverflowError):
@@ -81,7 +81,7 @@ def real(value: object, name: str) -> float:
 
 
 def flag(value: object, name: str) -> bool:
-    """Require True or False, and nothing else, since every text is true."""
+    """Require True or False; refuse other values, since every non-empty text is truthy."""
     given = plain(value)
     return given if isinstance(given, bool) else _refuse(value, name, "True or False")
 
@@ -91,18 +91,18 @@ def text(value: object, name: str) -> str:
 
 
 def several(value: object) -> Iterable[object]:
-    """List what is in a value; a text, and a value that has nothing in it, is the only one itself."""
+    """Return the elements of an iterable; treat text or any other value as a single element."""
     given = plain(value)
     return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:
-    """Require texts: each once, in their order. One text is one of them, not its letters."""
+    """Require texts; return each once, in order. A single text is one element, not its letters."""
     return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
-    """Find the member of an enum, by itself or by its text."""
+    """Return the enum member that the value is or names."""
     if type(value) is kind:
         return value
     with suppress(ValueError):
@@ -111,7 +111,7 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
 
 
 def instance(kind: type[_Kind], value: object, name: str) -> _Kind:
-    """Require an instance of a class that nothing else can be made into."""
+    """Require an instance of the class; convert nothing."""
     return value if isinstance(value, kind) else _refuse(value, name, f"a {kind.__name__}")
 
 

@@ -1,4 +1,4 @@
-"""Warnings that name the user's line, and can wait for the end of the work that they would interrupt as errors."""
+"""Warnings that point to the user's line, and can be deferred, so that as errors they do not interrupt work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def warn(message: Warning | str, category: type[Warning] = UserWarning) -> None:
 
 
 def say_once(text: str) -> None:
-    """Warn, unless this text was said before."""
+    """Warn once per process for each text."""
     if text not in _said:
         _said.add(text)
         warn(text, RuntimeWarning)
@@ -32,9 +32,9 @@ def say_once(text: str) -> None:
 
 @contextmanager
 def warnings_deferred() -> Iterator[None]:
-    """Issue this thread's warnings at the end.
+    """Defer this thread's warnings to the end of the block.
 
-    An error that ends the block is raised, also where warnings are errors.
+    An exception from the block is raised in any case, even if warnings are errors.
     """
     if _deferred.get() is not None:
         yield
@@ -58,7 +58,7 @@ def _issue(deferred: Iterable[_Given]) -> None:
 
 
 def _level_of_caller() -> int:
-    """Return the ``stacklevel``, for a call of ``warnings.warn`` in the calling function, of the user's line."""
+    """Return the ``stacklevel`` with which ``warnings.warn`` in the calling function points to the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INTERNAL:
         level, frame = level + 1, frame.f_back

@@ -119,8 +119,8 @@ def link_into_nothing(folder: Path) -> Path:
     ("made", "expected"),
     [
         (lambda folder: folder, "is a folder; name a file"),
-        (lambda folder: folder / "missing" / "out", "the folder .*missing does not exist; make it"),
-        (link_into_nothing, "the folder .*missing does not exist; make it"),
+        (lambda folder: folder / "missing" / "out", "the folder .*missing does not exist; create it"),
+        (link_into_nothing, "the folder .*missing does not exist; create it"),
         (circle, "Too many levels of symbolic links"),
         (lambda folder: folder / ("x" * 300), "File name too long"),
         (lambda folder: Path("/proc/out.json"), "cannot be written|does not exist"),
