@@ -62,7 +62,7 @@ def list_engines(
     *,
     every: bool = False,
 ) -> EngineList:
-    """List the engines for ascending micro-batch sizes, judged by torch's numeric settings. every: as in ``engines``.
+    """List the engines by ascending micro-batch size, judged by torch's settings. every: see ``Device.engines``.
 
     Raises ``UnavailableError`` if cuDNN offers none at any size.
     """

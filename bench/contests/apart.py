@@ -89,7 +89,7 @@ class OwnProcess(Clock, Generic[T]):
         return self._send("ask", calls)
 
     def call(self) -> None:
-        """Placeholder for timers, which need a function. Raises ``TypeError``, since the process makes the calls."""
+        """Raise ``TypeError``: a placeholder for timers, which need a function, while the process makes the calls."""
         raise TypeError("the call of a process is timed by the process, which is its clock")
 
     def end(self) -> None:

@@ -93,7 +93,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         *("sigmoid", "tanh", "glu"),
     ),
 }
-_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}  # words of names
+_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}  # words in names of operators
 
 
 def kind_of_operator(name: str) -> str:

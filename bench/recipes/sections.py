@@ -81,7 +81,7 @@ def read_sections(path: Path) -> Section:
 
 
 def one_of(value: object, name: str, allowed: Sequence[str]) -> str:
-    """Require one of some texts. Raises ``InvalidInputError``."""
+    """Return a text that must be among the allowed ones. Raises ``InvalidInputError`` for others."""
     if value not in allowed:
         raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
     return str(value)

@@ -129,7 +129,7 @@ def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, Con
 
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
-    """Smallest limit of the layer's modules; 0 if an operation is not in the step, such as dw of a frozen filter."""
+    """Return the smallest limit of the layer's modules; 0 for operations outside of the step, such as dw if frozen."""
     return min(limits.get((name, operation), 0) for name in layer.names)
 
 

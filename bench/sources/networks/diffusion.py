@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from mucudnn.bench.sources.networks.blocks import named
 
-_UNET_WIDTHS = (1, 2, 2, 2)  # of the levels, in widths of the network
-_ATTENDED = 1  # the level with attention: 16x16 of images of 32x32
+_UNET_WIDTHS = (1, 2, 2, 2)  # width factors of the levels
+_ATTENDED = 1  # index of the level with attention, 16x16 for images of 32x32
 _VAE_WIDTHS = (1, 2, 4, 4)
 _LATENT = 4  # channels
-_BLOCKS = 2  # residual blocks of a level
+_BLOCKS = 2  # residual blocks per level
 
 
 class UNet(nn.Module):

@@ -118,7 +118,7 @@ def _inception(
 
 
 _DENSENET_GROWTH = 12
-_DENSENET_LAYERS = 12  # of each of the three blocks
+_DENSENET_LAYERS = 12  # per block
 
 
 def densenet40(num_classes: int) -> nn.Module:
