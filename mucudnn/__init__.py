@@ -1,6 +1,6 @@
-"""mucudnn: faster convolutions in the memory there is.
+"""mucudnn: faster convolutions within a given workspace memory.
 
-What is exported here is loaded when it is first used: ``import mucudnn`` loads no torch.
+Exported names are loaded at their first use, so that ``import mucudnn`` does not load torch.
 """
 
 from __future__ import annotations

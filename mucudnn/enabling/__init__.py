@@ -1,5 +1,5 @@
-"""Tunes convolutions when they are first called, in any code of the process, and decides what runs until then.
+"""Tuning of all convolutions in a process at their first calls, and the choice of what runs until then.
 
-No module is changed: wrappers around torch's own convolutions see the calls (``running/dispatcher.py``). ``tuning``
-measures and chooses.
+No module is changed: wrappers around torch's own convolutions intercept the calls (``running/dispatcher.py``).
+``tuning`` measures and chooses.
 """

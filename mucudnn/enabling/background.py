@@ -1,9 +1,8 @@
-"""Measures between steps, in the thread that runs them, so that nothing competes with a step for the processor.
+"""Measuring between steps, in the thread that runs them, so that it does not compete with a step for the processor.
 
-Between steps means at the end of a backward pass, and without gradients before a convolution. There one problem is
-measured, if measuring has taken at most a twentieth of the time so far, and no other thread has computed convolutions
-lately. So a training waits for one problem at a time, at most a twentieth of the time in the long run, and every
-problem is tuned in the end.
+Between steps means at the end of a backward pass or, without gradients, before a convolution. One problem is measured
+there if measuring has taken at most 5 % of the time so far and no other thread has computed convolutions in the last
+second. So training waits for one problem at a time, in the long run 5 % of the time, until all problems are tuned.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import torch
 
 from mucudnn.enabling.status import ShapeStats
 
-SHARE = 0.05  # of the time, for measuring
-_ALONE_S = 1.0  # since another thread computed a convolution
+SHARE = 0.05  # largest share of the time for measuring
+_ALONE_S = 1.0  # least time since another thread computed a convolution
 
 
 class Background:
-    """Queue of what is to be measured later. measure: does it. clock: seconds."""
+    """Queue of problems to measure later. measure: measures one. clock: returns seconds."""
 
     def __init__(self, measure: Callable[[ShapeStats], None], clock: Callable[[], float]) -> None:
         self.queue: deque[ShapeStats] = deque()
@@ -31,28 +30,28 @@ class Background:
         self._is_asked = False
 
     def put_off(self, met: ShapeStats) -> None:
-        """Have it measured later."""
+        """Add a problem to the queue."""
         self.queue.append(met)
 
     def before_call(self) -> None:
-        """Note that this thread computes a convolution; without gradients, measure first."""
+        """Note that this thread computes a convolution. Without gradients, first measure a problem if due."""
         self._computed_at[get_ident()] = self._clock()
         if self.queue and not torch.is_grad_enabled():
             self.work()
 
     def before_backward(self) -> None:
-        """Note that this thread computes gradients, and ask to be called when the backward pass ends."""
+        """Note that this thread computes gradients, and register a callback for the end of the backward pass."""
         self._computed_at[get_ident()] = self._clock()
         if self.queue and not self._is_asked:
             try:
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-            except RuntimeError:  # called by itself, in no backward pass
+            except RuntimeError:  # called directly, outside any backward pass
                 self.work()
             else:
                 self._is_asked = True
 
     def work(self) -> None:
-        """Measure one problem, if that is due."""
+        """Measure one problem if the time limit allows and no other thread computes."""
         now = self._clock()
         is_due = self.spent_s <= SHARE * (now - self._began)
         if self.queue and is_due and self._is_alone(now):

@@ -1,8 +1,8 @@
-"""Reads calls of torch's convolutions: finds the problems that compute the result and both gradients.
+"""Translation of calls of torch's convolutions into the problems of the result and both gradients.
 
-A convolution with one dimension is one of images of height 1. A transposed one is the backward data of a convolution,
-run forward: its input is that convolution's dy, and its result the dx. So its own dx is a forward convolution, and its
-dw the filter gradient with the two exchanged.
+A 1-D convolution is treated as one of images of height 1. A transposed convolution is the backward data of another
+convolution: its input is that convolution's dy, and its result the dx. So its own dx is a forward convolution, and its
+dw is the backward filter with x and dy exchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 @dataclass(slots=True, eq=False)
 class DispatchedCall:
-    """One shape of call: what does not depend on the values, and what computes it.
+    """Shape of a call, and the statistics of its problems.
 
-    problem: of the convolution in FORWARD, which a transposed call runs backward. batch_size: samples. device: of the
-    operands. is_1d: tensors have no height. y, dx, dw: problems of the result and of both gradients; ``None`` until
-    they are first wanted, and where the config leaves them out.
+    problem: the FORWARD problem of the convolution; a transposed call runs its backward data. is_1d: whether the
+    tensors have no height. y, dx, dw: statistics of the result and both gradients, or None until first needed and for
+    operations that the config excludes.
     """
 
     problem: ConvProblem
@@ -42,12 +42,12 @@ class DispatchedCall:
 
     @property
     def y_format(self) -> torch.memory_format:
-        """The memory format in which torch answers."""
+        """Memory format of torch's result."""
         return TORCH_FORMATS[self.problem.memory_format]
 
     @property
     def geometry(self) -> tuple[Pair, Pair, Pair, int]:
-        """Stride, padding, dilation and groups, as operators of two dimensions take them."""
+        """Stride, padding, dilation and groups, as 2-D operators take them."""
         return self.problem.stride, self.problem.padding, self.problem.dilation, self.problem.groups
 
     @property
@@ -71,16 +71,16 @@ def call_of(
     output_padding: Sequence[int],
     groups: int,
 ) -> DispatchedCall | None:
-    """Read a call of ``aten::convolution``; ``None`` for what is never tuned.
+    """Translate a call of ``aten::convolution``. Returns None for calls that are never tuned.
 
-    These are calls with three dimensions, other dtypes or no samples, and invalid ones, which torch refuses. x: (N, C,
-    H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S); of a transposed one (C, K // groups, R, S).
+    These are 3-D calls, calls with other dtypes or no samples, and invalid calls, which torch refuses. x: (N, C, H, W)
+    or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
     """
     is_1d = x.dim() == 3
     if not _are_images(x, w) or len(x) == 0 or groups < 1:
         return None
     x, w = as_images(x, is_1d), as_images(w, is_1d)
-    height = ((1,), (0,)) if is_1d else ((), ())  # of strides and dilations, and of paddings
+    height = ((1,), (0,)) if is_1d else ((), ())  # for stride and dilation, and for padding
     pairs = _pair(*height[0], *stride), _pair(*height[1], *padding), _pair(*height[0], *dilation)
     extra, geometry = _pair(*height[1], *output_padding), (*pairs, groups)
     try:
@@ -88,22 +88,22 @@ def call_of(
         large = y_shape(x, w, (*pairs[:2], extra, pairs[2], groups)) if is_transposed else x.shape
         (_, c, h, width), (k, _, r, s) = large, w.shape
         problem = ConvProblem(Operation.FORWARD, c, h, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
-    except (InvalidInputError, RuntimeError):  # the latter of torch, which will say the same
+    except (InvalidInputError, RuntimeError):  # torch raises RuntimeError here, and will raise it again
         return None
     operand = problem.y_shape(len(x)) if is_transposed else problem.x_shape(len(x))
     if (tuple(x.shape), tuple(w.shape)) != (operand, problem.w_shape()):
-        return None  # torch allows output padding that no convolution undoes
+        return None  # output padding for which no convolution has this backward data
     fits = len(x) <= largest_batch_size(problem, x.device.type)
     return DispatchedCall(problem, len(x), x.device, is_1d, is_transposed) if fits else None
 
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
-    """View a tensor as one with a height, of 1 where it has none. Torch makes it contiguous for that, too."""
+    """Return a tensor with height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
     return tensor.contiguous().unsqueeze(2) if is_1d else tensor
 
 
 def _are_images(x: Tensor, w: Tensor) -> bool:
-    """Tell whether both are dense tensors of one or two dimensions, and alike."""
+    """Return whether both are dense 1-D or 2-D operands with equal dtype, device and number of dimensions."""
     alike = (x.dtype, x.device, x.layout, x.dim()) == (w.dtype, w.device, w.layout, w.dim())
     return alike and x.dtype in DTYPE_NAMES and x.layout is torch.strided and x.dim() in (3, 4)
 

@@ -1,4 +1,4 @@
-"""Finds what to run at a size that was not tuned: what was chosen for another size of the same layer."""
+"""Configurations for sizes that were not tuned, derived from the choice for the nearest size of the same layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-# Rates of an algorithm, and its lead, change slowly with the size; a lead that may have gone is not taken over.
+# Speedups change slowly with the size. These limits exclude those that may not hold at the other size.
 _LEAST_SPEEDUP = 1.1
 _MOST_TIMES_PIXELS = 2.0
 
@@ -23,11 +23,11 @@ _MOST_TIMES_PIXELS = 2.0
 def nearest(
     problem: ConvProblem, batch_size: int, tuned: Sequence[TunedProblem], device_type: str
 ) -> tuple[Configuration, TunedProblem] | None:
-    """Return a configuration for this size, and the tuned size that it is made of; ``None``: torch's own.
+    """Return a configuration for this size and the tuned size that it derives from, or None to run torch's own.
 
-    tuned: sizes of the same layer. The same images in another batch run a cut by the stored measurements. Images of
-    another size run the algorithm that won for those that are nearest, if it won clearly, can compute the problem, and
-    is within the limit.
+    tuned: sizes of the same layer. For another batch size, the stored measurements are solved again. For another image
+    size, the algorithm that won at the nearest size is used if it won clearly, can compute the problem, and is within
+    the limit.
     """
     same = [one for one in tuned if one.problem == problem]
     if same:
@@ -43,9 +43,9 @@ def nearest(
 
 
 def _at_batch_size(of: TunedProblem, n: int) -> Configuration | None:
-    """Solve the stored measurements for another batch size. A mere division of torch's own is not taken: none was run.
+    """Solve the stored measurements for another batch size. Returns None if torch's own was chosen for ``of``.
 
-    Where torch's own was chosen nothing has shown that something else is faster.
+    Also returns None for a mere division of torch's own, since it was not compared with torch's own undivided.
     """
     if of.configuration.is_baseline:
         return None
@@ -73,7 +73,7 @@ def _at_other_images(problem: ConvProblem, n: int, of: TunedProblem, device_type
 
 
 def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
-    """Cut the batch into micro-batches of one size and the rest, largest first; each time of half the size."""
+    """Yield divisions of the batch into micro-batches of one size and the rest, each with half the size of the last."""
     while largest:
         rest = (MicroConfig(name, n % largest),) if n % largest else ()
         yield (MicroConfig(name, largest),) * (n // largest) + rest
@@ -81,7 +81,7 @@ def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
 
 
 def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_type: str) -> int | None:
-    """Count what the configuration needs; ``None`` where it cannot be computed, or was not proven for this problem."""
+    """Return the workspace of the configuration, or None if it is unsupported or unproven for this problem."""
     try:
         for part in set(configuration.micro_configs):
             found = algorithm_named(part.algorithm, device_type)

@@ -1,4 +1,4 @@
-"""Functions that torch's dispatcher calls instead of torch's own kernels: they run what was decided."""
+"""Functions that torch's dispatcher calls instead of its own kernels: they run the choices of a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mucudnn.words.problem import Operation
 
 
 def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
-    """Compute what ``aten::convolution`` does. geometry: from stride to groups."""
+    """Compute ``aten::convolution``. following: torch's own kernel. geometry: the arguments from stride to groups."""
     if session.background is not None:
         session.background.before_call()
     call = _call(session, x, w, *geometry)
@@ -40,9 +40,9 @@ def backward(
     bias_sizes: Sequence[int] | None,
     *geometry_and_mask: Any,
 ) -> Any:
-    """Compute what ``aten::convolution_backward`` does. geometry_and_mask: from stride to groups, then what is wanted.
+    """Compute ``aten::convolution_backward``, with torch's own kernel for the gradients that are not tuned.
 
-    Torch's own computes what is not tuned, and nothing else.
+    geometry_and_mask: the arguments from stride to groups, then the output mask.
     """
     if session.background is not None:
         session.background.before_backward()
@@ -77,8 +77,8 @@ def _call(
     output_padding: Sequence[int],
     groups: int,
 ) -> DispatchedCall | None:
-    """Find the call by all that tells it apart; ``None``: torch's own."""
-    if session.is_deciding:  # in another thread
+    """Look up the call by its shapes, strides and geometry. Returns None if torch's own is to run."""
+    if session.is_deciding:  # another thread
         session.wait()
     layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
     key = (layout, *stride, *padding, *dilation, is_transposed, *output_padding, groups)
@@ -91,7 +91,7 @@ def _call(
 def _ours(
     session: Session, met: ShapeStats | None, compute: Callable[..., Tensor | None], *given: Any
 ) -> Tensor | None:
-    """Compute what was decided for a problem; on ``None`` torch's own runs."""
+    """Run the choice for a problem. Returns None if torch's own is to run."""
     if met is None:
         return None
     met.calls += 1
@@ -111,7 +111,7 @@ def _result(choices: Choices, call: DispatchedCall, x: Tensor, w: Tensor, bias: 
     if call.is_transposed:
         large = torch.empty(
             call.problem.x_shape(call.batch_size), dtype=x.dtype, device=x.device, memory_format=call.y_format
-        )  # of which nothing is read but the shape
+        )  # only its shape is read
         y = operators.computed(Operation.BACKWARD_DATA, large, w, x, call.geometry, choices)
         if y is not None and bias is not None:
             y.add_(bias.view(-1, 1, 1))

@@ -1,10 +1,9 @@
-"""Decides what runs for each problem that is called: a tuned choice, that of a near size, or torch's own.
+"""Sessions: decide what runs for each problem, its tuned choice, the choice of the nearest size, or torch's own.
 
-The first size of a layer (its problem without batch size, height and width) is measured in the first call: mostly all
-calls have that size, and a training is tuned in its first step. A further size is measured after 2**k calls, where k
-sizes of the layer are known, so that a smaller last batch, or images of any size, cost next to nothing: after n calls
-at most log2(n) sizes were measured. Until then the choice of the nearest size runs. What the database has is used at
-once.
+The first size of a layer (its problem without batch size, height and width) is measured at the first call. Usually all
+calls have that size, so that training is tuned in its first step. Once k sizes of the layer are known, another size is
+measured only after 2**k calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image
+sizes cost little. Until then the choice of the nearest size runs. Stored results are used immediately.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from mucudnn.words.warning import say_once
 
 @contextmanager
 def aside(device_type: str) -> Iterator[None]:
-    """Compute inside as if nothing surrounded it: autocast, inference mode, function modes and hooks of saved tensors.
+    """Disable autocast, inference mode, function modes and hooks of saved tensors inside.
 
-    Convolutions are torch's own, past all wrappers. What was set before is set again at the end.
+    Convolutions are torch's own, without any wrappers. The previous state is restored at the end.
     """
     with ExitStack() as stack:
         stack.enter_context(untouched)
         stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.autocast(device_type, enabled=False))
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # only the last ones are called
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # torch calls only the last hooks
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_itself, _itself))
         yield
 
@@ -54,17 +53,17 @@ def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-_MOST_KEPT = 4096  # shapes that never come back must not pile up
-_MOST_FAILURES = 3  # in a row: a lasting fault, such as a locked file, is not met again for every layer
+_MOST_KEPT = 4096  # shapes, so that memory stays bounded
+_MOST_FAILURES = 3  # in a row, so that a permanent fault, such as a locked file, does not delay every layer
 
 
 class Session:
     """The calls and problems under one config.
 
-    calls: by all that tells shapes of calls apart; ``None``: never tuned. met: by all that tells problems apart.
-    passed_by: number of shapes that are never tuned, by reason. spent_s: seconds of looking up and measuring. failures:
-    of tuning, in a row. is_deciding: meanwhile other threads wait before they compute, so that they do not disturb what
-    is measured.
+    calls: by shapes, strides and geometry; None for calls that are never tuned. met: statistics by problem, batch
+    size, device and number of threads. passed_by: number of shapes that are never tuned, by reason. spent_s: time of
+    look-ups and measurements. failures: tuning errors in a row. is_deciding: whether other threads must wait before
+    they compute, so that they do not disturb a measurement.
     """
 
     def __init__(self, config: Config, workshop: Workshop | None = None, clock: Callable[[], float] = monotonic):
@@ -83,7 +82,7 @@ class Session:
         self._lock = threading.RLock()
 
     def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> DispatchedCall | None:
-        """Describe a call with a new key, and remember it. geometry: as ``call_of`` takes it."""
+        """Translate a call with a new key, and store it. geometry: as for ``call_of``."""
         call = call_of(x, w, *geometry)  # type: ignore[arg-type]
         if call is None:
             self.passed_by[_why_never(x)] += 1
@@ -93,9 +92,9 @@ class Session:
         return call
 
     def met_as(self, operation: Operation, call: DispatchedCall, of_call: Operation | None = None) -> ShapeStats | None:
-        """Return the statistics of an operation of a call; ``None`` where the config leaves it out.
+        """Return the statistics of an operation of a call, or None if the config excludes it.
 
-        of_call: the operation of the call itself, if it is another, as in transposed ones: the config means that.
+        of_call: the operation of the call itself, which the config refers to, if it differs, as in transposed calls.
         """
         if (of_call or operation) not in self.config.operations:
             return None
@@ -110,15 +109,15 @@ class Session:
         return self.met[key]
 
     def decide(self, met: ShapeStats) -> None:
-        """Decide what runs from now on, without a trace in the user's call. No error gets out but Ctrl-C."""
+        """Decide what runs from now on, without side effects on the user's call. Only Ctrl-C is raised."""
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return  # nothing can be measured now: the next call asks again
+            return  # nothing can be measured during capture; the next call tries again
         with self._lock:
-            if met.calls >= met.ask_at:  # no other thread has decided meanwhile
+            if met.calls >= met.ask_at:  # another thread may have decided meanwhile
                 self._deciding(met, self._decide)
 
     def make_room(self, met: ShapeStats | None) -> None:
-        """Free the kept workspace where it and that of torch's own, which runs next, are above the limit together."""
+        """Free the kept workspace if, with that of torch's own, which runs next, it would exceed the limit."""
         if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
 
@@ -128,7 +127,7 @@ class Session:
             pass
 
     def _measure(self, met: ShapeStats) -> None:
-        """Tune now what was put off."""
+        """Tune a problem from the queue."""
         with self._lock:
             self._deciding(met, self._tune)
 
@@ -172,7 +171,7 @@ class Session:
     def _tune(self, met: ShapeStats) -> None:
         try:
             tuned = self.workshop.tune(self._task(met), met.device)
-        except InfeasibleError as error:  # nobody can keep torch's own from running
+        except InfeasibleError as error:  # the user's call must still return a result
             met.ask_at = inf
             met.use_torchs_own(first_line(error))
             return
@@ -181,7 +180,7 @@ class Session:
         self._spread(met)
 
     def _spread(self, tuned: ShapeStats) -> None:
-        """Have the sizes of the layer that are not tuned run the choice that is nearest now."""
+        """Have the sizes of the layer that are not tuned run the choice of the nearest tuned size."""
         for other in self._layers[tuned.layer]:
             if other.tuned is None and not other.has_failed:
                 self._use_nearest(other)
@@ -192,14 +191,14 @@ class Session:
         if found is not None:
             met.use_nearest(*found)
         else:
-            when = "between steps" if met.ask_at == inf else f"when it has been met {met.ask_at} times"
+            when = "between steps" if met.ask_at == inf else f"at call {met.ask_at}"
             met.use_torchs_own(f"to be measured {when}")
 
     def _task(self, met: ShapeStats) -> Task:
         return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
     def status(self) -> Status:
-        """Return an account of the problems so far, in the order of their first calls."""
+        """Return the status of the problems so far, in the order of their first calls."""
         with self._lock:
             problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
         waiting = 0 if self.background is None else len(self.background.queue)
@@ -209,4 +208,4 @@ class Session:
 def _why_never(x: Tensor) -> str:
     if x.dim() == 5:
         return "three dimensions"
-    return f"{x.dtype} on {x.device.type}, or no convolution of images"
+    return f"{x.dtype} on {x.device.type}, or not a convolution of images"

@@ -1,4 +1,4 @@
-"""``status``: the problems since ``enable``, how often each was called, what runs and why, and what that gained."""
+"""``status``: the problems since ``enable``, with the number of calls, what runs and why, and the time saved."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Origin(StrEnum):
 class ShapeStats:
     """One problem with its batch size on one device, with one number of threads.
 
-    calls: number of calls. ours: number of them that ran something else than torch's own. ask_at: the number of calls
-    after which it is decided upon again; inf: it is decided. choices: what runs; None: torch's own. tuned: the result
-    of tuning this very size. baseline_s, time_s: of one call, torch's and ours; estimates for the nearest size, None
-    where they are not known. was_looked_up: in the database. has_failed: an error has ended its tuning.
+    calls: number of calls. ours: number of them that did not run torch's own. ask_at: number of calls at which the
+    next decision is due, or inf if there is none. choices: what runs, or None for torch's own. tuned: the result of
+    tuning this very size. baseline_s, time_s: seconds per call, torch's and ours; estimates if derived from the nearest
+    size, None if unknown. was_looked_up: in the database. has_failed: whether an error ended its tuning.
     """
 
     problem: ConvProblem
@@ -62,20 +62,20 @@ class ShapeStats:
 
     @property
     def layer(self) -> tuple[object, ...]:
-        """All that sizes of one layer have in common: not the batch size, the height and the width."""
+        """Key of the layer: everything but the batch size, the height and the width."""
         p = self.problem
         geometry = (p.stride, p.padding, p.dilation, p.groups)
         kind = (p.operation, p.c, p.k, p.r, p.s, *geometry, p.dtype, p.memory_format)
         return *kind, self.device, self.threads
 
     def use(self, tuned: TunedProblem, origin: Origin) -> None:
-        """Run what was chosen for this very size, for good."""
+        """Run the choice for this very size from now on."""
         self.tuned, self.origin, self.why, self.ask_at = tuned, origin, tuned.reason, inf
         self.baseline_s, self.time_s = tuned.baseline_s, tuned.time_s
         self._run(tuned.configuration, tuned.limit_bytes)
 
     def use_nearest(self, configuration: Configuration, of: TunedProblem) -> None:
-        """Run a configuration made of the choice for another size. Times are estimated by the FLOPs."""
+        """Run a configuration derived from the choice for another size. Times are scaled by the FLOPs."""
         share = self.problem.flops(self.batch_size) / of.problem.flops(of.batch_size)
         self.origin = Origin.NEAREST
         self.why = f"as for {of.problem.h}x{of.problem.w}, batch {of.batch_size}"
@@ -88,24 +88,23 @@ class ShapeStats:
         self.baseline_s = self.time_s = None
 
     def _run(self, configuration: Configuration, limit_bytes: int | None) -> None:
-        """Set what runs. Its executables are forgotten with it."""
+        """Set what runs, and drop the executables of the previous choice."""
         self.configuration = configuration
         chosen = {self.problem: {self.batch_size: configuration}}
         self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, True, limit_bytes)
 
     @property
     def gained_s(self) -> float:
-        """Seconds that all calls of ours have saved, by what tuning has measured."""
+        """Seconds saved in all calls that ran ours, by the times measured in tuning."""
         return 0.0 if self.baseline_s is None or self.time_s is None else self.ours * (self.baseline_s - self.time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Account of the problems under one config. Printed, it is a table; ``to_frame()`` has every problem.
+    """Snapshot of the problems under one config. It prints as a table; ``to_frame()`` has every problem.
 
-    problems: with what was known of each at the time. spent_s: time that was spent on tuning. waiting:
-    problems that are to be measured between steps. passed_by: why calls are never tuned, and how many shapes of them
-    there are.
+    spent_s: time spent on tuning. waiting: number of problems to be measured between steps. passed_by: reasons why
+    calls are never tuned, with the number of such shapes.
     """
 
     problems: tuple[ShapeStats, ...] = ()
@@ -115,24 +114,24 @@ class Status:
 
     @property
     def gained_s(self) -> float:
-        """Seconds that were saved in all calls together."""
+        """Seconds saved in all calls."""
         return sum(one.gained_s for one in self.problems)
 
     @property
     def gained_share(self) -> float | None:
-        """Part of torch's time of those convolutions whose times are known; None where none is."""
+        """Saved share of torch's time, over the convolutions with known times; None if there are none."""
         known = [one for one in self.problems if one.baseline_s is not None]
         torch_s = sum(one.calls * one.baseline_s for one in known if one.baseline_s is not None)
         return self.gained_s / torch_s if torch_s else None
 
     def __str__(self) -> str:
-        """Fit into 100 columns: a row for each shape of convolution, totals, and what is not tuned, and why."""
+        """Return, in 100 columns, a row for each shape, totals, and the reasons why calls are not tuned."""
         if not self.problems:
             return "\n".join((_NOTHING, *self._passed_by_in_words()))
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each problem: its geometry, calls, what was chosen and why, seconds."""
+        """One row for each problem: geometry, calls, choice and reason, seconds."""
         import pandas
 
         rows = []
@@ -163,8 +162,8 @@ class Status:
         yield f"{len(self.problems)} problems: {counts}; tuning took {format_seconds(self.spent_s)}"
         if self.gained_share is not None:
             yield filled(
-                f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time of these "
-                "convolutions, by what was measured when they were tuned"
+                f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time for these "
+                "convolutions, by the times measured in tuning"
             )
         if self.waiting:
             yield f"to be measured between steps: {self.waiting}"
@@ -179,13 +178,13 @@ class Status:
 
 
 def _named(one: ShapeStats) -> str:
-    """``64x56x56 -> 64, 3x3, padding 1x1, batch 8``: dtype and format only where they are not the usual ones."""
+    """``64x56x56 -> 64, 3x3, padding 1x1, batch 8``: dtype and format only if they are not the default ones."""
     words = str(one.problem).removeprefix(f"{one.problem.operation} ").removesuffix(", float32 contiguous")
     return f"{words}, batch {one.batch_size}"
 
 
 def _cell(one: ShapeStats | None) -> str:
-    """``winograd-4x4 1.52×``; ``~``: as for the nearest size; empty: this operation was not met."""
+    """``winograd-4x4 1.52×``, with ``~`` if taken from the nearest size; empty if this operation was not called."""
     if one is None:
         return ""
     if one.configuration is None or one.configuration.is_baseline:

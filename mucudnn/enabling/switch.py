@@ -1,4 +1,4 @@
-"""``enable``, ``disable`` and ``tuned``: the config that counts now, and torch's wrappers while there is one."""
+"""``enable``, ``disable``, ``tuned`` and ``status``: the active config, and the wrappers around torch's kernels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mucudnn.words.errors import InvalidInputError
 
 
 def enable(config: Config | None = None) -> None:
-    """Tune every convolution that torch computes from now on, on the CPU or a GPU, when it is first met.
+    """Tune every convolution that torch computes from now on, on the CPU or a GPU, at its first call.
 
-    No module is touched, and no sample input is needed: subclasses of ``torch.nn.Conv2d``, functional calls,
-    convolutions of one dimension and transposed ones are tuned, in training and inference, with ``torch.compile``,
-    autocast and ``torch.func``. The first call of a size may take as long as ``config.first_call_time``; what the
-    database has is not measured again. It holds for the process, and each process of a group tunes for itself. Called
-    again, the new config counts. ``status()`` tells what became of it, ``disable()`` ends it.
+    No module is changed, and no sample input is needed: subclasses of ``torch.nn.Conv2d``, functional calls, 1-D and
+    transposed convolutions are tuned, in training and inference, with ``torch.compile``, autocast and ``torch.func``.
+    The first call of a size may take up to ``config.first_call_time``; stored results are not measured again. This
+    affects the whole process, and each process of a group tunes for itself. Another call replaces the config.
+    ``status()`` returns the choices, and ``disable()`` ends the tuning.
 
     Raises ``InvalidInputError`` for a workspace budget or the headroom, which need a whole model, and for an unknown
-    algorithm; ``DatabaseError`` for a file that cannot be read; ``UnavailableError`` for a torch that is too old, or
-    where another package has replaced its convolution.
+    algorithm; ``DatabaseError`` if the file cannot be read; ``UnavailableError`` if torch is too old or another package
+    has replaced its convolution.
 
     >>> import mucudnn
     >>> mucudnn.enable(mucudnn.Config(workspace_limit="32MiB"))
@@ -37,15 +37,15 @@ def enable(config: Config | None = None) -> None:
 
 
 def disable() -> None:
-    """End what ``enable`` began: torch's own convolutions run again. Enabled anew, it knows what was tuned before."""
+    """Run torch's own convolutions again. Tuned choices are kept in case ``enable`` is called again."""
     _state.switch(None, _state.nested)
 
 
 @contextmanager
 def tuned(config: Config | None = None) -> Iterator[None]:
-    """Do inside what ``enable`` does, for the whole process. Nested, the innermost config counts, here and there.
+    """Act as ``enable`` inside the block, for the whole process. If nested, the innermost config is used.
 
-    Raises what ``enable`` raises.
+    Raises the errors of ``enable``.
 
     >>> import torch, mucudnn
     >>> with mucudnn.tuned(mucudnn.Config(first_call_time="10ms")):
@@ -61,12 +61,12 @@ def tuned(config: Config | None = None) -> Iterator[None]:
 
 
 def status() -> Status:
-    """Tell what was tuned under the config that counts now or counted last, why, and what it gained."""
+    """Return what was tuned under the active or last active config, with reasons and the time saved."""
     return Status() if _state.last is None else _state.last.status()
 
 
 class _State:
-    """State of the switch. last: the session that counts, or that counted last."""
+    """State of the switch. last: the active or last active session."""
 
     def __init__(self) -> None:
         self.enabled: Session | None = None
@@ -79,13 +79,13 @@ class _State:
             self.switch(self.enabled, (*self.nested, session))
 
     def end(self, session: Session) -> None:
-        """End the last one of this session: threads may end theirs in another order."""
+        """End the innermost block of this session. With several threads another block may be the innermost of all."""
         with _switching:
             index = len(self.nested) - 1 - self.nested[::-1].index(session)
             self.switch(self.enabled, (*self.nested[:index], *self.nested[index + 1 :]))
 
     def switch(self, enabled: Session | None, nested: tuple[Session, ...]) -> None:
-        """Have the wrappers of the session that counts, and no others. Nothing has changed where that fails."""
+        """Install the wrapper of the active session and remove the previous one. On failure nothing is changed."""
         with _switching:
             current = nested[-1] if nested else enabled
             wrapper = None
@@ -100,15 +100,15 @@ class _State:
 
 _switching = threading.RLock()
 _state = _State()
-_sessions: dict[Config, Session] = {}  # what was tuned is not forgotten where a config comes again
+_sessions: dict[Config, Session] = {}  # kept, so that a config that is used again finds its choices
 
 
 def _session(config: Config | None) -> Session:
     config = config_or_default(config)
     if config.workspace_budget_bytes is not None:
         raise InvalidInputError(
-            f"workspace_budget is {config.workspace_budget!r}, and is divided over a model: use mucudnn.optimize, or "
-            "give a workspace_limit for each convolution"
+            f"workspace_budget is {config.workspace_budget!r}, which is divided over a whole model: use "
+            "mucudnn.optimize, or give a workspace_limit for each convolution"
         )
     with _switching:
         if config not in _sessions:

@@ -1,4 +1,4 @@
-"""Looks up or tunes one problem at a time, with machines and databases that are opened once."""
+"""Look-up and tuning of one problem at a time, with machines and databases that are opened once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MachineOf = Callable[[str], Machine]
 
 
 class Workshop:
-    """Machines and databases under one config. Each thread has a database of its own, as SQLite requires.
+    """Machines and databases under one config. Each thread has its own database connection, as SQLite requires.
 
     machine_of: makes the machine for a type of device.
     """
@@ -48,15 +48,15 @@ class Workshop:
         self._of_thread = threading.local()
 
     def check(self) -> None:
-        """Open the database, and look at the config's algorithms.
+        """Open the database, and check the config's algorithms.
 
-        Raises ``DatabaseError`` for a file that cannot be read, ``InvalidInputError`` for an unknown algorithm.
+        Raises ``DatabaseError`` if the file cannot be read, ``InvalidInputError`` for an unknown algorithm.
         """
         with self._ready(torch.device("cpu")) as (machine, _):
             permitted_algorithms(machine, self._config)
 
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
-        """Choose from what is stored, if that has been run whole at this batch size; nothing is measured."""
+        """Choose from stored measurements. Returns None if the choice has no stored whole run at this batch size."""
         with self._ready(device) as (machine, database):
             if task.problem not in self._known(machine.environment, database):
                 return None
@@ -76,15 +76,15 @@ class Workshop:
             return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, runs)) if has_run else None
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
-        """Measure what is missing, within the time that the config gives, and choose. Raises as ``tune_tasks``."""
+        """Measure what is missing, within the config's time limits, and choose. Raises the errors of ``tune_tasks``."""
         with self._ready(device) as (machine, database):
             (tuned,) = tune_tasks(
                 [task], self._config, machine=machine, database=database, priors=self._priors, in_passing=True
             ).problems
         if any(measured.is_disturbed for measured in tuned.measurements):
             say_once(
-                "the machine was busy while convolutions were tuned: mucudnn database refresh measures again what may "
-                "be wrong, when it is quiet"
+                "the machine was busy while convolutions were tuned: run mucudnn database refresh when it is quiet, to "
+                "repeat the doubtful measurements"
             )
         return tuned
 
@@ -94,20 +94,20 @@ class Workshop:
             yield self._machine(device), self._database()
 
     def _known(self, environment: Environment, database: Database) -> frozenset[ConvProblem]:
-        """Return the problems that the database had when it was first asked: nothing is looked up for others."""
+        """Return the problems that were stored at the first look-up, so that others are not looked up."""
         if environment not in self._problems:
             self._problems[environment] = database.problems(environment)
         return self._problems[environment]
 
     def _machine(self, device: torch.device) -> Machine:
-        """Return the machine as it is now: thread count and settings of torch are part of it."""
+        """Return the machine for the current number of threads and settings of torch."""
         state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
         if state not in self._machines:
             self._machines[state] = self._machine_of(device.type)
         return self._machines[state]
 
     def _database(self) -> Database:
-        """Return this thread's own; in a process that was forked off, another one."""
+        """Return this thread's database, opened again after a fork."""
         opened: tuple[int, Database] | None = getattr(self._of_thread, "opened", None)
         if opened is None or opened[0] != os.getpid():
             opened = self._of_thread.opened = os.getpid(), _writable(Database(self._config.database))
@@ -117,7 +117,7 @@ class Workshop:
 def _writable(database: Database) -> Database:
     if not database.read_only:
         return database
-    say_once(f"database {database.path} cannot be written: what is tuned is known to this process alone")
+    say_once(f"database {database.path} is read-only: tuned results are kept in this process only")
     return database.copy_in_memory()
 
 

@@ -1,4 +1,4 @@
-"""Holds the modules that stand in for torch's convolutions, and turns torch's into them.
+"""The modules that replace torch's convolutions, and the conversion of torch's modules into them.
 
-What they compute with is in ``running``. A pickled model needs both.
+They compute with ``running``. A pickled model needs both folders.
 """

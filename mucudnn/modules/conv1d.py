@@ -14,8 +14,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
     """A ``torch.nn.Conv1d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
-    ``tuned`` says what was chosen for it and why, as for images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or
-    (K, Q).
+    ``tuned`` has its choices with reasons, as for images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or (K, Q).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv1d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -30,7 +29,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Compute what is tuned; ``None``: torch's convolution, which also says what is wrong."""
+        """Compute y as tuned. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
         if not operator_takes(x, (2, 3)) or weight.dim() != 3:
             return None
@@ -40,7 +39,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
         x, padding = padded(self, x, weight)
         if not are_tuples(self.stride, padding, self.dilation, length=1):
             return None
-        images = x.contiguous().unsqueeze(2)  # torch, too, makes it contiguous: no format but one has H = 1
+        images = x.contiguous().unsqueeze(2)  # as torch does
         if not may_be_tuned(self.choices, images.shape):
             return None
         geometry = (1, self.stride[0]), (0, padding[0]), (1, self.dilation[0]), self.groups

@@ -22,10 +22,10 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     """A ``torch.nn.Conv2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
-    ``tuned`` says what was chosen for it and why. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
+    ``tuned`` has its choices with reasons. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
 
-    ``filter_cache``, if it is set, keeps prepared filters from call to call, in ``eval()`` without gradients. A filter
-    that has changed in any way is prepared again. ``train()`` gives the memory back, as does ``release_workspaces``.
+    ``filter_cache``, if set, keeps prepared filters from call to call, in ``eval()`` mode without gradients. A filter
+    that has changed in any way is prepared again. ``train()`` and ``release_workspaces`` free the memory.
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv2d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -37,7 +37,7 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:
-        """The filters that are kept prepared in inference; each says why."""
+        """The filters that are kept prepared in inference, with reasons."""
         return () if self.filter_cache is None else self.filter_cache.filters
 
     def train(self, mode: bool = True) -> Self:
@@ -46,10 +46,10 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         return super().train(mode)
 
     def fused(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
-        """Compute y with an epilogue inside the algorithm, in inference; ``None``: call the module, then compute it.
+        """Compute y with an epilogue inside the algorithm, in inference. x: (N, C, H, W).
 
-        x: (N, C, H, W). ``None`` is for everything else than plain tensors without gradients, for which an algorithm is
-        tuned that does so.
+        Returns None if no choice computes the epilogue, with gradients, and for anything but plain tensors: then call
+        the module and apply the epilogue.
         """
         if torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias) or x.dim() != 4:
             return None
@@ -63,9 +63,9 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     def _tuned_forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue | None = None
     ) -> Tensor | None:
-        """Compute what is tuned; ``None``: torch's convolution, without the overhead of the operator.
+        """Compute y as tuned. Returns None if torch's convolution is to run, without the overhead of the operator.
 
-        Torch also computes all that is no plain convolution, or says what is wrong. epilogue: as for ``fused``.
+        Torch's convolution also handles unusual inputs and reports errors. epilogue: as for ``fused``.
         """
         is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
         if not is_plain and not operator_takes(x, (3, 4)):

@@ -1,7 +1,7 @@
 """The drop-in for ``torch.nn.Conv3d``, and its operators: torch's own convolution in micro-batches, to save memory.
 
-Libraries take memory inside a convolution that grows with the batch: the im2col matrix, copies in another format. In
-micro-batches they take that of one slice. y and dx are written slice by slice, dw is summed, in float32 at least.
+The memory that libraries allocate inside a convolution grows with the batch: im2col matrices, copies in another format.
+In micro-batches they need that of one slice. y and dx are written slice by slice; dw is summed in at least float32.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ UNDIVIDED = 0
 
 @dataclass(frozen=True, slots=True)
 class DividedOperation:
-    """One operation of an ``nn.Conv3d`` and the slices in which it runs. Bytes are those beside its result.
+    """One operation of an ``nn.Conv3d`` and its micro-batch size. Bytes do not include the result.
 
-    x_shape: (N, C, D, H, W), the padding included that torch adds beforehand. micro_batch_size: samples in a slice,
-    ``UNDIVIDED`` for torch's own. undivided_bytes: what torch's own takes inside. divided_bytes: the same in slices.
-    reason: for people.
+    x_shape: (N, C, D, H, W), including padding that torch adds beforehand. micro_batch_size: samples in a slice, or
+    ``UNDIVIDED`` for torch's own. undivided_bytes: allocated inside torch's own. divided_bytes: the same in slices.
     """
 
     operation: Operation
@@ -52,9 +51,9 @@ class DividedOperation:
 class Conv3d(TunedClass, torch.nn.Conv3d):
     """A ``torch.nn.Conv3d``: same arguments, same state dict, same result.
 
-    For the sizes that it was tuned for it runs torch's convolution in micro-batches, where undivided that needs more
-    memory than the limit; for all others as torch does. ``divided`` says what was chosen for it and why. x:
-    (N, C, D, H, W) or (C, D, H, W), y: (N, K, O, P, Q) or (K, O, P, Q).
+    For tuned sizes at which torch's convolution needs more memory than the limit, it runs in micro-batches; for all
+    others as in torch. ``divided`` has the micro-batch sizes with reasons. x: (N, C, D, H, W) or (C, D, H, W), y:
+    (N, K, O, P, Q) or (K, O, P, Q).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv3d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -71,7 +70,7 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _divided_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Compute in micro-batches; ``None``: torch's convolution, which also says what is wrong."""
+        """Compute y in micro-batches. Returns None if torch's convolution is to run, which also reports errors."""
         if not operator_takes(x, (5, 5)) or not are_tuples(self.stride, self.dilation, length=3):
             return None
         x, padding = padded(self, x, weight)
@@ -81,17 +80,17 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         return OPERATORS[Operation.FORWARD](x, weight, bias, self.stride, padding, self.dilation, self.groups, sizes)
 
     def _micro_batch_sizes(self, x: Tensor) -> list[int]:
-        """Return those of y, dx and dw: of any number of samples of the size that was tuned for."""
+        """Return the micro-batch sizes for y, dx and dw. They depend on the shape of a sample, not on N."""
         of_this_size = {one.operation: one.micro_batch_size for one in self.divided if one.x_shape[1:] == x.shape[1:]}
         return [of_this_size.get(operation, UNDIVIDED) for operation in Operation]
 
 
 def _divided(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-    """Compute an operation in micro-batches of the size that is the operation's among the last of ``rest``."""
+    """Compute an operation in micro-batches. rest: geometry, then the micro-batch sizes of all operations."""
     *geometry, sizes = rest
     size = sizes[tuple(Operation).index(operation)]
     if size <= UNDIVIDED or x.dim() != 5 or len(x) <= size or x.shape[1] != w.shape[1] * geometry[-1]:
-        return torch_convolution(operation, x, w, third, geometry)  # which also says what is wrong
+        return torch_convolution(operation, x, w, third, geometry)  # which also reports errors
 
     def computed(part: slice) -> Tensor:
         of_part = third if third is None or operation is Operation.FORWARD else third[part]

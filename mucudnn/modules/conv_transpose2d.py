@@ -1,8 +1,8 @@
 """The drop-in for ``torch.nn.ConvTranspose2d``, and its operator ``mucudnn::conv_transpose2d``.
 
-A transposed convolution is the backward data of a convolution, run forward: its input is that convolution's dy, its
-result the dx. So its own dx is a forward convolution, and its dw is the filter gradient with the two exchanged. Its
-problem is that convolution's: there x is what the module returns.
+A transposed convolution is the backward data of another convolution: its input is that convolution's dy, its result the
+dx. So its own dx is a forward convolution, and its dw is the backward filter with x and dy exchanged. Its problem is
+that of the other convolution, whose x is the module's result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
     """A ``torch.nn.ConvTranspose2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
-    ``tuned`` says what was chosen for it and why: y is backward data of the convolution that it transposes, dx is
-    forward. x: (N, C, P, Q) or (C, P, Q), y: (N, K, H, W) or (K, H, W).
+    ``tuned`` has its choices with reasons; y is the backward data of the convolution that it transposes, dx the
+    forward operation. x: (N, C, P, Q) or (C, P, Q), y: (N, K, H, W) or (K, H, W).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.ConvTranspose2d(in_channels=8, out_channels=3, kernel_size=4, stride=2, padding=1)
@@ -45,7 +45,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         return super().forward(input, output_size) if y is None else y
 
     def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
-        """Compute what is tuned; ``None``: torch's convolution, which also says what is wrong."""
+        """Compute y as tuned. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
         if not operator_takes(x, (3, 4)) or self.padding_mode != "zeros":
             return None
@@ -59,7 +59,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         if not may_be_tuned(self.choices, y_shape(images, weight, geometry)):
             return None
         is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
-        compute = _computed if is_inference else conv_transpose2d  # past torch's dispatcher where nobody watches
+        compute = _computed if is_inference else conv_transpose2d  # bypass the dispatcher if nothing hooks into it
         y: Tensor = compute(images, weight, self.bias, *geometry, self.choices.handle)
         return y if x.dim() == 4 else y.squeeze(0)
 
@@ -74,7 +74,7 @@ def y_shape(x: Tensor, w: Tensor, geometry: _Geometry) -> tuple[int, int, int, i
 
 
 def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bool:
-    """Tell whether there is a convolution whose backward data it is.
+    """Return whether a transposed convolution is the backward data of some convolution.
 
     Torch allows output padding up to the dilation. From the stride on, that convolution would have more outputs.
     """
@@ -82,7 +82,7 @@ def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bo
 
 
 def _computed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Compute y as it was tuned, else by torch's own. rest: ``_Geometry``, then the handle of ``Choices``."""
+    """Compute y as tuned, or with torch's own. rest: ``_Geometry``, then the handle of ``Choices``."""
     *geometry, tuning = rest
     y = _as_backward_data(x, w, geometry, tuning) if _are_images(x, w, bias, groups=geometry[-1]) else None
     if y is None:
@@ -91,14 +91,14 @@ def _computed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
 
 
 def _are_images(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> bool:
-    """Tell whether the operands are alike and of the right dimensions; torch says what is wrong with others."""
+    """Return whether the operands match and have the right dimensions. Torch reports errors for others."""
     if x.dim() != 4 or w.dim() != 4 or (w.dtype, w.device) != (x.dtype, x.device):
         return False
     return bias is None or (bias.shape, bias.dtype, bias.device) == ((w.shape[1] * groups,), x.dtype, x.device)
 
 
 def _as_backward_data(x: Tensor, w: Tensor, geometry: _Geometry, tuning: int) -> Tensor | None:
-    """Compute y without bias; ``None``: torch's own is to run."""
+    """Compute y without bias. Returns None if torch's own is to run."""
     stride, padding, output_padding, dilation, groups = geometry
     choices = choices_of(tuning)
     if choices is None or not is_backward_data(stride, output_padding):
@@ -106,13 +106,13 @@ def _as_backward_data(x: Tensor, w: Tensor, geometry: _Geometry, tuning: int) ->
     shape = y_shape(x, w, geometry)
     if min(shape) < 1:
         return None
-    lent = x.new_empty(()).expand(shape)  # a shape without memory: the filter says in which format y lies
+    lent = x.new_empty(()).expand(shape)  # a shape without memory, so that the filter decides the format of y
     convolution = stride, padding, dilation, groups
     wanted = torchs_memory_format(x, w, convolution, is_transposed=True, output_padding=output_padding)
     if torchs_memory_format(lent, w, convolution) is not wanted:
         w = torch.empty_like(w, memory_format=TORCH_FORMATS[wanted]).copy_(w)
         if torchs_memory_format(lent, w, convolution) is not wanted:
-            return None  # a single number for a filter is in both formats
+            return None  # a filter of one element is in both formats
     return operators.computed(Operation.BACKWARD_DATA, lent, w, x, convolution, choices)
 
 
@@ -129,7 +129,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    """Return the three gradients. dy: (N, K, H, W), there the x of the convolution that is transposed."""
+    """Return the three gradients. dy: (N, K, H, W), the x of the convolution that is transposed."""
     x, w = ctx.saved_tensors
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     stride, padding, output_padding, dilation, groups, tuning = ctx.rest

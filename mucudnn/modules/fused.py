@@ -1,4 +1,4 @@
-"""A convolution together with what follows it in inference: folded batch norm, an addition, an activation."""
+"""A convolution fused with the operations after it, for inference: folded batch norm, an addition, an activation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mucudnn.running.eager import hot_path
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import ADDITION, WithEpilogue
 
-run_fused = hot_path.fused  # ``in_place`` puts another in its place
+run_fused = hot_path.fused  # ``optimizing/in_place.py`` replaces it while it records
 
 
 class FusedConvolution(nn.Module):
-    """Computes activation(convolution(x) + added): inside the algorithm, where one is tuned that does so.
+    """The module activation(convolution(x) + added), computed inside the algorithm if the tuned one supports that.
 
-    Else the last two are computed in place on what the convolution has just written.
+    Otherwise addition and activation are computed in place on the result of the convolution.
 
-    convolution: with the batch norm, if any, in its filter and bias. batch_norm: the name that this had in the model;
-    ``None``: there was none. adds: whether a second input is added. activation: a name of ``ACTIVATIONS``, or ``None``.
+    convolution: with the batch norm, if any, folded into filter and bias. batch_norm: its name in the model, or None
+    if there was none. adds: whether a second input is added. activation: a name in ``ACTIVATIONS``, or None.
 
-    x: (N, C, ...), added: as y or of a shape that torch adds to it, y: (N, K, ...). It is for inference alone: batch
-    norm that learns cannot be folded.
+    x: (N, C, ...), added: broadcastable to y, y: (N, K, ...). For inference only, since batch norm in training mode
+    cannot be folded.
     """
 
     def __init__(self, convolution: nn.Module, *, batch_norm: str | None, adds: bool, activation: str | None) -> None:
@@ -38,19 +38,19 @@ class FusedConvolution(nn.Module):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of what is fused with the convolution, for people."""
+        """Names of the operations fused with the convolution."""
         parts = self.batch_norm and "batch norm", ADDITION if self.adds else None, self.activation
         return tuple(part for part in parts if part is not None)
 
     @property
     def epilogue(self) -> WithEpilogue | None:
-        """Epilogue that an algorithm may compute where it writes y; ``None``: there is none."""
+        """Epilogue that an algorithm may compute as it writes y, or None if there is none."""
         if not isinstance(self.convolution, nn.Conv2d) or not (self.adds or self.activation):
             return None
         return WithEpilogue(self.activation, self.adds)
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        convolution = self._modules["convolution"]  # found sooner than the attribute
+        convolution = self._modules["convolution"]  # faster than the attribute
         assert convolution is not None
         if isinstance(convolution, Conv2d) and _is_called_as_it_stands(convolution):
             known: Tensor = run_fused(convolution, x, added, activation_number(self.activation))
@@ -65,8 +65,8 @@ class FusedConvolution(nn.Module):
         """Refuse training. Raises ``InvalidInputError``."""
         if mode:
             raise InvalidInputError(
-                f"this model has convolutions fused with {', '.join(self.parts)}, and is for inference alone: train "
-                "the model that was given to mucudnn.optimize, or optimize it with Config(fuse=False)"
+                f"this model has convolutions fused with {', '.join(self.parts)}, and is for inference only: train the "
+                "model that was given to mucudnn.optimize, or optimize it with Config(fuse=False)"
             )
         return super().train(mode)
 
@@ -75,24 +75,24 @@ class FusedConvolution(nn.Module):
 
 
 def followed(y: Tensor, activation: str | None, added: Tensor | None) -> Tensor:
-    """Compute the rest by torch, in place where y can hold it. ``in_place`` puts itself around this function."""
+    """Apply addition and activation with torch, in place if possible. Replaced while ``InPlaceTimes`` records."""
     if added is not None and not _takes(y, added):
         y, added = y + added, None
     return Epilogue(activation, added).apply(y)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether somebody has hooked on to the calls of a module."""
+    """Return whether a module has forward or backward hooks."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 def _is_called_as_it_stands(module: nn.Module) -> bool:
-    """Tell whether a call would run ``forward`` and nothing else, and nobody watches it."""
+    """Return whether a call runs only ``forward``, without hooks or compilation."""
     return not (torch.compiler.is_compiling() or _has_any_global_hook() or has_hooks(module))  # type: ignore[no-untyped-call]
 
 
 def _takes(y: Tensor, added: object) -> bool:
-    """Tell whether the sum is of y's shape and dtype, and can be written into y."""
+    """Return whether the sum has y's shape and dtype, so that it can be written into y."""
     return isinstance(added, Tensor) and added.shape == y.shape and added.dtype == y.dtype

@@ -1,7 +1,7 @@
-"""Finds or makes the class that a module has once it is tuned.
+"""Classes of tuned modules.
 
-For torch's own classes it is ours. For a subclass whose ``forward`` is torch's it is made, of ours and that subclass:
-a tuned module stays an instance of its class. Pickles of it name the two classes, and make it again.
+Torch's own classes have a fixed counterpart. For a subclass that inherits torch's ``forward``, a class is derived from
+ours and that subclass, so that a tuned module stays an instance of its class. Pickles name both and derive it again.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.ConvTranspose2d: ConvTranspose2d,
     nn.Conv3d: Conv3d,
 }
-_COMPUTING = ("forward", "_conv_forward", "_output_padding")  # methods that ours replace or count on
+_COMPUTING = ("forward", "_conv_forward", "_output_padding")  # methods that ours override or call
 _Class = type[nn.Module]
 _made: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
-_NOT_COPIED = ("__dict__", "__weakref__")  # of a class: Python makes them
+_NOT_COPIED = ("__dict__", "__weakref__")  # class attributes that Python makes itself
 
 
 def make_tunable(module: nn.Module) -> None:
-    """Turn a module into one of ours, in place. Raises ``InvalidInputError`` where ``why_left_alone`` has a reason."""
+    """Convert a module to ours in place. Raises ``InvalidInputError`` if ``why_left_alone`` returns a reason."""
     module.__class__ = _tuned_class(module)
 
 
 def why_left_alone(module: nn.Module) -> str | None:
-    """Say why a module cannot be made one of ours; ``None``: it can, or it is one."""
+    """Return why a module cannot be converted to ours, or None if it can or already was."""
     try:
         made = _tuned_class(module)
-        there = object.__new__(type(module))  # without its state: only to see whether the class can be changed
+        there = object.__new__(type(module))  # a dummy without state, to try whether the class can be changed
         object.__setattr__(there, "__class__", made)
     except InvalidInputError as error:
         return str(error)
@@ -51,12 +51,12 @@ def why_left_alone(module: nn.Module) -> str | None:
 
 
 def torchs_class(cls: type) -> _Class | None:
-    """Return the convolution of torch's from which a class derives; ``None``: none of those that can be tuned."""
+    """Return the tunable torch convolution from which a class derives, or None."""
     return next((torchs for torchs in OURS if issubclass(cls, torchs)), None)
 
 
 def _tuned_class(module: nn.Module) -> _Class:
-    """Find or make the class. Raises ``InvalidInputError`` with the reason why it cannot be."""
+    """Find or make the tuned class. Raises ``InvalidInputError`` if there cannot be one."""
     cls = type(module)
     if issubclass(cls, TunedClass):
         return cls
@@ -66,10 +66,10 @@ def _tuned_class(module: nn.Module) -> _Class:
 
 
 def _parametrized(module: nn.Module) -> _Class:
-    """Make what torch would have made, had the module been tuned before it was parametrized.
+    """Make the class that torch would have made if the module had been tuned before it was parametrized.
 
-    Torch makes a class for each module that it parametrizes, with the parameters as properties, and takes them from
-    that class when the parametrization is removed: so a subclass of it does not do.
+    Torch makes a class for each parametrized module, with the parameters as properties, and deletes them from that
+    class when the parametrization is removed, which fails for a subclass of it.
     """
     cls, parametrized = type(module), cast(nn.ModuleDict, module.parametrizations)
     before, *others = cls.__bases__
@@ -92,7 +92,7 @@ def _of_class(cls: _Class) -> _Class:
 
 
 def _of_both(ours: _Class, users: _Class) -> _Class:
-    """Make the class of both, once. Raises ``InvalidInputError`` where the user's class cannot be derived from."""
+    """Derive a class from both, once. Raises ``InvalidInputError`` if the user's class cannot be derived from."""
     if (ours, users) not in _made:
         _made[ours, users] = _derived(ours, users)
     return _made[ours, users]
@@ -102,11 +102,11 @@ def _derived(ours: _Class, users: _Class) -> _Class:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced = super(made, self).__reduce_ex__(max(protocol, 2))
         if type(self) is not made or reduced[:2] != (copyreg.__newobj__, (made,)):  # type: ignore[attr-defined]
-            return reduced  # the user's class has a way of its own
+            return reduced  # the user's class has its own pickling
         return new_tuned, (ours, users), *reduced[2:]
 
     names = {
-        "__doc__": f"A ``{users.__name__}`` that runs what was chosen for it: see ``mucudnn.{ours.__name__}``.",
+        "__doc__": f"A tuned ``{users.__name__}``: see ``mucudnn.{ours.__name__}``.",
         "__module__": users.__module__,
         "__qualname__": f"Tuned{users.__qualname__}",
         "__reduce_ex__": reduce,
@@ -116,12 +116,12 @@ def _derived(ours: _Class, users: _Class) -> _Class:
         made: Any = new_class(
             f"Tuned{users.__name__}", (ours, users), exec_body=lambda namespace: namespace.update(names)
         )
-    except Exception as error:  # of a metaclass or an __init_subclass__: it may raise anything
+    except Exception as error:  # metaclasses and __init_subclass__ may raise anything
         raise InvalidInputError(f"no class can derive from {users.__name__}: {error}") from error
     return cast(_Class, made)
 
 
 def new_tuned(ours: _Class, users: _Class) -> nn.Module:
-    """Make a module without state, which copies and pickles then have: they name this function."""
+    """Make a module without state, for copying and unpickling: pickles refer to this function."""
     made = _of_both(ours, users)
     return made.__new__(made)

@@ -1,4 +1,4 @@
-"""The parts that modules with tuned convolutions share: the choices, and when an operator can take an input."""
+"""Common parts of tuned modules: the choices, and checks whether an operator can take an input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 
 class TunedOperation(Protocol):
-    """Choice for one operation of a module; ``str`` tells why. Tuning makes it."""
+    """Choice for one operation of a module, made by tuning; ``str`` includes the reason."""
 
     @property
     def problem(self) -> ConvProblem: ...
@@ -34,33 +34,32 @@ class TunedOperation(Protocol):
 
 
 class TunedClass:
-    """The part of a module of ours that is not torch's class, from which it derives too."""
+    """Base of all our modules, which also derive from torch's class."""
 
     @property
     def untuned_class(self) -> type:
-        """The class that ``optimize`` found: assigned to ``__class__``, it makes the module torch's own again.
+        """The class before ``optimize``: assigned to ``__class__``, it makes the module torch's own again.
 
-        It is the module's own class where somebody else has made that of ours since.
+        If the class was derived from ours afterwards by other code, it is that class itself.
         """
         own: type = vars(type(self)).get("_untuned_class", type(self))
         return own
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse ``torch.jit.script``, which cannot compile this module, and would put an answer in its place."""
+        """Refuse ``torch.jit.script``, which calls this method and cannot compile this module."""
         name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("mucudnn."))
         raise InvalidInputError(
             f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "
-            "make each such module torch's own again, module.__class__ = module.untuned_class, and script the model "
-            "then"
+            "first make each such module PyTorch's own again with module.__class__ = module.untuned_class"
         )
 
 
 class TunedModule(TunedClass):
-    """A convolution that runs what was chosen for it.
+    """A convolution that runs its tuned choices.
 
-    tuned: the choice for each operation, as reported. choices: what runs; ``None``: torch's own, for every input.
-    confirmation: the comparison of whole steps, or None; then unconfirmed says why there was none. filter_cache: see
-    ``Conv2d``, which alone has one.
+    tuned: the choice for each operation, as reported. choices: what runs, or None for torch's own for every input.
+    confirmation: the comparison of whole steps, or None. unconfirmed: why there was no comparison. filter_cache: see
+    ``Conv2d``, the only class that has one.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
@@ -71,10 +70,10 @@ class TunedModule(TunedClass):
 
 
 def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
-    """Tell whether x is dense images of real numbers. Weight and bias the operator looks at itself.
+    """Return whether x is a dense tensor of real numbers with one of ``dims`` dimensions, for a sample or a batch.
 
-    dims: how many dimensions x has for one sample and for a batch. The operators have no forward-mode derivative, no
-    rules for ``torch.func`` and no complex arithmetic. A ``torch.fx.Proxy``, for one, is no tensor.
+    The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic. x may be no
+    tensor at all, such as a ``torch.fx.Proxy``. The operator checks weight and bias itself.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False
@@ -86,7 +85,7 @@ def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
 
 
 def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
-    """Pad x where a module's padding is not zeros on both sides alike. Returns the padding that is left."""
+    """Pad x if the module's padding is not symmetric zeros. Returns x and the remaining padding of the convolution."""
     none = (0,) * (weight.dim() - 2)
     if module.padding_mode != "zeros":
         return F.pad(x, module._reversed_padding_repeated_twice, module.padding_mode), none
@@ -101,7 +100,7 @@ def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
 
 
 def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
-    """Tell whether the operator is to be called. In a graph it is for all sizes: it looks them up when it runs.
+    """Return whether to call the operator, in compiled graphs always, since sizes are known only when it runs.
 
     x_shape: (N, C, H, W) of the problem.
     """
@@ -114,12 +113,12 @@ def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
 
 
 def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
-    """Tell in every call what ``are_tuples`` tells, in less time."""
+    """Return the same as ``are_tuples`` with length 2, but faster, since every call needs it."""
     if type(stride) is type(padding) is type(dilation) is tuple:
         return len(stride) == len(padding) == len(dilation) == 2
     return False
 
 
 def are_tuples(*geometry: Any, length: int) -> bool:
-    """Tell whether they are as torch's modules make them; by hand they may be set to other things."""
+    """Return whether all are tuples of this length, as torch's modules make them. Users may assign other types."""
     return all(type(one) is tuple and len(one) == length for one in geometry)

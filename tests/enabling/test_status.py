@@ -36,7 +36,7 @@ def test_the_table_fits_and_names_what_was_met() -> None:
     assert "~gemm 2.00×" in lines[2]
     assert "PyTorch, untuned" in lines[3]
     assert "4 problems: 2 measured, 1 nearest size, 1 not tuned; tuning took 2 s" in text
-    assert "to be measured when it has been met 2 times" in text
+    assert "to be measured at call 2" in text
     assert "never tuned, 1 shape of call: three dimensions" in text
 
 

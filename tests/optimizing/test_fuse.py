@@ -196,7 +196,7 @@ def test_training_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="fuse=True is for inference, and 1 is in training mode"):
         fuse(model, torch.zeros(1, 3, 2, 2))
     fused = fuse(model.eval(), torch.zeros(1, 3, 2, 2))
-    with pytest.raises(InvalidInputError, match="fused with batch norm, and is for inference alone"):
+    with pytest.raises(InvalidInputError, match="fused with batch norm, and is for inference only"):
         fused.train()
 
 
