@@ -1,4 +1,4 @@
-"""Stores measurements and reads them back, whatever happens to processes and files meanwhile.
+"""Storage of measurements, robust against killed processes and moved files.
 
 Nothing is measured or chosen here.
 """

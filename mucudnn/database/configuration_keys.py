@@ -1,4 +1,4 @@
-"""Text that names a whole run in the database: what ran, in which versions, and what was special."""
+"""Keys of whole runs in the database: micro-configs, versions of algorithms, and special conditions, as JSON."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _EPILOGUES = {
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
-    """Return JSON: for each run of equal micro-configs ``[algorithm, version, micro-batch size, how often]``.
+    """Return JSON with ``[algorithm, version, micro-batch size, count]`` for each run of equal micro-configs.
 
-    With a kept filter, those of its algorithm end with ``"kept"``, and what was run instead follows, each of its parts
-    ending with ``"instead"``. With a fresh workspace all end with ``"fresh"``. With an epilogue the text of it, such
-    as ``"with ReLU"``, is at the end of all.
+    With a cached filter, lists of its algorithm end with ``"kept"``, and the lists of the baseline follow, each ending
+    with ``"instead"``. With a fresh workspace all lists end with ``"fresh"``. With an epilogue all end with its text,
+    such as ``"with ReLU"``.
     """
     parts = _parts(micro_configs, versions)
     match how:
@@ -48,7 +48,7 @@ def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[st
 
 
 def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -> tuple[MicroConfig, ...] | None:
-    """Invert ``configuration_key``; None for a key of other versions, of other runs, or that is none."""
+    """Invert ``configuration_key``; return None for an invalid key, other versions or other conditions."""
     with suppress(InvalidInputError):
         micro_configs, found, special = whole_run_from(key)
         if special == how and found.items() <= versions.items():
@@ -58,7 +58,7 @@ def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -
 
 @lru_cache(maxsize=4096)
 def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int], How]:
-    """Invert ``configuration_key``: return micro-configs, versions, and what is special.
+    """Invert ``configuration_key``: return micro-configs, versions and the special condition.
 
     Raises ``InvalidInputError`` for any other text.
     """
@@ -75,8 +75,8 @@ def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int]
         if configuration_key(micro_configs, versions, how) == key:
             return micro_configs, versions, how
     raise InvalidInputError(
-        f"configuration is {shown(key)}; it must be as mucudnn writes it: [algorithm, version, micro-batch size, how "
-        "often] for each run of equal micro-batches"
+        f"configuration is {shown(key)}; it must be as mucudnn writes it: [algorithm, version, micro-batch size, "
+        "count] for each run of equal micro-batches"
     )
 
 

@@ -1,4 +1,4 @@
-"""The database of a process that measures together with others: in memory, with copies of what it adds in a file."""
+"""The database of a process that measures together with others: in memory, with a copy of new rows in a file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NETWORK_FILE_SYSTEMS = (
 
 
 class CopyingDatabase(Database):
-    """The rows of a file in memory. What is added goes into the file, too, as soon as it is made.
+    """The rows of a file in memory; rows that are added here are also written to the file at once.
 
-    So nothing is lost if the process ends, and what others add to the file meanwhile changes no answer. Rows of other
-    processes come by ``take``. A file that cannot be written is left alone after one warning. One in a network folder,
-    where locks of several hosts cannot be trusted, gets rows by ``take`` only, from the one process that copies them.
+    So nothing is lost if the process ends, and rows that others add to the file do not change later answers. Rows of
+    other processes are added by ``take``. After one warning, a file that cannot be written is no longer used. A file in
+    a network folder, where locks between hosts are unreliable, is written by ``take`` only, in a single process.
     """
 
     def __init__(self, file: Database) -> None:
@@ -41,17 +41,17 @@ class CopyingDatabase(Database):
             _warn(f"database {file.path} cannot be written")
         elif self._is_written_late:
             warn(
-                f"database {file.path} is in a network folder ({network}): ranks keep what they measure in memory, and "
-                "one of them writes it when all have measured; name a local file to store it as it is made",
+                f"database {file.path} is in a network folder ({network}): ranks keep measurements in memory, and one "
+                "of them writes all when tuning ends; name a local file to store each measurement at once",
             )
 
     def fresh_rows(self) -> Sequence[Row]:
-        """Return the rows that were added here since the last call, by others than ``take``."""
+        """Return the rows that were added here since the last call, other than by ``take``."""
         rows, self._fresh = self._fresh, []
         return rows
 
     def take(self, rows: Iterable[Row], *, copies: bool) -> None:
-        """Add rows of other processes, with their time stamps; those that are here stay. copies: into the file, too."""
+        """Add rows of other processes with their time stamps, unless present. copies: also write them to the file."""
         found = [*rows]
         self.add_exported(found)
         if copies and found:
@@ -79,13 +79,13 @@ class CopyingDatabase(Database):
 
 
 def _warn(why: str) -> None:
-    warn(f"tuning goes on, but what it measures is kept in memory only: {why}")
+    warn(f"tuning goes on, but its measurements are kept in memory only: {why}")
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the name of the network file system that a file lies in; None: it lies in none, or nobody knows.
+    """Return the type of the network file system of a path; None if it is local or unknown.
 
-    Locks of several hosts cannot be trusted there.
+    Locks between hosts are unreliable there.
     """
     place, mount, kind = path.absolute().resolve(), "", ""
     with suppress(OSError):

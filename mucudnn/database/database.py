@@ -1,4 +1,4 @@
-"""Everything that was ever measured: results and whole runs as they are stored, and as they are read to choose."""
+"""The database of measurements: methods that add results, whole runs and confirmations, and that read valid ones."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ _RUN = (*schema.TIMES, "load")
 
 
 def now() -> str:
-    """Return a time stamp, which sorts like the time."""
+    """Return a time stamp whose text sorts by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 class Database(StoredRows):
-    """Measurements, failures and verifications, each under its environment, problem, and algorithms with versions."""
+    """Measurements, failures, verifications and confirmations, by environment, problem and versions of algorithms.
+
+    Of several rows with the same key, the valid one is the newest, or the newest of those measured on a quiet machine.
+    """
 
     def copy_in_memory(self) -> Database:
-        """Return the same rows in a database that takes more, and forgets them when it is closed."""
+        """Return a writable copy of the rows in memory, which is lost when it is closed."""
         copy = Database(MEMORY)
         self._file.copy_to(copy._file)
         return copy
@@ -43,7 +46,7 @@ class Database(StoredRows):
     def add(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
-        """Commit one measurement. Raises ``InvalidInputError`` for values that there cannot be, as do all that add."""
+        """Commit one measurement. Like all methods that add rows, raises ``InvalidInputError`` for invalid values."""
         values = {name: getattr(measurement, name) for name in _MEASURED} | sample_columns(measurement.raw)
         key = _key(measurement.micro_config, algorithm_version)
         self._add("measurement", environment, problem, **key, **values)
@@ -51,7 +54,7 @@ class Database(StoredRows):
     def add_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
     ) -> None:
-        """Commit that a micro-config cannot be measured, with the reason."""
+        """Commit that a micro-config cannot be measured, and why."""
         self._add(
             *("failure", environment, problem),
             **_key(failure.micro_config, algorithm_version),
@@ -69,7 +72,7 @@ class Database(StoredRows):
         run: WholeRun,
         how: How = None,
     ) -> None:
-        """Commit a whole run. versions: of at least the algorithms that ran. how: what was special in it."""
+        """Commit a whole run. versions: of the algorithms that ran, or of more. how: its special condition, if any."""
         key = configuration_key(micro_configs, versions, how)
         values = {name: getattr(run, name) for name in _RUN} | sample_columns(run.raw)
         self._add("verification", environment, problem, configuration=key, **values)
@@ -82,16 +85,16 @@ class Database(StoredRows):
         findings: Mapping[str, Any],
         load: float | None = None,
     ) -> None:
-        """Commit what steps of a model have shown.
+        """Commit the findings of timed steps of a model.
 
-        fingerprint: tells the model and what was chosen for it. versions: of the algorithms that it ran. findings:
-        plain values.
+        fingerprint: identifies the model and the choices for it. versions: of the algorithms that it ran. findings:
+        values that JSON can represent.
         """
         parts = {"versions": json.dumps(dict(versions)), "findings": json.dumps(dict(findings))}
         self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, **parts)
 
     def add_rate(self, environment: Environment, rate: float) -> None:
-        """Commit a rate of the known kernel, which replaces a lower one."""
+        """Commit a rate of the reference kernel, if it is higher than the stored one."""
         if rate > self.best_rate(environment):
             with self._writing() as connection:
                 schema.add_rate(connection, environment, rate)
@@ -109,14 +112,14 @@ class Database(StoredRows):
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
-        """Return the one of each micro-config that counts, sorted. versions: of the algorithms that are asked for."""
+        """Return the valid measurement of each micro-config, sorted. versions: of the algorithms to return."""
         return self.measurements_of_all(environment, [problem], versions)[problem]
 
     @told_of_damage
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
-        """Return micro-configs whose row that counts is a failure, sorted. versions: as for ``measurements``."""
+        """Return the failures that are the valid rows of micro-configs, sorted. versions: as for ``measurements``."""
         return tuple(
             Failure(
                 m, reason, is_passed_over=passed_over is not None, by_arithmetic=passed_over == 2, needed_bytes=needed
@@ -129,7 +132,7 @@ class Database(StoredRows):
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
-        """Return what ``measurements`` returns, for many problems in one query."""
+        """Return the ``measurements`` of many problems in one query."""
         return {
             problem: tuple(Measurement(m, *measured) for m, (reason, _, _, *measured) in found if reason is None)
             for problem, found in self._results(environment, problems, versions).items()
@@ -144,7 +147,7 @@ class Database(StoredRows):
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the whole run of this very configuration that counts; None if there was none."""
+        """Return the valid whole run of exactly this configuration, or None."""
         condition = f"{self._of(environment, [problem])} AND configuration = ?"
         rows = self._counting("verifications", condition, [configuration_key(micro_configs, versions, how)])
         return _whole_run(rows[0]) if rows else None
@@ -153,20 +156,20 @@ class Database(StoredRows):
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
-        """Return the whole run of each configuration that counts, of any batch size. Arguments as for ``whole_run``."""
+        """Return the valid whole run of each configuration, of any batch size. Arguments as for ``whole_run``."""
         rows = self._counting("verifications", self._of(environment, [problem]))
         found = ((micro_configs_from(row["configuration"], versions, how), row) for row in rows)
         return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
 
     @told_of_damage
     def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return when the one that counts was made, and its findings; ``None``: there is none."""
+        """Return the time stamp and findings of the valid confirmation, or None."""
         rows = self._counting("confirmations", f"{self._of(environment)} AND fingerprint = ?", [fingerprint])
         return (rows[0]["measured_at"], json.loads(rows[0]["findings"])) if rows else None
 
     @told_of_damage
     def best_rate(self, environment: Environment) -> float:
-        """Return the best rate of the known kernel that was seen there, in runs a second; 0 where none was."""
+        """Return the best stored rate of the reference kernel, in runs per second; 0 if there is none."""
         rows = self._file.read(f"SELECT rate FROM rates WHERE {self._of(environment)}")
         return float(rows[0][0]) if rows else 0.0
 
@@ -180,7 +183,7 @@ class Database(StoredRows):
 
     @told_of_damage
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
-        """Return the versions of each algorithm that have measurements or failures: the last is the newest."""
+        """Return the versions of each algorithm with measurements or failures, newest last."""
         found: dict[str, tuple[int, ...]] = {}
         for algorithm, version in self._file.read(
             f"SELECT DISTINCT algorithm, version FROM measurements WHERE {self._of(environment)} ORDER BY 1, 2"
@@ -191,12 +194,12 @@ class Database(StoredRows):
     def _results(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]]:
-        """Return micro-configs of these versions, sorted, with the values of ``_RESULT`` in the row that counts."""
+        """Return micro-configs of these versions, sorted, with the values of ``_RESULT`` from the valid row."""
         found: dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]] = {problem: [] for problem in problems}
         by_id = {number: results for problem, results in found.items() for number in self._ids([problem])}
         condition = f"{self._of(environment)} AND problem_id IN ({', '.join(map(str, by_id))})"
         columns = ", ".join(("problem_id", "algorithm", "version", "micro_batch_size", *_RESULT))
-        micro_config = cache(MicroConfig)  # rows are many, and micro-configs few
+        micro_config = cache(MicroConfig)  # many rows share few micro-configs
         for problem_id, algorithm, version, size, *values, _ in self._counting(
             "measurements", condition, columns=columns
         ):

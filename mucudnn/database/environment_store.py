@@ -1,4 +1,4 @@
-"""The database as tuning uses it: rows of one environment are read, and added while that is possible."""
+"""The database as tuning uses it: rows of one environment, read and, as long as the file is writable, added."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ P = ParamSpec("P")
 
 
 class EnvironmentStore:
-    """A database that cannot be written to is left alone after one warning: tuning goes on with what it measures.
+    """The rows of one environment; after one warning, tuning goes on without a file that cannot be written.
 
-    ``versions`` maps the names of algorithms to their versions; results of other versions are not seen. Reading raises
-    ``DatabaseError`` where the file is unusable.
+    ``versions`` maps names of algorithms to versions; results of other versions are ignored. Reading raises
+    ``DatabaseError`` if the file is unusable.
     """
 
     def __init__(self, database: Database, environment: Environment) -> None:
@@ -27,17 +27,17 @@ class EnvironmentStore:
         self._writable = True
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
-        """Return the result of each micro-config that counts."""
+        """Return the valid result of each micro-config."""
         key = (self.environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
     def every_measurement(self, versions: Mapping[str, int]) -> Mapping[ConvProblem, Sequence[Measurement]]:
-        """Return the newest measurement of each micro-config, of all problems."""
+        """Return the valid measurement of each micro-config, for all problems."""
         problems = self._database.problems(self.environment)
         return self._database.measurements_of_all(self.environment, problems, versions)
 
     def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
-        """Commit one result of an algorithm of this version. A failure that may not come back is not stored."""
+        """Commit one result of an algorithm of this version, except a failure that is not lasting."""
         if isinstance(result, Measurement):
             self._write(self._database.add, self.environment, problem, version, result)
         elif result.is_lasting:
@@ -50,13 +50,13 @@ class EnvironmentStore:
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the whole run of this configuration that counts, if there was one."""
+        """Return the valid whole run of this configuration, or None."""
         return self._database.whole_run(self.environment, problem, configuration.micro_configs, versions, how)
 
     def whole_runs(
         self, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
-        """Return all of them, of any batch size."""
+        """Return the valid whole runs of all configurations, of any batch size."""
         return self._database.whole_runs(self.environment, problem, versions, how)
 
     def add_whole_run(
@@ -67,12 +67,12 @@ class EnvironmentStore:
         run: WholeRun,
         how: How = None,
     ) -> None:
-        """Commit a whole run. how: what is special in it."""
+        """Commit a whole run. how: its special condition, if any."""
         key = (self.environment, problem, configuration.micro_configs, versions)
         self._write(self._database.add_whole_run, *key, run, how)
 
     def confirmation(self, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return when the confirmation that counts was made, and its findings; ``None``: there is none."""
+        """Return the time stamp and findings of the valid confirmation, or None."""
         return self._database.confirmation(self.environment, fingerprint)
 
     def add_confirmation(
@@ -83,15 +83,15 @@ class EnvironmentStore:
         findings: Mapping[str, Any],
         load: float | None,
     ) -> None:
-        """Commit what steps of a model have shown, here or on another rank. As ``Database.add_confirmation``."""
+        """Commit the findings of a model's steps, here or on another rank, as ``Database.add_confirmation``."""
         self._write(self._database.add_confirmation, environment, fingerprint, versions, findings, load)
 
     def best_rate(self) -> float:
-        """Return the best rate of the known kernel, in runs a second; 0 where none was seen."""
+        """Return the best stored rate of the reference kernel, in runs per second; 0 if there is none."""
         return self._database.best_rate(self.environment)
 
     def add_rate(self, rate: float) -> None:
-        """Commit a rate of the known kernel, which replaces a lower one."""
+        """Commit a rate of the reference kernel, if it is higher than the stored one."""
         self._write(self._database.add_rate, self.environment, rate)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -103,4 +103,4 @@ class EnvironmentStore:
             warn(f"tuning goes on, but will measure this again: {error}")
         except DatabaseError as error:
             self._writable = False
-            warn(f"tuning goes on, but what it measures is not stored: {error}")
+            warn(f"tuning goes on, but its measurements are not stored: {error}")

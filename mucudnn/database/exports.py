@@ -1,4 +1,4 @@
-"""Exports of a database as CSV or JSON lines, and profiles: exports that are read back, the first fault named."""
+"""Exports of a database as CSV or JSON lines, and profiles, which are exports that are read back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 
 _SQLITE = b"SQLite format 3\0"
-COLUMNS = (*schema.ROW_COLUMNS, "schema")  # ``schema.VERSION`` of the file that the row is from
+COLUMNS = (*schema.ROW_COLUMNS, "schema")  # schema: ``schema.VERSION`` of the exported file
 _TEXTS = frozenset(
     (
         *("kind", "measured_at", "device", "capability", "torch", "library", "compiled", "numerics"),
@@ -32,11 +32,11 @@ Record = dict[str, Any]
 
 
 def export_csv(database: Database, stream: TextIO) -> None:
-    """Write all rows, oldest first, with a heading; samples are lists in JSON.
+    """Write all rows as CSV with a header line, oldest first; samples are JSON lists.
 
     ``kind``: measurement, failure, verification or confirmation.
     """
-    writer = csv.writer(stream)  # lines end in CR LF, as RFC 4180 has it: then values with either are quoted
+    writer = csv.writer(stream)  # lines end in CR LF (RFC 4180), so that values with either are quoted
     writer.writerow(COLUMNS)
     for record in _exported(database):
         cells = map(record.get, COLUMNS)
@@ -44,7 +44,7 @@ def export_csv(database: Database, stream: TextIO) -> None:
 
 
 def export_json_lines(database: Database, stream: TextIO) -> None:
-    """Write the rows of ``export_csv``, one JSON object a line, without the columns that a kind does not have."""
+    """Write the rows of ``export_csv`` as one JSON object per line, without empty columns."""
     for record in _exported(database):
         present = {name: value for name, value in record.items() if value is not None}
         stream.write(json.dumps(present, allow_nan=False) + "\n")
@@ -57,18 +57,18 @@ def _exported(database: Database) -> Iterator[Record]:
 
 
 def open_stored(path: Path | str) -> Database:
-    """Open a database to read from: the SQLite file, or the profile in memory; its content says which, not its name.
+    """Open an SQLite file read-only, or read a profile into memory; the content tells which, not the name.
 
-    Raises ``DatabaseError`` for any other file, and for what ``Database`` and ``read_profile`` refuse.
+    Raises ``DatabaseError`` for any other file, and for files that ``Database`` and ``read_profile`` refuse.
     """
     path = Path(path)
     return Database(path, read_only=True) if _content(path).startswith(_SQLITE) else read_profile(path)
 
 
 def read_profile(path: Path | str) -> Database:
-    """Return a database in memory with all rows of the profile and their time stamps: the newest of a key counts.
+    """Return a database in memory with all rows of a profile and their time stamps.
 
-    Raises ``DatabaseError`` with file, line, what is wrong and what is allowed, for the first row that is.
+    Raises ``DatabaseError`` for the first invalid row, with its file and line, the fault and the allowed values.
     """
     path, reached = Path(path), 1
     text = _text(path)
@@ -84,7 +84,7 @@ def read_profile(path: Path | str) -> Database:
         database.add_exported(rows())
     except InvalidInputError as error:
         database.close()
-        raise DatabaseError(f"profile {path}, line {reached}: {error}; mend that, or {_EXPORT_AGAIN}") from None
+        raise DatabaseError(f"profile {path}, line {reached}: {error}; fix that, or {_EXPORT_AGAIN}") from None
     return database
 
 
@@ -107,12 +107,12 @@ def _text(path: Path) -> str:
 
 def _not_a_profile(path: Path, reason: str) -> DatabaseError:
     return DatabaseError(
-        f"{path} is neither a database nor a profile: {reason}; name an SQLite file of mucudnn, or what mucudnn "
-        "database export wrote (CSV or JSON lines)"
+        f"{path} is neither a database nor a profile: {reason}; name an SQLite file of mucudnn, or an export of "
+        "mucudnn database export (CSV or JSON lines)"
     )
 
 
-# Lines: the number of each, and its record, or what is wrong with it
+# Lines: yield the number of each line, and its record or the fault in it
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, Record | str]]:
@@ -145,7 +145,7 @@ def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, Record | str]]:
 
 
 def _checked_columns(path: Path, columns: list[str]) -> list[str]:
-    """Raises ``DatabaseError`` unless they are those of an export, in any order."""
+    """Return the columns; raise ``DatabaseError`` unless they are those of an export, in any order."""
     if "kind" not in columns:
         raise _not_a_profile(path, "its first line does not name the columns of an export")
     wrong = [f"no column {name}" for name in COLUMNS if name not in columns]
@@ -158,7 +158,7 @@ def _checked_columns(path: Path, columns: list[str]) -> list[str]:
 
 
 def _csv_record(cells: Mapping[str, str]) -> Record:
-    """Read cells: an empty one is a value only of texts that may be empty."""
+    """Return the values of cells, without empty cells except of texts that may be empty."""
     may_be_empty = {*schema.ENVIRONMENT_COLUMNS, *(["reason"] if cells["kind"] == "failure" else [])}
     return {
         column: cell if column in _TEXTS else _value(cell)
@@ -168,14 +168,14 @@ def _csv_record(cells: Mapping[str, str]) -> Record:
 
 
 def _value(cell: str) -> Any:
-    """Read a number, or a list of samples; what is neither stays text, and is refused by the table."""
+    """Parse a number or a list of samples; return other text unchanged, which the table refuses."""
     with suppress(ValueError, RecursionError):
         return json.loads(cell)
     return cell
 
 
 def _row(record: Record | str) -> schema.Row:
-    """Return a record as it is stored. Raises ``InvalidInputError`` for one of another version, or that is none."""
+    """Return a record as a row to store. Raises ``InvalidInputError`` for invalid records and other versions."""
     if isinstance(record, str):
         raise InvalidInputError(record)
     if record.get("schema") != schema.VERSION:

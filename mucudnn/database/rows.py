@@ -1,9 +1,8 @@
-"""The rows of one database file: added, merged, counted and pruned, whatever becomes of the file meanwhile.
+"""The rows of one database file: add, merge, count and prune, even if the file is moved or deleted meanwhile.
 
-Rows are only added, each with its time stamp and committed at once; the newest row of a key counts, but none that was
-measured on a busy machine where there is another. So nothing measured is lost, processes that share the file cannot
-undo each other's work, and merging two files is the union of their rows. What other rows supersede stays until
-``prune``.
+Rows are only added, each committed at once with its time stamp. The valid row of a key is the newest, or the newest of
+those measured on a quiet machine, if there are any. So no measurement is lost, processes that share the file cannot
+undo each other's work, and merging two files is the union of their rows. Superseded rows stay until ``prune``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NEVER = datetime.max.isoformat()  # later than every time stamp
 class EnvironmentRows(NamedTuple):
     """Numbers of rows of one environment, superseded ones included.
 
-    doubtful: measurements and whole runs that count, and should be measured again.
+    doubtful: valid measurements and whole runs that should be repeated.
     """
 
     environment: Environment
@@ -50,7 +49,7 @@ class EnvironmentRows(NamedTuple):
 
 
 class MergeCounts(NamedTuple):
-    """Numbers of rows that were taken over, and that were there before."""
+    """Numbers of rows that were added, and that were present before."""
 
     added: int
     known: int
@@ -64,13 +63,13 @@ def default_path() -> Path:
     return Path(cache_folder) / "mucudnn" / "measurements.sqlite"
 
 
-_kept = threading.local()  # where no file can be made: the process that opened a database in memory, and its file
+_kept = threading.local()  # if no file can be created: the database in memory, and the process that opened it
 
 
 def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
-    """Return the database of this thread, opened when it is first asked for, and warn once a process."""
+    """Return this thread's database in memory, opened at the first call; warn once per process."""
     say_once(
-        f"database {default_path()} cannot be made: what is measured is known to this process alone; name a file with "
+        f"database {default_path()} cannot be created: measurements are lost when this process ends; name a file with "
         f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
     )
     if getattr(_kept, "process", None) != os.getpid():
@@ -79,7 +78,7 @@ def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
 
 
 def told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
-    """Have a method that reads raise ``DatabaseError`` where it fails since the file is damaged."""
+    """Make a reading method raise ``DatabaseError`` if it fails because the file is damaged."""
 
     @wraps(method)
     def checked(*args: P.args, **rest: P.kwargs) -> T:
@@ -93,22 +92,22 @@ def told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def is_doubtful_row(row: Row) -> bool:
-    """Whether it should be measured again."""
+    """Whether a row's result should be measured again."""
     return row["kind"] != "failure" and is_doubtful(row["noise"], row["load"])
 
 
 class StoredRows:
-    """The rows of a file, each by ``schema.ROW_COLUMNS``.
+    """The rows of a file, each a dict with the keys ``schema.ROW_COLUMNS``.
 
-    path: the file, made with its folder where missing; None: ``default_path()``, or a database in
-    memory, kept by this thread, where that cannot be made, which a warning says; ``":memory:"``: kept in no file.
-    read_only: never write. Files that cannot be written are opened so in any case: ask ``read_only``, and go on with
-    ``copy_in_memory()`` where measurements are to be added all the same. create: whether a missing file is made.
+    path: the file, created with its folder if missing; None for ``default_path()``, or, with a warning, for a database
+    in memory of this thread if that file cannot be created; ``":memory:"`` for a database in memory. read_only: never
+    write. A file that cannot be written is opened read-only in any case: check ``read_only``, and use
+    ``copy_in_memory()`` to add measurements nevertheless. create: whether to create a missing file.
 
-    Use it as a context manager, and only in the thread that opened it, not in a process that was forked off meanwhile.
-    Every method raises ``DatabaseError`` there, and where the file cannot be used: not SQLite, damaged, of another
-    version, or locked by another process for longer than ``timeout_s``. Where the file is deleted or replaced
-    meanwhile, what this object added goes into the one that is there then, or a new one, with a warning.
+    Use it as a context manager, in the thread that opened it, and not in a forked process. Elsewhere every method
+    raises ``DatabaseError``, as it does if the file is not SQLite, damaged, of another version, or locked by another
+    process for longer than ``timeout_s``. If the file is deleted or replaced, rows that this object added are moved to
+    the new file at the path, or to one that is created, with a warning.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class StoredRows:
         else:
             self._file = self._open(default_path() if path is None else Path(path))
         self._first_added = _NEVER  # measured_at of the oldest row that this object added
-        self._to_be_moved: list[Row] = []  # of a file that is no longer there
+        self._to_be_moved: list[Row] = []  # added to a file that is no longer at the path
 
     @property
     def path(self) -> Path:
@@ -150,26 +149,26 @@ class StoredRows:
             try:
                 self._catch_up()
             except DatabaseError as error:
-                warn(f"what was measured last is not stored: {error}")
+                warn(f"the latest measurements are not stored: {error}")
         if not self._is_kept:
             self._file.close()
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> MergeCounts:
-        """Add rows with their time stamps that are not here: all of them or, on error, none.
+        """Add rows with their time stamps, unless present: all of them or, on error, none.
 
-        rows: by ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for values that there cannot be.
+        rows: by ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for invalid values.
         """
         with self._writing() as connection:
             return MergeCounts(**schema.add_rows(connection, rows))
 
     def merge(self, other: StoredRows | Path | str) -> MergeCounts:
-        """Add the rows of another database, which is only read, that are not here: all of them or, on error, none."""
+        """Add the rows of another database, unless present: all of them or, on error, none. The other is only read."""
         source: StoredRows
         with nullcontext(other) if isinstance(other, StoredRows) else StoredRows(other, read_only=True) as source:
             return self.add_exported(source.every_row())
 
     def commit(self, row: Row) -> None:
-        """Commit a row; one of its key and time stamp is replaced."""
+        """Commit a row, replacing one with the same key and time stamp."""
         with self._writing() as connection:
             schema.add_rows(connection, [row], replaces=True)
         self._first_added = min(self._first_added, row["measured_at"])
@@ -183,15 +182,15 @@ class StoredRows:
     def rows_that_count(
         self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None
     ) -> list[Row]:
-        """Return the row of each key that counts, of measurements, failures and whole runs, oldest first.
+        """Return the valid row of each key, of measurements, failures and whole runs, oldest first.
 
-        environment, problems: those of this environment, or these problems, only.
+        environment, problems: if given, return only rows of this environment, or of these problems.
         """
         tables = ("measurements", "verifications")
         return self._rows(schema.select_rows(tables, self._of(environment, problems), counting=True))
 
     def doubtful_rows(self, environment: Environment) -> list[Row]:
-        """Return those of the rows that count that should be measured again."""
+        """Return the valid rows whose results should be measured again."""
         return [row for row in self.rows_that_count(environment) if is_doubtful_row(row)]
 
     @told_of_damage
@@ -204,7 +203,7 @@ class StoredRows:
 
     @told_of_damage
     def info(self) -> tuple[EnvironmentRows, ...]:
-        """Return how many rows each environment has."""
+        """Return the numbers of rows of each environment."""
         return tuple(map(self._info, self.environments()))
 
     def _info(self, environment: Environment) -> EnvironmentRows:
@@ -226,11 +225,11 @@ class StoredRows:
         failures: bool = False,
         dry_run: bool = False,
     ) -> int:
-        """Remove the rows that newer ones supersede, and return how many rows (would) go.
+        """Remove superseded rows, and return the number of rows that are removed.
 
-        environments: one or more, if given: the rows of all others go as well. versions: if given, those of all other
-        algorithms and versions go as well, but for engines. failures: they go as well, so that they are measured again.
-        dry_run: remove nothing.
+        environments: if given, remove rows of all other environments too. versions: if given, remove rows of all other
+        algorithms and versions too, except engines. failures: remove failures too, so that they are measured again.
+        dry_run: remove nothing, only count.
         """
         with self._writing() as connection:
             ids = None if environments is None else self._ids(environments)
@@ -250,7 +249,7 @@ class StoredRows:
         return [dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in self._file.read(sql)]
 
     def _of(self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None) -> str:
-        """Return the condition in SQL that a row is of this environment, and of one of these problems."""
+        """Return the SQL condition that a row is of this environment, and of one of these problems."""
         wanted = {"environment_id": None if environment is None else [environment], "problem_id": problems}
         ids = {name: ", ".join(map(str, self._ids(keys))) for name, keys in wanted.items() if keys is not None}
         return " AND ".join(["TRUE", *(f"{name} IN ({listed})" for name, listed in ids.items())])
@@ -262,13 +261,13 @@ class StoredRows:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction in the file that is at the path now, whatever became of the one that was opened."""
+        """A transaction in the file that is at the path now, even if another one was opened."""
         self._catch_up()
         with self._file.writing() as connection:
             yield connection
 
     def _catch_up(self) -> None:
-        """Go over to the file that is at the path now, if it is another, with what this object added."""
+        """Switch to the file that is at the path now, if it is another one, and move rows that this object added."""
         if self._file.has_moved():
             self._follow()
         if self._to_be_moved:
@@ -277,7 +276,7 @@ class StoredRows:
             self._to_be_moved = []
 
     def _follow(self) -> None:
-        """Use the file that is at the path now, or a new one; what this object added must be moved there."""
+        """Open the file that is at the path now, or a new one; keep rows that this object added, to be moved there."""
         self._file.require_content()
         place = self._file.place
         what = "replaced" if place.exists() else "deleted"
@@ -289,27 +288,27 @@ class StoredRows:
             self._file = self._open(place)
         except DatabaseError:
             copy.path, copy.read_only = place, True
-            self._file = copy  # what was read stays readable
+            self._file = copy  # so that rows stay readable
             raise
         copy.close()
         warn(
-            f"database {place} was {what} while it was in use: what was measured since then goes into the file that is "
-            "there now",
+            f"database {place} was {what} while it was in use: new measurements, and those of this process, go into "
+            "the file that is there now",
         )
 
 
 def _is_other(versions: Mapping[str, int], algorithm: str, version: int) -> bool:
-    """Whether an algorithm is known here in another version only, or not at all.
+    """Whether an algorithm is known in another version only, or unknown.
 
-    Of what a source offers (``source:67 k2=5``) nobody knows: no list has its names, and its version is that of its
-    library, which is in the environment. Nor of algorithms of a package that is missing here (``own/pointwise``).
+    False for algorithms of a source (``source:67 k2=5``), which are in no list and have the version of their library,
+    a part of the environment; and for algorithms of a package that is not installed (``own/pointwise``).
     """
     if ":" in algorithm or ("/" in algorithm and algorithm not in versions):
         return False
     return versions.get(algorithm) != version
 
 
-# Conditions that a row has an algorithm in another version
+# SQL conditions that a row has an algorithm of another version
 _PART = "EXISTS (SELECT 1 FROM json_each({0}) AS part WHERE is_other({1}, {2}))"
 _OTHER_VERSIONS = {
     "measurements": "is_other(algorithm, version)",
@@ -326,7 +325,7 @@ def _prune(
     versions: Mapping[str, int] | None,
     failures: bool,
 ) -> int:
-    """Delete superseded rows, and where given those of others, or failures. Returns how many."""
+    """Delete superseded rows, and on request other environments, other versions and failures. Return the count."""
     conditions = []
     if environment_ids is not None:
         listed = ", ".join(map(str, environment_ids))
@@ -335,7 +334,7 @@ def _prune(
         connection.create_function("is_other", 2, partial(_is_other, versions))
         conditions += _OTHER_VERSIONS.items()
     conditions += [(table, schema.superseded(table)) for table in schema.KEYS]
-    if failures:  # last, or an older measurement would take their place
+    if failures:  # last, else an older measurement would become valid
         conditions.append(("measurements", "reason IS NOT NULL"))
     removed = sum(
         connection.execute(f"DELETE FROM {table} WHERE {condition}").rowcount for table, condition in conditions

@@ -1,4 +1,4 @@
-"""Raw samples as they are stored: float64, one after another, of which the median is the stored one to the bit."""
+"""Storage format of raw samples: packed little-endian float64, so that their median equals the stored one exactly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mucudnn.words.values import shown
 
 
 def packed(name: str, samples: Sequence[float]) -> bytes:
-    """Return samples as they are stored. Raises ``InvalidInputError`` for what are no times."""
+    """Return samples in the storage format. Raises ``InvalidInputError`` for values that are not times."""
     try:
         if all(0 <= sample < inf for sample in samples):
             return struct.pack(f"<{len(samples)}d", *samples)
@@ -30,9 +30,9 @@ def unpacked(stored: bytes) -> list[float]:
 
 
 def sample_columns(raw: MeasuredSamples | PairedSamples | None) -> dict[str, Any]:
-    """Return what was measured by the columns of its row: none where nothing was kept.
+    """Return the fields of raw samples as columns of a row; empty for None.
 
-    Raises ``InvalidInputError`` for samples that there cannot be.
+    Raises ``InvalidInputError`` for samples that are not times.
     """
     values = {} if raw is None else {field.name: getattr(raw, field.name) for field in fields(raw)}
     return {name: packed(name, value) if name in SAMPLE_COLUMNS else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""The tables of the database, and how keys and rows get into them and out."""
+"""The tables of the database, and functions that read and write their keys and rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mucudnn.words.results import BUSY
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-VERSION = 7  # files of another one are refused; until the first published version none is read
+VERSION = 7  # files of any other version are refused
 
-Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples as they are stored
+Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
 TIMES = ("baseline_s", "time_s", "noise")  # of a whole run
@@ -35,11 +35,11 @@ SIZES = (
     "groups",
 )
 PROBLEM_COLUMNS = ("operation", *SIZES, "dtype", "memory_format")
-# The newest row of a key counts, and none that was disturbed where there is another
+# The valid row of a key is the newest undisturbed one, or the newest if all are disturbed
 KEYS = {
     "measurements": ("environment_id", "problem_id", "algorithm", "version", "micro_batch_size"),
     "verifications": ("environment_id", "problem_id", "configuration"),
-    "confirmations": ("environment_id", "fingerprint"),  # a whole model has many problems
+    "confirmations": ("environment_id", "fingerprint"),  # of a whole model, not of one problem
 }
 _RANK = f"iif(load > {BUSY}, '0', '1') || measured_at"
 _KINDS = {
@@ -62,7 +62,7 @@ ROW_COLUMNS = (
     *("fingerprint", "versions", "findings", *SAMPLE_COLUMNS, *_PROCESSOR),
 )
 
-# What SQLite and its binding raise for values that a table does not take
+# Exceptions of SQLite and sqlite3 for values that a table refuses
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError, UnicodeError)
 
 
@@ -70,7 +70,7 @@ _REFUSALS = (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.Programming
 
 
 def _checked(column: str, kind: str, condition: str, allowed: str) -> str:
-    """Return the definition of a column. An error quotes the name of its constraint, which says what is allowed."""
+    """Return the definition of a column. Errors quote the name of its constraint, which says what is allowed."""
     return f"""{column} {kind} CONSTRAINT "{column} must be {allowed}" CHECK ({condition.format(column)})"""
 
 
@@ -123,7 +123,7 @@ _BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")
 _PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its arithmetic alone), or nothing")
 _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in SIZES]
 
-# A failure is a row with a reason and without costs: so the newest row of a candidate says which of the two it is
+# A failure is a row with a reason and without costs, so that the valid row of a candidate is either of the two
 TABLES = tuple(
     f"""
 CREATE TABLE environments (id INTEGER PRIMARY KEY, device TEXT NOT NULL, capability TEXT NOT NULL,
@@ -161,28 +161,28 @@ PRAGMA user_version = {VERSION}
 
 
 def latest_valid(table: str, condition: str = "TRUE", columns: str = "*") -> str:
-    """Return SQL for the row of each key that counts, sorted by the key."""
+    """Return SQL for the valid row of each key, sorted by the key."""
     key = ", ".join(KEYS[table])
-    # Of a group with one maximum, SQLite gives other columns the values of the row that has it
+    # With max(), SQLite takes the other columns of a group from the row with the maximum
     return f"SELECT {columns}, max({_RANK}) FROM {table} WHERE {condition} GROUP BY {key} ORDER BY {key}"
 
 
 def superseded(table: str) -> str:
-    """Return the condition in SQL that another row counts instead."""
+    """Return the SQL condition that another row of the same key is valid instead."""
     key = ", ".join(KEYS[table])
     return f"({key}, {_RANK}) NOT IN (SELECT {key}, max({_RANK}) FROM {table} GROUP BY {key})"
 
 
 def count_rows(condition: str) -> str:
-    """Return SQL for each kind of rows and how many of them meet a condition."""
+    """Return SQL for the number of rows of each kind that meet a condition."""
     counts = (f"SELECT {_KINDS[table]}, count(*) FROM {table} WHERE {condition} GROUP BY 1" for table in KEYS)
     return " UNION ALL ".join(counts)
 
 
 def select_rows(tables: Iterable[str] = tuple(KEYS), condition: str = "TRUE", *, counting: bool = False) -> str:
-    """Return SQL for ``ROW_COLUMNS`` of the rows that meet a condition, oldest first. counting: only those that count.
+    """Return SQL for ``ROW_COLUMNS`` of the rows that meet a condition, oldest first. counting: only valid rows.
 
-    The condition is on the columns of each of the tables.
+    The condition may use only columns that all of the tables have.
     """
     every = []
     for table in tables:
@@ -194,17 +194,17 @@ def select_rows(tables: Iterable[str] = tuple(KEYS), condition: str = "TRUE", *,
             joined += " JOIN problems ON problems.id = problem_id"
         cells = (name if name in own else "NULL" for name in ROW_COLUMNS[1:])
         every.append(f"SELECT {_KINDS[table]}, {', '.join(cells)} FROM {joined}")
-    order = (ROW_COLUMNS.index("measured_at"), *range(len(ROW_COLUMNS)))  # the same rows always come in the same order
+    order = (ROW_COLUMNS.index("measured_at"), *range(len(ROW_COLUMNS)))  # a deterministic order
     return f"{' UNION ALL '.join(every)} ORDER BY {', '.join(str(index + 1) for index in order)}"
 
 
 def add_rows(
     connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, replaces: bool = False
 ) -> Counter[str]:
-    """Add rows with their time stamps; counts those ``added`` and ``known`` before.
+    """Add rows with their time stamps; return the numbers of ``added`` rows and of those ``known`` before.
 
-    rows: by ``ROW_COLUMNS``, in which None may be left out. replaces: a row with the key and time stamp of one that is
-    there. Raises ``InvalidInputError`` for values that there cannot be.
+    rows: by ``ROW_COLUMNS``, without columns that are None. replaces: whether a row replaces one with the same key and
+    time stamp. Raises ``InvalidInputError`` for invalid values.
     """
 
     @cache
@@ -234,7 +234,7 @@ def add_rows(
 
 
 def add_rate(connection: sqlite3.Connection, environment: Environment, rate: float) -> None:
-    """Set the best rate of the known kernel."""
+    """Set the best rate of the reference kernel."""
     values = (_identify(connection, environment), rate)
     _insert(connection, "rates", ("environment_id", "rate"), values, replaces=True)
 
@@ -242,7 +242,7 @@ def add_rate(connection: sqlite3.Connection, environment: Environment, rate: flo
 def _insert(
     connection: sqlite3.Connection, table: str, columns: tuple[str, ...], values: Sequence[Any], replaces: bool = False
 ) -> bool:
-    """Add a row. Returns whether it was added; replaces: an equal key, which else stays as it is.
+    """Add a row, and return whether it was added. replaces: replace a row of the same key, else keep it.
 
     Raises ``InvalidInputError`` for values that the table refuses.
     """
@@ -263,7 +263,7 @@ def _insertion(table: str, columns: tuple[str, ...], replaces: bool) -> str:
 
 
 def _identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
-    """Return the id of the key's row, which is added if there is none."""
+    """Return the id of the key's row, adding it if missing."""
     table, values = _table(key), named(key)
     _insert(connection, table, (*values,), (*values.values(),))
     if (row := connection.execute(*find(key)).fetchone()) is None:
@@ -283,7 +283,7 @@ def _table(key: Environment | ConvProblem) -> str:
 
 
 def named(key: Environment | ConvProblem) -> dict[str, str | int]:
-    """Return values by their columns: pairs become two."""
+    """Return the key's values by column, with pairs split in two."""
     columns = ENVIRONMENT_COLUMNS if isinstance(key, Environment) else PROBLEM_COLUMNS
     values: list[str | int] = []
     for field in fields(key):
@@ -295,7 +295,7 @@ def named(key: Environment | ConvProblem) -> dict[str, str | int]:
 def problem_from(values: Sequence[Any]) -> ConvProblem:
     """Return the problem with values in the order of ``PROBLEM_COLUMNS``.
 
-    Raises ``ValueError`` or ``TypeError`` where that is not a problem.
+    Raises ``ValueError`` or ``TypeError`` if they are not a problem.
     """
     operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
     stride, padding, dilation = zip(pairs[::2], pairs[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""Selects stored measurements to solve from: one environment, one version of each algorithm, sound and sufficient."""
+"""Selection of stored measurements to solve from: one environment, one version of each algorithm, enough for all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mucudnn.words.results import Configuration, Measurement, WholeRun, package_
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-_MOST_LIKE_IT = 3  # other problems that an error names for each one that is missing
+_MOST_LIKE_IT = 3  # similar problems that an error names for each missing one
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedMeasurements:
-    """Measurements for tasks, from one environment: ``replay`` solves from them. The database must stay open.
+    """Measurements of one environment from which ``replay`` solves tasks. The database must stay open.
 
-    versions: of every algorithm the one that is used. notes: what was set aside, in words.
+    versions: the version used of each algorithm. notes: sentences about measurements that were not used.
     """
 
     environment: Environment
@@ -32,11 +32,11 @@ class SelectedMeasurements:
     _database: Database
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return those of the sizes that the policy allows, whatever their error or workspace is."""
+        """Return a task's measurements of the sizes that the policy allows, of any error and workspace."""
         return self._measurements[task]
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the whole run that counts, with workspace and epilogue as the task has them; None: there was none."""
+        """Return the valid whole run under the task's conditions (fresh workspace or epilogue), or None."""
         key = (self.environment, task.problem, configuration.micro_configs, self.versions)
         return self._database.whole_run(*key, task.how)
 
@@ -50,16 +50,16 @@ def select_measurements(
     strict: bool = False,
     environment: str | None = None,
 ) -> SelectedMeasurements:
-    """Return all that is needed to solve the tasks again without measuring; no device is asked for anything.
+    """Return the stored measurements that are needed to solve the tasks again without a device.
 
-    algorithms: names to choose from, or of their source, beside torch's own; None: all that were measured.
-    strict: of those only what is known to be local, and torch's own; of what a source offers the name says nothing.
-    environment: part of the description of the one to use, or its number in the error that lists them; None: the only
-    one that has measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version
-    that the environment has is used, and the others are set aside.
+    algorithms: names of algorithms or of their sources to choose from, beside torch's own; None for all that were
+    measured. strict: use only algorithms that are known to be local, and torch's own; those of a source never are.
+    environment: part of the environment's description, or its number in the error that lists them; None for the only
+    one with measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version in
+    the environment is used.
 
-    Raises ``InvalidInputError`` for unknown algorithms, where it is not one environment that is meant, and where the
-    measurements of a task are missing or cannot cover its batch (naming each, with what there is instead).
+    Raises ``InvalidInputError`` for unknown algorithms, if not exactly one environment matches, and if measurements of
+    a task are missing or cannot cover its batch (naming each such task and the measurements that there are).
     """
     problems = frozenset(task.problem for task in tasks)
     chosen = _environment(database, problems, environment)
@@ -75,7 +75,7 @@ def select_measurements(
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
-    """Return those that were asked for, by their names or that of their source, and torch's own."""
+    """Return the versions of the algorithms that were asked for, by name or source, and of torch's own."""
     if algorithms is None:
         return versions
     sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
@@ -107,8 +107,8 @@ def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
 def _local(
     stored: Mapping[ConvProblem, Sequence[Measurement]], device_type: str
 ) -> dict[ConvProblem, list[Measurement]]:
-    """Return what is known to be local, and torch's own."""
-    from mucudnn.kernels.registry import algorithms  # here, since it loads torch
+    """Return measurements of torch's own convolution and of algorithms that are known to be local."""
+    from mucudnn.kernels.registry import algorithms  # imported here, since it loads torch
 
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
 
@@ -153,7 +153,7 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
 
 
 def numbers_of(every: Mapping[int, Environment], text: str) -> list[int]:
-    """Return the numbers of the environments that are meant by a part of their description, or by a number."""
+    """Return the numbers of the environments that a text matches: a number, or part of their descriptions."""
     text = text.strip()
     if text.isdecimal():
         return [int(text)] if int(text) in every else []
@@ -177,8 +177,8 @@ def _require_enough(
     known = database.problems(environment)
     lines = (f"\n  {task}, batch {task.batch_size}: {_instead(task, policy, stored, known)}" for task in lacking)
     raise InvalidInputError(
-        f"the stored measurements lack {len(lacking)} of the {len(found)} convolutions asked for; ask for what there "
-        f"is, or measure them with mucudnn tune. On {environment}:{''.join(lines)}"
+        f"the stored measurements lack {len(lacking)} of the {len(found)} convolutions asked for; ask for "
+        f"others, or measure these with mucudnn tune. On {environment}:{''.join(lines)}"
     )
 
 
@@ -199,19 +199,19 @@ def _instead(
     stored: Mapping[ConvProblem, Sequence[Measurement]],
     known: Collection[ConvProblem],
 ) -> str:
-    """Say what there is where a task's measurements are not enough."""
+    """Describe the stored measurements of a task that are not enough."""
     if sizes := _sizes(stored[task.problem]):
         return (
             f"measured in micro-batches of {_listed(sizes)}; those that the policy {policy} allows do not add up to "
             f"{task.batch_size}"
         )
     if task.problem in known:
-        return "measured with other algorithms, or older versions of them, only"
+        return "measured only with other algorithms or older versions"
     return f"not measured{_others_like(task.problem, known)}"
 
 
 def _others_like(problem: ConvProblem, known: Collection[ConvProblem]) -> str:
-    """Name the stored problems that differ in the fewest fields, if these are at most two (height and width)."""
+    """Name the stored problems that differ in the fewest fields, if in at most two (height and width)."""
     differences = [_difference(problem, other) for other in known]
     fewest = min(map(len, differences), default=0)
     if not 1 <= fewest <= 2:

@@ -1,4 +1,4 @@
-"""One SQLite file that processes share: opened, checked and never deleted; every error says what to do."""
+"""One SQLite file that processes share; it is never deleted, and every error says what to do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mucudnn.database import schema
 from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
 
 MEMORY = Path(":memory:")
-_PATIENCE_S = 1.0  # of waiting for another process without a word
+_PATIENCE_S = 1.0  # of waiting for another process before a warning
 
 _NAME_ANOTHER = f"name another file with {DATABASE_OPTION} or MUCUDNN_DATABASE"
-_MOVE_AWAY = f"it is left as it is: move it away to start anew, or {_NAME_ANOTHER}"
+_MOVE_AWAY = f"it is left unchanged: move it away to start anew, or {_NAME_ANOTHER}"
 _EXPLANATIONS = {
     sqlite3.SQLITE_BUSY: f"is locked by another process; wait until that is done, or {_NAME_ANOTHER}",
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check the path and its permissions, or {_NAME_ANOTHER}",
@@ -31,20 +31,20 @@ _EXPLANATIONS = {
 
 
 class SqliteFile:
-    """A connection to ``path`` (or to memory, for ``MEMORY``), with the tables of ``schema``, made where missing.
+    """A connection to ``path`` (or to memory, for ``MEMORY``) with the tables of ``schema``, created if missing.
 
-    Files of other programs and of another version are refused. Without ``create`` there must be a file with tables.
+    Files of other programs and of other versions are refused. Without ``create`` the file and its tables must exist.
 
-    ``read_only`` is true where it was asked for and where the file or its folder cannot be written. Every method raises
-    ``DatabaseError`` where the file cannot be used, after at most ``timeout_s`` of waiting for other processes (it says
-    so), and in any thread or process but the one that opened it; there, closing does nothing. ``place`` is the path
-    whatever the current folder is.
+    ``read_only`` is true if it was asked for, or if the file or its folder cannot be written. Every method raises
+    ``DatabaseError`` if the file cannot be used, after waiting at most ``timeout_s`` for other processes (with a
+    warning), and in any thread or process but the one that opened it; closing does nothing there. ``place`` is the
+    absolute path.
     """
 
     def __init__(self, path: Path, *, read_only: bool, create: bool, timeout_s: float) -> None:
         self.path = path
         self._user = _this_thread()
-        self._waits_after_s = max(timeout_s - _PATIENCE_S, 0.0)  # after a warning; 0 once it was given
+        self._waits_after_s = max(timeout_s - _PATIENCE_S, 0.0)  # after a warning; 0 once it was issued
         self._may_make = create and not read_only
         self.read_only = read_only
         if path != MEMORY:
@@ -63,25 +63,25 @@ class SqliteFile:
             self._connection.close()
 
     def has_moved(self) -> bool:
-        """Whether the file was deleted, replaced or emptied: then nobody will find what is written."""
+        """Whether the file was deleted, replaced or emptied, so that rows written to it would be lost."""
         try:
             return self._identity is not None and (_identity(self.place) != self._identity or _is_empty(self.place))
-        except OSError:  # nobody can tell now
+        except OSError:  # unknown
             return False
 
     def require_content(self) -> None:
-        """Raises ``DatabaseError`` for a file that was emptied where it is: its pages are nowhere any more."""
+        """Raise ``DatabaseError`` if the file was emptied in place, so that its rows are lost."""
         if self.place.exists() and _is_empty(self.place):
             raise DatabaseError(
-                f"database {self.place} was emptied while it was in use, and all that it had is lost; {_MOVE_AWAY}"
+                f"database {self.place} was emptied while it was in use, and all its rows are lost; {_MOVE_AWAY}"
             )
 
     def require_sound(self) -> None:
-        """Raises ``DatabaseError`` for a damaged file, whose rows need not keep the rules of their tables."""
+        """Raise ``DatabaseError`` for a damaged file, whose rows may break the rules of their tables."""
         self._check(self._pragma("quick_check(1)") == "ok", "is damaged")
 
     def leave(self) -> None:
-        """Close a file that was moved, and empty its write-ahead log, or the file that is there now would take it."""
+        """Close a file that was moved, and empty its write-ahead log, which would corrupt the new file at the path."""
         with self._explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self.close()
@@ -92,24 +92,24 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: committed at the end, undone by an exception."""
+        """A transaction, committed at the end and rolled back after an exception."""
         if self.read_only:
             raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_READONLY]}")
         with self._transaction() as connection:
             yield connection
 
     def compact(self) -> None:
-        """Give the room of removed rows back to the file system."""
+        """Return the space of removed rows to the file system."""
         with self._explained():
             self._when_free("VACUUM")
 
     def copy_to(self, other: SqliteFile) -> None:
-        """Replace everything in ``other``."""
+        """Replace the content of ``other`` by a copy."""
         with self._explained():
             self._connection.backup(other._connection)
 
     def _prepare_place(self) -> None:
-        """Make the folder where a file may be made; raises ``DatabaseError`` where none can be opened."""
+        """Create the folder if a file may be created; raise ``DatabaseError`` if the file cannot be opened."""
         try:
             found = _identity(self.path)
             if found is None and self._may_make:
@@ -117,19 +117,19 @@ class SqliteFile:
                     self.path.parent.mkdir(parents=True, exist_ok=True)
             self.read_only = self.read_only or not _can_be_written(self.path)
             is_folder = self.path.is_dir()
-        except (OSError, ValueError) as error:  # a name too long, a circle of links, a zero byte
+        except (OSError, ValueError) as error:  # a name too long, a loop of links, a null byte
             raise DatabaseError(f"database {self.path} cannot be opened: {error}; {_NAME_ANOTHER}") from error
         if is_folder:
             raise DatabaseError(f"database {self.path} cannot be opened, it is a folder; {_NAME_ANOTHER}")
         if found is None and (self.read_only or not self._may_make):
-            fault = "does not exist, and cannot be made in that folder" if self._may_make else "does not exist"
+            fault = "does not exist, and cannot be created in that folder" if self._may_make else "does not exist"
             raise DatabaseError(f"database {self.path} {fault}; {_NAME_ANOTHER}")
 
     def _connect(self, timeout_s: float) -> sqlite3.Connection:
         with self._explained():
             connection = sqlite3.connect(self._uri(), uri=True, timeout=timeout_s, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        # Bytes that are not UTF-8 are read so that they can be written again
+        # Decode bytes that are not UTF-8 such that they can be written again
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         return connection
 
@@ -137,7 +137,7 @@ class SqliteFile:
         if self.path == MEMORY:
             return "file::memory:"
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
-        # Readers of a write-ahead log make a file beside it. Where they cannot, and nobody writes, there is no need.
+        # Readers create a file beside the write-ahead log. If they cannot, and there is no log, open without one.
         alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
         return f"{uri}&immutable=1" if alone else uri
 
@@ -145,33 +145,33 @@ class SqliteFile:
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
             self._check(self._pragma("application_id") == schema.APPLICATION_ID, "belongs to another program")
             found = self._pragma("user_version")
-            here = f"of another mucudnn, and this one reads {schema.VERSION} alone"
+            here = f"of another mucudnn, and this one reads {schema.VERSION} only"
             self._check(found == schema.VERSION, f"has schema {found}, {here}")
         else:
             self._check(self._may_make, "is empty")
             self._create()
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
-            if self._pragma("journal_mode") == "wal":  # safe against SIGKILL without waiting for the disk each time
+            if self._pragma("journal_mode") == "wal":  # survives SIGKILL without a sync of each commit
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def _create(self) -> None:
-        # Some file systems cannot have a write-ahead log: SQLite's rollback journal serves as well, only slower.
+        # Some file systems do not support a write-ahead log; SQLite's rollback journal works too, more slowly.
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
-            if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have made them meanwhile
+            if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have created them meanwhile
                 for statement in schema.TABLES:
                     self._connection.execute(statement)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._explained(), self._connection:
-            self._when_free("BEGIN IMMEDIATE")  # the lock first: two that read before they write deadlock
+            self._when_free("BEGIN IMMEDIATE")  # lock first: two processes that read before they write deadlock
             yield self._connection
 
     def _when_free(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Execute what other processes may hold up; when they first do so for long, a warning says so."""
+        """Execute SQL that may have to wait for other processes; warn at the first long wait."""
         try:
             return self._connection.execute(sql, parameters)
         except sqlite3.OperationalError as error:
@@ -194,13 +194,13 @@ class SqliteFile:
     def _explained(self) -> Iterator[None]:
         if self._user != _this_thread():
             raise DatabaseError(
-                f"database {self.path} was opened by another thread, or before this process was forked off; open it "
-                "anew here"
+                f"database {self.path} was opened by another thread, or before this process was forked; open it again "
+                "here"
             )
         try:
             yield
         except sqlite3.ProgrammingError:
-            raise  # not from the file: a mistake in mucudnn
+            raise  # a bug in mucudnn, not a fault of the file
         except sqlite3.Error as error:
             explanation = _EXPLANATIONS.get(_primary_code(error), f"cannot be used ({error}); {_MOVE_AWAY}")
             raise DatabaseError(f"database {self.path} {explanation}") from error
@@ -221,7 +221,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which tell a file from others that get its name later; None where there is no file."""
+    """Return device and inode, which identify a file whatever its name; None if there is no file."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -230,12 +230,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def can_be_made(path: Path) -> bool:
-    """Whether the file exists, or can be made; its folder is made."""
+    """Whether the file exists or can be created; creates its folder."""
     try:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
         return path.exists() or _can_be_written(path)
-    except OSError:  # a folder on the way that may not be entered
+    except OSError:  # a parent folder without permission
         return False
 
 
@@ -245,5 +245,5 @@ def _can_be_written(path: Path) -> bool:
 
 
 def _allowed(path: Path) -> bool:
-    # Asked, not tried: closing a file that was opened to try would drop the locks of this process on it.
+    # Checked without opening: closing the file again would drop the locks of this process on it.
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)

@@ -56,7 +56,7 @@ def test_an_export_with_a_bad_row_is_refused_as_a_whole(tmp_path: Path, full: Pa
         opened.prune(failures=True)
     before = rows_of(full, HERE, PROBLEM)
     message = fail("database", "merge", tmp_path / "other.sqlite", path)
-    assert f"profile {path}, line 2: threads must be a whole number, at least 1; mend that" in message
+    assert f"profile {path}, line 2: threads must be a whole number, at least 1; fix that" in message
     assert rows_of(full, HERE, PROBLEM) == before, "nothing of the other one was added, either"
 
 

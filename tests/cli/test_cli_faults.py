@@ -199,7 +199,7 @@ def test_a_read_only_database_is_read_and_named(layers: Path, database: Path, mo
         warnings.simplefilter("always")
         result = invoke("tune", layers, *TUNE)
     assert result.exit_code == 0, result.output
-    assert "Warning: tuning goes on, but what it measures is not stored" in result.stderr
+    assert "Warning: tuning goes on, but its measurements are not stored" in result.stderr
     assert str(database) in result.stderr
     assert rows(database) == before
 

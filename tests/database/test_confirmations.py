@@ -114,7 +114,7 @@ def test_what_there_cannot_be_is_not_stored(path: Path) -> None:
 def test_where_nothing_can_be_written_it_is_read(path: Path) -> None:
     with Database(path, read_only=True) as database:
         store = EnvironmentStore(database, HERE)
-        with pytest.warns(UserWarning, match="what it measures is not stored"):
+        with pytest.warns(UserWarning, match="its measurements are not stored"):
             store.add_confirmation(HERE, MODEL, {"gemm": 1}, NEWER, None)
         known = store.confirmation(MODEL)
     assert known is not None

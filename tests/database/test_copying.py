@@ -106,7 +106,7 @@ def test_a_file_that_fails_is_left_alone_after_a_word(path: Path) -> None:
 
 def test_a_network_folder_is_written_by_the_one_that_copies(file: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "network_file_system", lambda path: "nfs4")
-    with pytest.warns(UserWarning, match=r"in a network folder \(nfs4\): ranks keep what they measure in memory"):
+    with pytest.warns(UserWarning, match=r"in a network folder \(nfs4\): ranks keep measurements in memory"):
         database = CopyingDatabase(file)
     database.add(*HERE, measured(2))
     assert sizes(database) == [1, 2]

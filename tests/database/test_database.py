@@ -107,7 +107,7 @@ def test_where_the_default_file_cannot_be_made_measurements_are_kept_in_memory(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(warning, "_said", set())
     monkeypatch.setattr(rows, "_kept", threading.local())
-    with pytest.warns(RuntimeWarning, match=r"cannot be made: .* this process alone; name a file with Config\("):
+    with pytest.warns(RuntimeWarning, match=r"cannot be created: .* this process ends; name a file with Config\("):
         database = Database()
     with database:
         database.add(HERE, PROBLEM, 1, FAST)

@@ -121,7 +121,7 @@ def test_other_rows_that_there_cannot_be_are_not_stored(path: Path) -> None:
         *(
             (
                 lambda path, n=n: change(path, f"PRAGMA user_version = {n}"),
-                f"has schema {n}, of another mucudnn, and this one reads {schema.VERSION} alone",
+                f"has schema {n}, of another mucudnn, and this one reads {schema.VERSION} only",
             )
             for n in (-1, 0, 6, 999)
         ),

@@ -143,7 +143,7 @@ def test_a_file_that_is_replaced_by_no_database_is_said_and_kept(path: Path) -> 
         store.add(PROBLEM, 1, sized(1))
         path.unlink()
         path.write_text("my diary")
-        with pytest.warns(UserWarning, match=f"what it measures is not stored: database {path} is not an SQLite datab"):
+        with pytest.warns(UserWarning, match=f"its measurements are not stored: database {path} is not an SQLite"):
             store.add(PROBLEM, 1, sized(2))
         store.add(PROBLEM, 1, sized(3))
         assert sized(1) in store.results(PROBLEM, VERSIONS)  # what was known still is
@@ -162,7 +162,7 @@ def test_a_file_that_is_emptied_where_it_is_is_said(path: Path, journal: str) ->
     path.write_bytes(b"")
     with pytest.raises(DatabaseError, match="was emptied while it was in use"):
         add(database, 65)
-    with pytest.warns(UserWarning, match="what was measured last is not stored: .* was emptied"):
+    with pytest.warns(UserWarning, match="the latest measurements are not stored: .* was emptied"):
         database.close()
 
 
@@ -207,7 +207,7 @@ def test_another_thread_is_refused(path: Path) -> None:
 
     def use() -> None:
         for action in (lambda: add(database, 1), lambda: database.failures(HERE, PROBLEM, VERSIONS), database.prune):
-            with pytest.raises(DatabaseError, match=r"was opened by another thread.*open it anew here") as refusal:
+            with pytest.raises(DatabaseError, match=r"was opened by another thread.*open it again here") as refusal:
                 action()
             refusals.append(refusal)
         database.close()
@@ -231,7 +231,7 @@ with Database(path) as database:
     if child == 0:
         with database:
             for action in (lambda: add(database, 99), lambda: database.failures(HERE, PROBLEM, VERSIONS)):
-                with pytest.raises(DatabaseError, match="before this process was forked off"):
+                with pytest.raises(DatabaseError, match="before this process was forked"):
                     action()
         with Database(path) as own:
             add(own, 2)

@@ -169,7 +169,7 @@ def test_values_that_there_cannot_be_are_refused_with_their_line(profile: Path, 
         else:
             write(profile, "".join(json.dumps(row) + "\n" for row in rows))
         line = index + 1 + (form == "csv")
-        with pytest.raises(DatabaseError, match=rf"profile {profile}, line {line}: .*; mend that, or export it again"):
+        with pytest.raises(DatabaseError, match=rf"profile {profile}, line {line}: .*; fix that, or export it again"):
             read_profile(profile)
 
 
@@ -187,7 +187,7 @@ def test_values_that_there_cannot_be_are_refused_with_their_line(profile: Path, 
         (2, "configuration", "gemm", "configuration must be JSON, an array"),
         (
             *(2, "configuration", "[]"),
-            "configuration is '[]'; it must be as mucudnn writes it: [algorithm, version, micro-batch size, how often] "
+            "configuration is '[]'; it must be as mucudnn writes it: [algorithm, version, micro-batch size, count] "
             "for each run of equal micro-batches",
         ),
     ],
@@ -198,7 +198,7 @@ def test_what_is_wrong_is_said(profile: Path, index: int, column: str, value: ob
     write(profile, "".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DatabaseError) as caught:
         read_profile(profile)
-    assert f"line {index + 1}: {expected}; mend that" in str(caught.value)
+    assert f"line {index + 1}: {expected}; fix that" in str(caught.value)
 
 
 def test_lines_that_are_no_rows_are_refused(profile: Path) -> None:
@@ -264,7 +264,7 @@ def test_databases_are_opened_to_read_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "is neither a database nor a profile: it is empty; name an SQLite file of mucudnn, or what mucudnn data"),
+        (b"", "is neither a database nor a profile: it is empty; name an SQLite file of mucudnn, or an export of muc"),
         (b" \n\n", "it is empty"),
         (b"no database", "its first line does not name the columns of an export"),
         (b"name,c,h,w\n1,2,3,4\n", "its first line does not name the columns of an export"),

@@ -245,7 +245,7 @@ def test_everything_that_is_missing_is_named_with_what_there_is(opened: Database
     ]
     message = refusal(opened, Task(DATA, 8), *missing)
     assert (
-        f"lack 4 of the 5 convolutions asked for; ask for what there is, or measure them with mucudnn tune. On {HERE}"
+        f"lack 4 of the 5 convolutions asked for; ask for others, or measure these with mucudnn tune. On {HERE}"
         in message
     )
     assert "\n  larger, batch 4: not measured, but it is with h 8, w 8" in message

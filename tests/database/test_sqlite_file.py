@@ -83,7 +83,7 @@ def test_unwritable_files_are_opened_for_reading(unwritable: Path) -> None:
     with Database(unwritable) as database:
         assert database.read_only
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-    with pytest.raises(DatabaseError, match="does not exist, and cannot be made in that folder"):
+    with pytest.raises(DatabaseError, match="does not exist, and cannot be created in that folder"):
         Database(unwritable.parent / "new.sqlite")
 
 

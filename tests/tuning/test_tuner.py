@@ -269,7 +269,7 @@ def test_a_database_that_cannot_be_written_is_warned_of_once(bench: Bench, monke
         warnings.simplefilter("always")
         tuning = bench.tune(FORWARD, OTHER)
     assert len(tuning.problems) == 2
-    assert [str(w.message) for w in caught] == ["tuning goes on, but what it measures is not stored: the disk is full"]
+    assert [str(w.message) for w in caught] == ["tuning goes on, but its measurements are not stored: the disk is full"]
 
 
 def test_progress_tells_the_problem_and_ends_at_one(bench: Bench) -> None:
