@@ -1,7 +1,7 @@
-"""Works together with the other ranks of a torch.distributed process group: exchanges, deals out, agrees.
+"""Cooperation of the ranks of a torch.distributed process group: exchange messages, divide work, check agreement.
 
-What is measured and chosen is decided in ``tuning``; what goes over the wire is torch's own. A process that is no rank
-loads none of it.
+``tuning`` decides what is measured and chosen; torch.distributed sends the messages. A process outside any group loads
+none of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["UnevenBatchSampler", "gradient_weight"]
 
 
 def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
-    """Return the team that tunes under a config; ``None``: this process tunes for itself.
+    """Return the team that tunes together, or None if this process tunes for itself.
 
-    group: ``None``: the default one, if it was initialised. Raises ``InvalidInputError`` for what is none.
+    group: None for the default group, if initialised. Raises ``InvalidInputError`` if this process is not in it.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if group is not None:
@@ -40,7 +40,7 @@ def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | No
 
 
 def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
-    """Tell a team of an error inside, if there is one."""
+    """Propagate an error inside to the other ranks of a team, if there is a team."""
     return nullcontext() if team is None else team.propagate_errors()
 
 

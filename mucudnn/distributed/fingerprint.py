@@ -1,4 +1,4 @@
-"""Compares ranks that tune together: what must be alike, and whether they chose alike. Pure functions."""
+"""Comparison of the ranks that tune together: their settings before, and their choices after. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Self
 from mucudnn.words.errors import SharingError
 from mucudnn.words.values import shown
 
-_MOST_SHOWN = 3  # of what differs in one point, and of convolutions
+_MOST_SHOWN = 3  # different values of one setting, or convolutions
 _LONGEST = 120  # characters of a value in an error
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """One rank in words, as it is sent: another version of mucudnn must be able to read it.
+    """Description of a rank, sent as plain text so that other versions of mucudnn can read it.
 
-    kind: of its device; ranks of one kind measure for each other. place: its host and its database file.
-    everywhere: what must be equal on all ranks, by name. in_kind: what must be equal on all ranks of its kind.
-    convolutions: what it tunes, which must be equal there, too.
+    kind: of its device; ranks of one kind share measurements. place: its host and its database file.
+    everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
+    kind. convolutions: those it tunes, equal on ranks of one kind, too.
     """
 
     kind: str = ""
@@ -31,12 +31,12 @@ class Fingerprint:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Invert ``asdict``; what another version does not send is missing, and what it sends besides left out."""
+        """Invert ``asdict``. Fields that another version does not send get defaults, and unknown ones are ignored."""
         return cls(**{one.name: plain[one.name] for one in fields(cls) if one.name in plain})
 
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
-    """Kind of device -> its ranks, ascending."""
+    """Return the ranks of each kind of device, ascending."""
     found: dict[str, list[int]] = {}
     for rank, fingerprint in enumerate(fingerprints):
         found.setdefault(fingerprint.kind, []).append(rank)
@@ -44,7 +44,7 @@ def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
 
 
 def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
-    """Say in words what should be equal and is not, with the ranks; empty: nothing."""
+    """Describe the settings that should be equal and are not, with the ranks."""
     every = dict(enumerate(fingerprints))
     found = _differing(every, lambda fingerprint: fingerprint.everywhere)
     for ranks in kinds(fingerprints).values():
@@ -67,7 +67,7 @@ def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerpr
 
 
 def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
-    """Compare with the first rank: name some convolutions that only one of the two tunes."""
+    """Compare the convolutions with those of the first rank, and name some that only one of the two tunes."""
     (first, own), *others = fingerprints.items()
     for rank, other in others:
         here, there = (frozenset(one.convolutions) for one in (own, other))
@@ -81,7 +81,7 @@ def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
 
 
 def by_rank(values: Mapping[int, str]) -> str:
-    """Say which ranks have which value, the most frequent one last.
+    """Describe which ranks have which value, the most frequent value last.
 
     >>> by_rank({0: "2", 1: "1", 2: "2"})
     '1 on rank 1, 2 on ranks 0, 2'
@@ -115,7 +115,7 @@ _MOST_NAMED = 5  # convolutions that were chosen differently
 
 
 def digest(choices: Described) -> str:
-    """Return what is equal for equal choices, and for others in all likelihood is not.
+    """Return a hash of the choices.
 
     >>> digest({"conv1": {"configuration": "gemm 8"}}) == digest({"conv1": {"configuration": "gemm 4×2"}})
     False
@@ -124,10 +124,7 @@ def digest(choices: Described) -> str:
 
 
 def require_agreement(choices: Mapping[int, Described]) -> None:
-    """Raise ``SharingError`` that names convolutions, ranks and what differs, if not all ranks chose alike.
-
-    Of each convolution the first thing that differs is named.
-    """
+    """Raise ``SharingError`` if ranks made different choices, naming the ranks and the first difference of each."""
     names = dict.fromkeys(name for described in choices.values() for name in described)
     own = {name: {rank: described.get(name, {}) for rank, described in choices.items()} for name in names}
     if found := [f"{name}: {what}" for name, of in own.items() if (what := _difference(of)) is not None]:

@@ -1,4 +1,4 @@
-"""Measures the link between the ranks of torchrun: all-reduces of several sizes, interleaved."""
+"""Measurement of the link between the ranks of torchrun: interleaved all-reduces of several sizes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TIMEOUT_S = 86400.0  # while the first rank tunes, the others wait for it
 
 
 def launched_rank() -> int:
-    """Return this process' rank, as torchrun says it.
+    """Return the rank of this process from the environment of torchrun.
 
-    Raises ``UnavailableError`` for a process that torchrun did not start.
+    Raises ``UnavailableError`` if torchrun did not start this process.
     """
     rank = os.environ.get("RANK", "")
     if not (rank.isdecimal() and dist.is_available()):
         raise UnavailableError(
-            "this process is not one of several ranks; start it with torchrun --nproc-per-node N -m mucudnn ..., or "
+            "this process was not started by torchrun; use torchrun --nproc-per-node N -m mucudnn ..., or "
             "give the latency and the bandwidth"
         )
     return int(rank)
@@ -36,7 +36,7 @@ def launched_rank() -> int:
 
 @contextmanager
 def freeing_what_failed() -> Iterator[None]:
-    """Free what the frames of an error hold: a model that outlives its process group deadlocks torch, now and then."""
+    """Clear the frames of an error: a model that they keep alive after its process group may deadlock torch."""
     try:
         yield
     except BaseException as error:
@@ -46,13 +46,13 @@ def freeing_what_failed() -> Iterator[None]:
 
 @contextmanager
 def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-    """Join the group of all ranks that torchrun has started, and leave it at the end; one that is there is used.
+    """Join the group of all ranks started by torchrun, and leave it at the end. An existing group is used as it is.
 
-    device: ``cpu`` or ``cuda``; on ``cuda`` every rank takes the GPU of its number on its host. meeting: torch's
-    ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment. timeout_s: how
-    long a rank waits for another one.
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
+    ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment. timeout_s:
+    longest wait for another rank.
 
-    Raises what ``torch.distributed.init_process_group`` raises.
+    Raises the errors of ``torch.distributed.init_process_group``.
     """
     if dist.is_initialized():
         yield
@@ -73,13 +73,13 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 def all_reduce_times_s(
     clock: Clock, device: str = "cpu", *, sizes: Sequence[int] = SIZES, rounds: int = 11
 ) -> Mapping[int, float]:
-    """Return the seconds of all-reduces by their bytes: medians over the rounds, of the slowest rank.
+    """Return the seconds of all-reduces by their bytes: medians over the rounds, then the maximum over the ranks.
 
     All ranks of the default group must call it. sizes: multiples of four bytes, as the data is float32.
     """
     tensors = {size: torch.zeros(size // 4, device=device) for size in sizes}
     samples: dict[int, list[float]] = {size: [] for size in sizes}
-    for number in range(rounds + 1):  # the first connects the ranks, and does not count
+    for number in range(rounds + 1):  # the first round is a warm-up, which connects the ranks
         for size, tensor in tensors.items():
             dist.barrier()
             elapsed_s = clock.time(_all_reduce_of(tensor), 1)

@@ -1,4 +1,4 @@
-"""The ranks that tune together: messages of all to all, and who measures what; a rank that is lost is named."""
+"""The ranks that tune together: exchange of messages, division of the work, and detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from mucudnn.words.values import shown
 
 T = TypeVar("T")
 
-_TAG = 20181001  # of our messages, so that they are no others'
-_HERE, _ENDED, _LATE = range(3)  # what became of a rank
+_TAG = 20181001  # tag of our messages, not used by others
+_HERE, _ENDED, _LATE = range(3)  # state of a rank
 _IN_WORDS = {_ENDED: "ended", _LATE: "did not come within the timeout of the process group"}
 ALONE = "Config(share_tuning=False) lets each rank tune for itself"
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
-    """Return the rank, from 0, of each piece of work: the longest first, to the rank that has least to do so far.
+    """Return the rank, from 0, of each piece of work: the longest piece first, to the least loaded rank.
 
-    costs: of the pieces, in any unit; one that costs nothing goes to the rank with the fewest pieces. The last rank is
-    done at most 4/3 - 1/(3 ranks) times as late as with the best dealing (Graham, 1969). The same costs always give
-    the same answer.
+    costs: of the pieces, in any unit; among equal loads, the rank with the fewest pieces is chosen. The last rank ends
+    at most 4/3 - 1/(3 ranks) times as late as with the best schedule (Graham, 1969). The result is deterministic.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]
@@ -52,9 +51,9 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 class Team:
-    """The ranks of a process group, which all call the same methods in the same order. Without any: this process alone.
+    """The ranks of a process group, or this process alone. All ranks must call the same methods in the same order.
 
-    Every method raises ``SharingError`` on all ranks that are left where one has failed, ended, or is late.
+    Every method raises ``SharingError`` on all remaining ranks if one has failed, ended, or is late.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -68,10 +67,10 @@ class Team:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team of a group, ``None`` being the default one; ``None``: it has one rank.
+        """Return the team of a group, None for the default group. Returns None if the group has one rank.
 
-        Messages go over a group of its own where the backend is not gloo: they are plain objects, in the memory of the
-        host. Raises ``InvalidInputError`` for what is no group of this process.
+        If its backend is not gloo, messages go over another group, since they are objects in host memory. Raises
+        ``InvalidInputError`` if it is not a group of this process.
         """
         given = _group_of_this_process(group)
         ranks = dist.get_process_group_ranks(given)
@@ -103,7 +102,7 @@ class Team:
         self.is_writer = places.index(fingerprint.place) == self.rank
 
     def own(self, costs: Sequence[float]) -> list[int]:
-        """Return the numbers of the pieces of work that this rank does. costs: those of the first of its kind count."""
+        """Return the numbers of the pieces that this rank does. costs: those of the first rank of its kind are used."""
         (costs, *_) = self.of_kind(self.gather(costs))
         mine = self._mates.index(self.rank)
         return [piece for piece, rank in enumerate(deal(costs, len(self._mates))) if rank == mine]
@@ -113,23 +112,23 @@ class Team:
         return [gathered[rank] for rank in self._mates]
 
     def anywhere(self, holds: bool) -> bool:
-        """Tell whether something holds on any rank."""
+        """Return whether a condition holds on any rank."""
         return any(self.gather(holds))
 
     def everywhere(self, holds: bool) -> bool:
-        """Tell whether something holds on all ranks."""
+        """Return whether a condition holds on all ranks."""
         return all(self.gather(holds))
 
     def require_same(self, what: str, value: str, remedy: str) -> None:
-        """Raise ``SharingError`` where ranks have different values."""
+        """Raise ``SharingError`` if ranks have different values."""
         values = dict(enumerate(self.gather(value)))
         if len({*values.values()}) > 1:
             raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
 
     def agree(self, choices: Described) -> None:
-        """Compare what was chosen by the ranks of each kind. It is the last exchange.
+        """Require equal choices on the ranks of each kind. This is the last exchange of messages.
 
-        Raises ``SharingError`` on every rank, which names convolutions, ranks and what differs.
+        Raises ``SharingError`` on every rank, with the differences, if the choices differ.
         """
         digests = self.gather(digest(choices))
         differ = any(len({digests[rank] for rank in ranks}) > 1 for ranks in self._kinds)
@@ -141,7 +140,7 @@ class Team:
     def gather(self, message: T) -> list[T]:
         """Return the message of each rank, by rank.
 
-        Raises ``SharingError`` on every rank that is left where one has failed, has ended, or does not come in time.
+        Raises ``SharingError`` on every remaining rank if one has failed, ended, or is late.
         """
         if self.size == 1:
             return [message]
@@ -155,15 +154,16 @@ class Team:
             self._is_over = True
             each = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
             raise SharingError(
-                f"tuning failed on another rank, so that all end: {each}. What was measured is kept", failures
+                f"tuning failed on another rank and was stopped on all: {each}. Measurements so far are stored",
+                failures,
             )
         return [cast(T, message) for message, _ in said]
 
     @contextmanager
     def propagate_errors(self) -> Iterator[None]:
-        """Tell the other ranks of an error inside, instead of the next message, so that they do not wait.
+        """Send an error inside to the other ranks in place of the next message, so that they do not wait.
 
-        An error that they all know of is not told, nor one after ``agree``. Ctrl-C is not either: this process ends.
+        Errors that all ranks know, errors after ``agree`` and Ctrl-C, which ends this process, are not sent.
         """
         try:
             yield
@@ -175,7 +175,7 @@ class Team:
             raise
 
     def again(self) -> Self:
-        """Return the same ranks, which agree on something else."""
+        """Return a team of the same ranks for another agreement."""
         other = copy(self)
         other._is_over = False
         return other
@@ -186,28 +186,28 @@ class Team:
         try:
             dist.all_gather_object(every, said, group=self._group)
         except RuntimeError as error:
-            raise SharingError(f"a rank ended while the ranks exchanged what they know: {first_line(error)}") from error
+            raise SharingError(f"a rank ended while the ranks exchanged messages: {first_line(error)}") from error
         return every
 
     def _meet(self) -> None:
-        """Wait until all ranks are here. Rank 0 waits for all others, and tells them who is missing.
+        """Wait until all ranks are here. Rank 0 waits for all others, and tells them which ranks are missing.
 
-        A rank that ends closes its connections: so it is noticed at once, whatever the timeout is.
+        A rank that ends closes its connections, so that it is noticed without waiting for the timeout.
         """
         if self.rank == 0:
-            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept: they are written while it waits
+            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive, as they are written asynchronously
             waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
             fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
             verdict = torch.tensor(fates, dtype=torch.uint8)
             for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
-                with suppress(RuntimeError):  # it is missed at the next exchange
+                with suppress(RuntimeError):  # the next exchange notices a lost rank
                     dist.send(verdict, self._ranks[rank], self._group, _TAG)
         else:
             verdict = torch.zeros(self.size, dtype=torch.uint8)
             try:
                 dist.send(torch.ones(1, dtype=torch.uint8), self._ranks[0], self._group, _TAG)
-                fate = _fate(self._receive(0, verdict), 2 * _timeout(self._group))  # rank 0 waits for the others
+                fate = _fate(self._receive(0, verdict), 2 * _timeout(self._group))  # as rank 0 waits for the others
             except RuntimeError as error:
                 fate = _fate_by(error)
             verdict[0] = fate
@@ -221,7 +221,7 @@ class Team:
 
 
 def _fate(waiting: dist.Work | RuntimeError, timeout: timedelta) -> int:
-    """Wait for a message; return what became of the rank that sends it."""
+    """Wait for a message, and return the state of the rank that sends it."""
     try:
         if isinstance(waiting, RuntimeError):
             raise waiting
@@ -244,10 +244,10 @@ def _require_all(fates: Sequence[int]) -> None:
     missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(fates) if fate != _HERE]
     if missing:
         each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
-        hint = " (if it waited in vain for another rank, its own message names that)" if missing[0][0] == 0 else ""
+        hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
         raise SharingError(
-            f"{each}{hint}: the others waited for it, to tune together. What was measured is kept: start again to go "
-            f"on. Every rank must come to the same tuning; {ALONE}"
+            f"{each}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
+            f"again to continue. All ranks must tune the same model; {ALONE}"
         )
 
 
@@ -257,21 +257,21 @@ def _group_of_this_process(group: object) -> dist.ProcessGroup:
     if isinstance(group, dist.ProcessGroup) and dist.get_rank(group) >= 0:
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER or isinstance(group, dist.ProcessGroup):
-        raise InvalidInputError("process_group is one that this process is not in: call it on its ranks alone")
+        raise InvalidInputError("this process is not a member of process_group: call this on its ranks only")
     raise InvalidInputError(f"process_group is {shown(group)}; give one of torch.distributed, or None for all ranks")
 
 
 def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return the group, or one of the same ranks whose messages are in the memory of the hosts; it is made once.
+    """Return the group if its backend is gloo, else a gloo group of the same ranks, which is made once.
 
-    Torch makes a group only with all ranks: those of a part of them know of none that the others have made.
+    Torch makes a group only on all ranks together, so it cannot be made here for a part of them.
     """
     if dist.get_backend(group) == "gloo":
         return group
     if len(ranks) < dist.get_world_size():
         raise InvalidInputError(
-            f"process_group is one of {len(ranks)} of {dist.get_world_size()} ranks with backend "
-            f"{dist.get_backend(group)}, which exchanges tensors of GPUs only: give one that has the same ranks and "
+            f"process_group has {len(ranks)} of {dist.get_world_size()} ranks and backend "
+            f"{dist.get_backend(group)}, which exchanges only GPU tensors: give a group with the same ranks and "
             "backend gloo, made on all ranks by torch.distributed.new_group(ranks, backend='gloo')"
         )
     if group not in _gloo_groups:

@@ -1,7 +1,7 @@
-"""Uneven shares of every batch: which samples each rank takes, and what makes the gradient that of the whole batch.
+"""Uneven shares of every batch: the samples of each rank, and the weights that give the gradient of the whole batch.
 
-DistributedDataParallel averages the ranks' gradients, as if all had as many samples. A rank whose loss is the mean over
-its own samples therefore multiplies it by its share of the batch times the number of ranks.
+DistributedDataParallel averages the ranks' gradients as if all had the same number of samples. A rank whose loss is the
+mean over its own samples therefore multiplies it by its share of the batch times the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mucudnn.words.values import flag, whole
 
 
 def gradient_weight(samples: int, batch: int, ranks: int) -> float:
-    """Return what a rank multiplies its mean loss by, so that the average over the ranks is that of the whole batch.
+    """Return the factor for a rank's mean loss with which the average over the ranks is that of the whole batch.
 
-    samples: of this rank, of ``batch`` in all. A rank without samples has the weight 0.
+    samples: samples of this rank, out of ``batch``. A rank without samples has the weight 0.
 
     Raises ``InvalidInputError`` for numbers that are not whole, or out of range.
 
@@ -31,18 +31,18 @@ def gradient_weight(samples: int, batch: int, ranks: int) -> float:
 
 
 class UnevenBatchSampler(Sampler[list[int]]):
-    """Deals out every batch of a data set over the ranks, to each its share: a ``batch_sampler`` for ``DataLoader``.
+    """Sampler that divides every batch over the ranks by their shares: a ``batch_sampler`` for ``DataLoader``.
 
-    All ranks draw the same order from ``seed`` and the epoch, so that no sample is taken twice and none left out. The
-    last batch may be smaller: it is dealt out in proportion, at least one sample to each rank with a share, as far as
-    they go. A rank without a sample of it has one batch less: then train under ``torch.distributed.algorithms.Join``,
-    with DistributedDataParallel as it is by default, or drop the last batch.
+    All ranks derive the same order from ``seed`` and the epoch, so that every sample is used exactly once. A smaller
+    last batch is divided in proportion, with at least one sample for each rank with a share while samples last. A rank
+    that gets none has one batch less: then train under ``torch.distributed.algorithms.Join``, with default settings of
+    DistributedDataParallel, or drop the last batch.
 
     data: the data set, or anything else with a length. shares: samples of each rank in a batch, as ``mucudnn share``
-    tells them; one for each rank, at least one of them above 0. rank: whose samples these are; ``None``: that of the
+    prints them, at least one above 0. rank: the rank that gets these samples, or None for that of this process in the
     default process group. shuffle: whether each epoch has another order; call ``set_epoch`` before each.
 
-    Raises ``InvalidInputError`` for shares that are none, or not as many as the group has ranks.
+    Raises ``InvalidInputError`` for invalid shares, or if their number is not that of the group's ranks.
 
     >>> sampler = UnevenBatchSampler(range(10), shares=(3, 1), rank=0, shuffle=False)
     >>> list(sampler), [sampler.weight(number) for number in range(3)]
@@ -69,17 +69,20 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Samples of a whole batch, of all ranks."""
+        """Samples of a whole batch on all ranks."""
         return sum(self.shares)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the order: the same on all ranks. Raises ``InvalidInputError`` below 0."""
+        """Set the epoch, which determines the order, to the same number on all ranks.
+
+        Raises ``InvalidInputError`` for a negative number.
+        """
         self.epoch = whole(epoch, "epoch")
 
     def weight(self, number: int) -> float:
         """Return the ``gradient_weight`` of this rank in batch ``number`` of the epoch, from 0 on.
 
-        Raises ``InvalidInputError`` for a batch that the epoch does not have.
+        Raises ``InvalidInputError`` if the epoch has no such batch.
         """
         dealt = self._dealt(whole(number, "number", 0, self._batches - 1))
         return gradient_weight(dealt[self.rank], sum(dealt), len(dealt))
@@ -101,7 +104,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     @property
     def _batches(self) -> int:
-        """Batches of an epoch, of all ranks."""
+        """Batches of an epoch on all ranks."""
         whole_ones, left = divmod(self.samples, self.batch_size)
         return whole_ones + (left > 0 and not self.drop_last)
 
@@ -117,7 +120,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
 
 def _in_proportion(shares: Sequence[int], samples: int) -> tuple[int, ...]:
-    """Deal out fewer samples than the shares: one to each that has a share, then to those that lack most."""
+    """Divide fewer samples than the shares: one to each rank with a share, then to those furthest below theirs."""
     batch = sum(shares)
     dealt = [0] * len(shares)
     for rank in sorted(range(len(shares)), key=lambda rank: -shares[rank])[:samples]:
@@ -137,7 +140,7 @@ def _rank(rank: int | None, shares: Sequence[int]) -> int:
     if rank is not None:
         return whole(rank, "rank", 0, len(shares) - 1)
     if not in_group:
-        raise InvalidInputError("there is no process group to tell the rank by; give rank=")
+        raise InvalidInputError("there is no process group to take the rank from; give rank=")
     if dist.get_world_size() != len(shares):
         raise InvalidInputError(f"shares are {shares}, for {len(shares)} ranks; the group has {dist.get_world_size()}")
     return dist.get_rank()

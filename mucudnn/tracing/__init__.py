@@ -1,4 +1,4 @@
-"""Watches models: their convolutions, and the memory of a training step.
+"""Tracing of models: their convolutions, and the memory of a training step.
 
-Nothing is timed or changed.
+Nothing is timed, and models are not changed.
 """

@@ -1,4 +1,4 @@
-"""Finds the convolutions that a model computes, by running it once."""
+"""The convolutions that a model computes, found by running it once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
 
-# The operations of a module's y, dx and dw, as operations of its problem where that is transposed
+# Operations of a transposed module -> operations of its problem
 _TRANSPOSED = {
     Operation.FORWARD: Operation.BACKWARD_DATA,
     Operation.BACKWARD_DATA: Operation.FORWARD,
@@ -28,7 +28,7 @@ _TRANSPOSED = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one module: its name, what it computes, and how many samples it was called with.
+    """One call of one module.
 
     problem: forward, but backward data for an ``nn.ConvTranspose2d``, whose result is the x of its problem.
     input_needs_gradient: whether autograd would compute dx. has_bias: whether the module adds one.
@@ -45,7 +45,7 @@ class Call:
         return self.problem.operation is Operation.BACKWARD_DATA
 
     def problem_of(self, operation: Operation) -> ConvProblem:
-        """Return the problem that computes the module's y, dx or dw: the operation of the module, not of the problem.
+        """Return the problem that computes the module's y, dx or dw. operation: of the module, not of the problem.
 
         >>> from torch import nn
         >>> (call,) = trace(nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1), torch.zeros(4, 8, 16, 16))
@@ -56,21 +56,21 @@ class Call:
 
 
 def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
-    """Return the operation of a problem by which a module's operation is computed: of a transposed module another."""
+    """Return the operation of the problem that computes an operation of a module. They differ if it is transposed."""
     return _TRANSPOSED[operation] if transposed else operation
 
 
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
-    """List every call of a module that is traced in ``model(sample_input)``, in order, as torch computes it.
+    """List the calls of all convolution modules in ``model(sample_input)``, in order, as torch computes them.
 
-    Traced are ``nn.Conv2d``, ``nn.Conv1d`` (images of height 1) and ``nn.ConvTranspose2d``.
+    These are ``nn.Conv2d``, ``nn.Conv1d`` (as images of height 1) and ``nn.ConvTranspose2d``.
 
-    sample_input: the only argument, or a tuple of all positional ones. Padding that torch does in a step of its own
+    sample_input: the only argument, or a tuple of all positional ones. Padding that torch does as a separate step
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
-    ``ConvProblem`` describes are left out: empty batches, too large ones, and dtypes that it does not have.
+    ``ConvProblem`` describes are left out: empty or too large batches, and unsupported dtypes.
 
-    The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Raises whatever
-    the model raises.
+    The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Errors of the
+    model are raised.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
@@ -89,10 +89,10 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
 
 
 def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
-    """Describe the call ``module(*arguments, **named)``; ``None`` where no ``ConvProblem`` does."""
+    """Describe the call ``module(*arguments, **named)``. Returns None if no ``ConvProblem`` describes it."""
     x = arguments[0] if arguments else named.get("input")
     if not isinstance(x, Tensor):
-        return None  # torch says what is wrong
+        return None  # torch raises the error
     dims = 3 if isinstance(module, nn.Conv1d) else 4
     images = x.unsqueeze(0) if x.dim() == dims - 1 else x
     if images.dim() != dims:
@@ -113,7 +113,7 @@ def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, .
 
 
 def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | None:
-    """Make the problem; ``None``: torch will say what is wrong with it, or can do what mucudnn cannot."""
+    """Return the problem, or None if the call is invalid, which torch reports, or not supported by mucudnn."""
     if isinstance(module, nn.ConvTranspose2d):
         made = _transposed(module, x, output_size)
     elif isinstance(module, nn.Conv1d):
@@ -140,7 +140,7 @@ def _two_dimensional(module: nn.Conv2d, x: Tensor) -> dict[str, Any]:
 
 
 def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
-    """Return the arguments of the problem, of height 1: torch makes x contiguous."""
+    """Return the arguments of the problem, with height 1 and contiguous, as torch makes x."""
     left, right = module._reversed_padding_repeated_twice
     extra, padding = (left + right, 0) if module.padding_mode != "zeros" else (right - left, left)
     return {
@@ -152,9 +152,9 @@ def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
 
 
 def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
-    """Return the arguments of the problem, whose x is what the module returns; ``None``: there is no such problem."""
+    """Return the arguments of the problem, whose x is the module's result, or None if there is no such problem."""
     if not isinstance(output_size, (list, tuple, type(None))):
-        return None  # another argument, of a subclass
+        return None  # an argument with another meaning, in a subclass
     sizes = None if output_size is None else list(output_size[-2:])
     geometry = module.stride, module.padding, module.kernel_size
     try:
@@ -175,7 +175,7 @@ def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict
 
 
 def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (rows, columns) that torch adds to x beforehand, and the padding of the convolution itself."""
+    """Return the rows and columns that torch adds to x beforehand, and the padding of the convolution itself."""
     left, right, top, bottom = module._reversed_padding_repeated_twice
     if module.padding_mode != "zeros":
         return (top + bottom, left + right), (0, 0)
@@ -183,9 +183,9 @@ def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
-    """Tell the memory format as torch does, by the strides alone where x or w is in both.
+    """Return the memory format that torch would use, by the strides if x or w is in both formats.
 
-    On a GPU there is no float64 in channels_last.
+    On a GPU, float64 is never channels_last.
     """
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
     channels_last = any(map(suggests_channels_last, (x, w))) and not exact_on_cuda
@@ -193,7 +193,7 @@ def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
 
 
 def dtype_of(x: Tensor) -> str:
-    """Name the dtype in which the convolution computes: autocast leaves float64 alone."""
+    """Return the dtype in which the convolution computes. Autocast does not affect float64."""
     kind = x.device.type
     autocast = kind != "meta" and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64
     return str(torch.get_autocast_dtype(kind) if autocast else x.dtype).removeprefix("torch.")

@@ -1,23 +1,22 @@
-"""Finds workspace that costs nothing: at each convolution of a training step the memory below the peak of the step.
+"""Workspace that does not raise the peak memory of a training step: the headroom at each of its convolutions.
 
 In a training step the memory in use rises through the forward pass and falls through the backward pass. With ``P0``,
 the peak of the step as torch runs it, a convolution that runs while ``in_use`` bytes are in use may take
 ``P0 - in_use`` as its workspace, and the peak is unchanged.
 
 This holds if
-- the step is like the one that was traced: same batch size and mode, gradients ``None`` at its start (the default of
-  ``zero_grad``); what the optimizer keeps does not change in size, so that it only shifts every number;
-- a workspace lives for one call: allocated when the result and the copies of operands in another memory format are
-  there already (they are part of ``in_use``), and freed before the call returns;
-- dx is computed before dw, as in torch, which frees what it needed for dx before it allocates what it needs for dw.
+- the step is like the traced one: same batch size and mode, gradients ``None`` at its start (the default of
+  ``zero_grad``), optimizer state of constant size;
+- a workspace is allocated after the result and the copies of operands in another memory format, which are part of
+  ``in_use``, and freed before the call returns;
+- dx is computed before dw, as in torch, which frees the memory needed for dx before it allocates that for dw.
 
-Bytes are those of the tensors that operators make. What an allocator rounds up or keeps in fragments is not in them,
-nor are the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
+Bytes are those of the tensors that operators make. They do not include rounding and fragmentation of the allocator, nor
+the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
 
-On CUDA they are bytes of the caching allocator's blocks, and a workspace within its limit takes no larger a block than
-there is room for (``kernels/contract/allocation.py``). Not in them are what the allocator does not cut off
-other blocks above 1 MiB, in torch's step as in ours, and the workspace that cuBLAS keeps from its first product on. Not
-run on a GPU yet.
+On CUDA they are bytes of the caching allocator's blocks, and the block of a workspace within its limit fits into the
+headroom (``kernels/contract/allocation.py``). They do not include the unused remainders of blocks above 1 MiB, in
+torch's step as in ours, nor the workspace that cuBLAS keeps from its first product on. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from mucudnn.words.torch_settings import TorchSettings
 InnerBytes = Callable[[ConvProblem, int], int]
 Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
 
-# A workspace is cut into parts that begin on multiples of the alignment: so much may be lost between them
+# Largest loss between the parts of a workspace, which begin on multiples of the alignment
 MOST_LOST_BYTES = 4 * BUFFER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Memory of one model's training step: what is in use, the peak as torch runs it, the limit of each convolution.
+    """Memory of a model's training step: the bytes in use, the peak as torch runs it, and the convolutions' limits.
 
     limits: module name and operation -> bytes, as ``headroom_limits``.
     """
@@ -59,19 +58,19 @@ class Headroom:
 
 
 def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
-    """Trace one training step of ``model(sample_input)``, which leaves no trace in the model.
+    """Trace one training step of ``model(sample_input)``, without changing the model.
 
-    On CUDA some memory is needed beside the model: torch's convolutions are run by themselves, to count what they need.
+    On CUDA this needs additional memory, since torch's convolutions are run separately to count their bytes.
 
-    Raises as ``trace_step``, ``InvalidInputError`` for a model on several devices, and ``UnavailableError`` for one
-    that is neither on the CPU nor on a CUDA device.
+    Raises the errors of ``trace_step``, ``InvalidInputError`` for a model on several devices, and ``UnavailableError``
+    for one that is neither on the CPU nor on a CUDA device.
     """
-    from mucudnn.tracing.training_step import trace_step  # here and not above: running a tuned model needs no tracing
+    from mucudnn.tracing.training_step import trace_step  # lazy, as running a tuned model needs no tracing
 
     device = device_of(model)
     if device.type not in ("cpu", "cuda"):
         raise UnavailableError(
-            f"the model is on {device}; the headroom is known on cpu and cuda: give a limit in bytes"
+            f"the model is on {device}; the headroom is available on cpu and cuda only: give a limit in bytes"
         )
     inner_bytes = partial(torch_inner_bytes, device_type=device.type)
     with made_current(device):
@@ -81,10 +80,10 @@ def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
 
 
 def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> int:
-    """Return ``P0``: most bytes in use in the step as torch runs it, with what its convolutions allocate inside.
+    """Return ``P0``: the peak bytes of the step as torch runs it, including memory allocated inside its convolutions.
 
-    inner_bytes: of a problem and a batch size, see ``torch_inner_bytes``. Nothing is known of what other operators
-    allocate inside: the true peak is this one or higher.
+    inner_bytes: of a problem and a batch size, see ``torch_inner_bytes``. Memory allocated inside other operators is
+    not known, so the true peak may be higher.
     """
     inside = (call.in_use_bytes + inner_bytes(call.problem, call.batch_size) for call in timeline.calls)
     return max([timeline.peak_bytes, *inside])
@@ -93,11 +92,11 @@ def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> i
 def headroom_limits(
     timeline: MemoryTimeline, inner_bytes: InnerBytes, device_type: str = "cpu"
 ) -> dict[tuple[str, Operation], int]:
-    """Find the workspace limits (bytes) with which the peak of the step stays what it is, by module and operation.
+    """Return the workspace limits, in bytes, that leave the peak of the step unchanged, by module and operation.
 
-    A module that is called several times gets the least of its calls. Torch's own convolution, which needs
-    ``inner_bytes``, is below the peak by construction; the limits are a little less, since workspaces are aligned, and
-    on CUDA up to 1 MiB less, since the allocator may hand out more than it is asked for.
+    A module that is called several times gets the minimum over its calls. Torch's own convolution, which needs
+    ``inner_bytes``, is below the peak by construction; the limits are a little lower, since workspaces are aligned, and
+    on CUDA up to 1 MiB lower, since the allocator may return larger blocks than requested.
     """
     peak_bytes = reference_peak_bytes(timeline, inner_bytes)
     limits: dict[tuple[str, Operation], int] = {}
@@ -109,12 +108,12 @@ def headroom_limits(
 
 
 def torch_inner_bytes(problem: ConvProblem, batch_size: int, device_type: str = "cpu") -> int:
-    """Count the bytes that torch's own undivided convolution allocates inside, beside its result, by running it.
+    """Return the bytes that torch's own undivided convolution allocates in addition to its result, by running it.
 
-    Operands lie in the problem's memory format, and there is no bias: with one it may be a few bytes more. On CUDA it
-    is run on the current device, first without counting: then torch chooses an algorithm, and libraries create what
-    they keep. The answer is kept for the settings on which it depends: the number of threads, for each of which
-    libraries take scratch, and on CUDA the device and torch's settings.
+    Operands are in the problem's memory format, without a bias, which may add a few bytes. On CUDA it runs on the
+    current device, after a warm-up in which torch chooses an algorithm and libraries allocate what they keep. Results
+    are cached by the settings that they depend on: the number of threads, since libraries allocate scratch for each,
+    and on CUDA the device and torch's settings.
     """
     if device_type == "cuda":
         return _counted(problem, batch_size, device_type, (torch.cuda.current_device(), TorchSettings.current()))

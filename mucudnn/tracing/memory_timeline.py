@@ -1,4 +1,4 @@
-"""The memory of one training step, operator by operator: data only, made by ``training_step``."""
+"""Records of the memory of a training step, operator by operator, made by ``training_step``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One operator of the step, and the bytes in use when it ends: its operands and its results are among them.
+    """One operator of the step, and the bytes in use when it ends, including its operands and results.
 
-    transient_bytes: what a convolution needs on top while it runs, as far as tensors tell; see ``ConvolutionCall``.
+    transient_bytes: additional bytes of tensors while a convolution runs; see ``ConvolutionCall``.
     """
 
     operator: str
@@ -27,9 +27,9 @@ class Event:
 class ConvolutionCall:
     """One operation of one call of a module; the operation is that of ``problem``.
 
-    in_use_bytes: all that is in use while the operation runs, without any workspace: its own result, and copies of
-    those operands that do not lie in the problem's memory format, included. event: index of the operator that ran it;
-    dx and dw of torch's own backward operator share one.
+    in_use_bytes: bytes in use while the operation runs, without any workspace, including its result and copies of
+    operands that are not in the problem's memory format. event: index of the operator that ran it; dx and dw of torch's
+    own backward operator share one.
     """
 
     name: str
@@ -45,10 +45,10 @@ class ConvolutionCall:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTimeline:
-    """The operators of one training step in the order in which they ran, and the convolutions among them.
+    """The operators of one training step in execution order, and the convolutions among them.
 
-    base_bytes: parameters, buffers and input; it is in every number. real_because: why the step was run on real
-    tensors, ``None`` if on fake ones (no memory, no arithmetic).
+    base_bytes: parameters, buffers and input, included in every number. real_because: why the step was run on real
+    tensors, or None if on fake ones, without memory or arithmetic.
     """
 
     base_bytes: int
@@ -58,15 +58,15 @@ class MemoryTimeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes in use, without workspaces and what libraries allocate inside an operator."""
+        """Most bytes in use, without workspaces and memory that libraries allocate inside an operator."""
         return max((event.live_bytes + event.transient_bytes for event in self.events), default=self.base_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``; bytes."""
+        """Return plain values for ``json.dumps``, sizes in bytes."""
         return asdict(self) | {"peak_bytes": self.peak_bytes}
 
     def to_frame(self) -> pandas.DataFrame:
-        """Make a table of one row a call of a convolution: module, geometry, bytes in use, index of its event."""
+        """Return a row for each call of a convolution: module, geometry, bytes in use, index of its event."""
         import pandas
 
         rows = [{"name": call.name} | asdict(call.problem) | _numbers(call) for call in self.calls]

@@ -1,4 +1,4 @@
-"""Steps of a model as its user runs them, made of a sample input; runs that leave no trace in the model."""
+"""Steps of a model on a sample input, like those of its user, and restoration of the model's state afterwards."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class OwnStep:
-    """A step of a model on one sample input: in training forward and backward pass, else the forward pass alone.
+    """A step of a model on one sample input: forward and backward pass in training mode, else the forward pass.
 
-    arguments: the only one, or a tuple of all positional ones. Each output that has a gradient gets one that is drawn
-    at random once: ones would vanish behind a normalization, and zeros may take another time. Where none has, the
-    forward pass is all there is to training. Gradients begin as ``None``, and remain after the step.
+    arguments: the only one, or a tuple of all positional ones. Each differentiable output gets a gradient that is drawn
+    at random once: ones would vanish behind a normalization, and zeros may change the time. If there is none, the step
+    is the forward pass. Gradients are ``None`` at the start, and are kept after the step.
 
-    Raises whatever the model raises.
+    Raises any error of the model.
     """
 
     def __init__(self, arguments: Any) -> None:
@@ -48,7 +48,7 @@ class OwnStep:
 
 
 def leaf(value: Any) -> Any:
-    """Make the tensor in which the gradient of an input ends: not the caller's."""
+    """Return a leaf tensor with the values of an input, so that its gradient does not go to the caller's tensor."""
     if not isinstance(value, Tensor):
         return value
     trainable = value.clone() if value.is_inference() else value.detach()
@@ -81,4 +81,4 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         for module, name, buffer, before in buffers:
             buffer.detach().copy_(before)
-            module._buffers[name] = buffer  # a forward pass may have put another tensor in its place
+            module._buffers[name] = buffer  # a forward pass may have replaced the tensor

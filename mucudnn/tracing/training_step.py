@@ -1,4 +1,4 @@
-"""Finds the memory of one training step of a model, operator by operator, by running it on fake tensors."""
+"""Tracing of the memory of a training step, operator by operator, by running it on fake tensors."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ _TRANSPOSED_ARGUMENT = {_TORCHS_FORWARD: 6, _TORCHS_BACKWARD: 7}
 
 
 def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
-    """Find the memory of one training step.
+    """Trace the memory of one training step.
 
     The step is a forward pass, the sum of all floating outputs as the loss, and a backward pass into gradients that
     start as ``None``.
 
-    sample_input: the only argument, or a tuple of all positional ones. The model trains as it is if it is in training
-    mode, else after ``model.train()``; autocast holds if it is on. Afterwards gradients, buffers (running statistics),
-    mode and random state are as they were.
+    sample_input: the only argument, or a tuple of all positional ones. A model in training mode runs as it is, others
+    after ``model.train()``, under the current autocast state. Gradients, buffers (running statistics), mode and random
+    state are restored afterwards.
 
-    The step is run on fake tensors: a copy of the model without memory. Where they do not do (the values of a tensor
-    decide what runs, an operator without a fake kernel, a model that cannot be copied) the model itself is run on real
-    tensors. The output is held until the step ends, as by a training loop that keeps it in a variable.
+    The step runs on fake tensors and a copy of the model without memory. If that fails (control flow on tensor values,
+    an operator without a fake kernel, a model that cannot be copied), the model itself runs on real tensors. The output
+    is kept until the step ends, as by a training loop that holds it in a variable.
 
-    Memory is that of the model's type of device; on CUDA, where the allocator hands out blocks of 512 bytes, in blocks.
+    Only memory on the model's type of device is counted; on CUDA, in the allocator's blocks of 512 bytes.
 
-    Raises ``InvalidInputError`` if the output has no floating tensor, and whatever the model raises.
+    Raises ``InvalidInputError`` if the output has no floating tensor, and any error of the model.
     """
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
     with undisturbed(model):
@@ -87,10 +87,10 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | Non
 
 
 def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Run ``model(*arguments)``, with the sum of all floating outputs as the loss, and its backward pass if it has one.
+    """Run ``model(*arguments)`` with the sum of all floating outputs as the loss, and the backward pass if possible.
 
-    A model that is not in training mode is put into it; one that is stays as it is, with parts that may be frozen.
-    Raises ``InvalidInputError`` if the output has no floating tensor, and whatever the model raises.
+    A model in training mode keeps the modes of its parts, which may be frozen; others are switched to training mode.
+    Raises ``InvalidInputError`` if the output has no floating tensor, and any error of the model.
     """
     if not model.training:
         model.train()
@@ -98,8 +98,8 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
     floating = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
     if not floating:
         raise InvalidInputError(
-            f"the model returned {type(output).__name__} without a floating tensor, so that there is no loss to train "
-            "with; return a tensor, or a tuple, list or dict with one"
+            f"the model returned {type(output).__name__} without a floating-point tensor, so there is no loss to "
+            "train with; return a tensor, or a tuple, list or dict with one"
         )
     loss = sum((tensor.sum() for tensor in floating[1:]), floating[0].sum())
     if loss.requires_grad:
@@ -108,10 +108,10 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
 
 @dataclass(slots=True)
 class _Forward:
-    """A convolution of the forward pass, remembered to find its module again in the backward pass.
+    """A convolution of the forward pass, recorded to find its module in the backward pass.
 
-    call: ``None`` if no module of the kind that is traced was running. filter: storage and offset of w. shapes: of x
-    and w of its problem. done: operations of the backward pass that were found to be its own.
+    call: None if no traced module was running. filter: storage and offset of w. shapes: of x and w of its problem.
+    done: operations of the backward pass that were already matched with it.
     """
 
     call: Call | None
@@ -121,10 +121,10 @@ class _Forward:
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages from the operator that makes them until they die; views cost nothing.
+    """Counter of the bytes of storages, from the operator that makes them until they are freed. Views cost nothing.
 
-    A storage that is first seen as an operand was there before the step: it is not counted, unless in ``base``. On
-    CUDA they are bytes of the allocator's blocks. Storages on other devices than that of the model are not counted.
+    A storage that is first seen as an operand existed before the step, and is only counted if it is in ``base``. On
+    CUDA, bytes of the allocator's blocks are counted. Storages on other devices than the model's are not counted.
     """
 
     def __init__(self, base: Sequence[Tensor], device_type: str) -> None:
@@ -134,7 +134,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.calls: list[ConvolutionCall] = []
         self.known: dict[int, ReferenceType[Any]] = {}
-        self.made: dict[int, int] = {}  # bytes of the storages that the step has made
+        self.made: dict[int, int] = {}  # bytes of the storages made in the step
         self.running: list[Call | None] = []
         self.forwards: list[_Forward] = []
 
@@ -162,7 +162,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> bool:
-        """Remember a storage. Returns whether it is new."""
+        """Register a storage. Returns whether it is new."""
         key = storage._cdata
         if key in self.known:
             return False
@@ -173,7 +173,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if self._meet(storage):
             self.made[key] = 0
-        if key in self.made:  # its size may have changed
+        if key in self.made:  # a known storage may have been resized
             size_bytes = self._block_bytes(storage.nbytes())
             self.live_bytes += size_bytes - self.made[key]
             self.made[key] = size_bytes
@@ -190,7 +190,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum({storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}.values())
 
     def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
-        """Record the operations that ``func`` is. Returns how far their bytes in use exceed those at the end."""
+        """Record the convolutions in ``func``. Returns by how much their bytes in use exceed those at its end."""
         first = len(self.calls)
         transposed = func is conv_transpose2d or (func in _TRANSPOSED_ARGUMENT and args[_TRANSPOSED_ARGUMENT[func]])
         if func in (_TORCHS_FORWARD, operators.conv2d, conv_transpose2d):
@@ -204,7 +204,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             x, w, dy = args[:3]
             operation = _OUR_BACKWARD[func]
             self._record(operation, x, w, (dy, w if operation is Operation.BACKWARD_DATA else x), self.live_bytes)
-        elif func is _TORCHS_BACKWARD:  # torch computes dx, then dw while dx is there, as our two operators do
+        elif func is _TORCHS_BACKWARD:  # torch computes dx, then dw while dx is allocated, as our two operators do
             dy, read, w = args[:3]
             x = dy if transposed else read
             in_use_bytes = before_bytes
@@ -217,20 +217,20 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(0, most_bytes - self.live_bytes)
 
     def _is_gradient(self, x: Tensor, w: Tensor) -> bool:
-        """Tell whether a forward convolution is the dx of a transposed module: no module runs in the backward pass."""
+        """Return whether a forward convolution is the dx of a transposed module, called outside any module's forward."""
         forward = None if self.running else self._forward_of(Operation.FORWARD, x, w)
         return forward is not None and forward.call is not None and forward.call.is_transposed
 
     def _remember(self, operation: Operation, x: Tensor, w: Tensor) -> None:
         call = self.running[-1] if self.running else None
         if call is not None and not _is_of(call, operation, x, w):
-            call = None  # a convolution of the module's own making beside the one that its geometry says
+            call = None  # another convolution in the forward of a subclass
         self.forwards.append(_Forward(call, _identity(w), (x.shape, w.shape)))
 
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
     ) -> None:
-        """Record one operation. x, w: those of its problem. operands: the two that it reads."""
+        """Record one operation. x, w: as in its problem. operands: the two that it reads."""
         forward = self._forward_of(operation, x, w)
         if forward is not None:
             forward.done.add(operation)
@@ -244,16 +244,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes, event))
 
     def _forward_of(self, operation: Operation, x: Tensor, w: Tensor) -> _Forward | None:
-        """Find the latest with this filter and these shapes that is not yet served.
+        """Return the latest forward convolution with this filter and these shapes that is not yet matched.
 
-        Where hooks have replaced the saved filter, it is the latest with these shapes.
+        If hooks have replaced the saved filter, return the latest with these shapes.
         """
         open_ones = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
         return next(chain((f for f in open_ones if f.filter == _identity(w)), open_ones), None)
 
 
 def _is_of(call: Call, operation: Operation, x: Tensor, w: Tensor) -> bool:
-    """Tell whether these are x and w of a call's problem; in one dimension they have no height."""
+    """Return whether these are x and w of a call's problem; 1-D operands have no height."""
     problem = call.problem
     shapes = [(*t.shape[:2], 1, *t.shape[2:]) if t.dim() == 3 else tuple(t.shape) for t in (x, w)]
     return problem.operation is operation and shapes == [problem.x_shape(call.batch_size), problem.w_shape()]
@@ -264,5 +264,5 @@ def _identity(tensor: Tensor) -> tuple[int, int]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """List tensors with a storage: sparse ones have none."""
+    """Return the tensors that have a storage, which sparse ones do not."""
     return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v.layout is torch.strided]

@@ -177,7 +177,7 @@ def test_a_model_on_cuda_is_traced_with_its_device_current(monkeypatch: pytest.M
 
 
 def test_models_elsewhere_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="on meta; the headroom is known on cpu and cuda"):
+    with pytest.raises(UnavailableError, match="on meta; the headroom is available on cpu and cuda"):
         find_headroom(nn.Conv2d(3, 5, 3, device="meta"), torch.randn(2, 3, 7, 7))
     model = nn.Sequential(nn.Conv2d(3, 5, 3), module_on_cuda(nn.Linear(5, 5)))
     with pytest.raises(InvalidInputError, match="several devices"):

@@ -273,7 +273,7 @@ def test_an_output_without_a_floating_tensor_is_refused() -> None:
         def forward(self, x: Tensor) -> Any:
             return super().forward(x).argmax(1)
 
-    with pytest.raises(InvalidInputError, match="without a floating tensor"):
+    with pytest.raises(InvalidInputError, match="without a floating-point tensor"):
         trace_step(Labels(3, 4, 1), torch.randn(2, 3, 4, 4))
 
 

@@ -157,7 +157,7 @@ def test_another_group_than_the_default_one(scenarios: dict[str, Found]) -> None
     assert middle == {}
     assert len(only([first, last], "choices")) == len(PROBLEMS)
     assert first["steps"] + last["steps"] == one_alone(scenarios)
-    assert "one that this process is not in" in found[1]["error"]
+    assert "this process is not a member of process_group" in found[1]["error"]
     assert "backend='gloo'" in found[0]["error"]
 
 
