@@ -217,7 +217,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(0, most_bytes - self.live_bytes)
 
     def _is_gradient(self, x: Tensor, w: Tensor) -> bool:
-        """Return whether a forward convolution is the dx of a transposed module, called outside any module's forward."""
+        """Return whether a forward convolution is the dx of a transposed module, run outside all forward passes."""
         forward = None if self.running else self._forward_of(Operation.FORWARD, x, w)
         return forward is not None and forward.call is not None and forward.call.is_transposed
 
