@@ -48,5 +48,5 @@ def test_the_loss_is_that_of_all_outputs() -> None:
 
 
 def test_a_model_without_gradients_cannot_be_trained() -> None:
-    with pytest.raises(InvalidInputError, match="nothing that has a gradient"):
+    with pytest.raises(InvalidInputError, match="no output of the model has a gradient"):
         SMALL_OUTPUTS.loss(torch.ones(2), torch.zeros(1))
