@@ -26,6 +26,8 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 
+pytestmark = pytest.mark.slow
+
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9")
 QUICK = (
     "--batch",

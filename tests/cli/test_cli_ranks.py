@@ -32,6 +32,8 @@ from mucudnn.cli.shared.ranks import (
 from mucudnn.words.config import Config
 from mucudnn.words.errors import SharingError, UnavailableError
 
+pytestmark = pytest.mark.slow
+
 TUNE = ("--batch", "2", "--algorithms", "gemm", "--threads", "1")
 LIMIT_S = 120
 WAITING = """

@@ -43,6 +43,7 @@ def test_it_prints_writes_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_measure_their_link_and_one_of_them_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ from mucudnn.cli.main import main
 from mucudnn.distributed.link import freeing_what_failed
 from mucudnn.terminal.files import InputFile, OutputFile, OutputFolder
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.fuzz, pytest.mark.slow]
 
 NAMES = {"t.csv": "t.csv", "link.csv": "t.csv", "profile.csv": "profile.csv", "junk.json": "junk.json"}
 NAMES |= {f"users:{factory}": "users.py" for factory in ("make", "leave", "stop", "raise_")} | {"users.py": "users.py"}

@@ -27,7 +27,7 @@ from mucudnn.database.exports import export_csv
 from mucudnn.running.environment import Environment
 from mucudnn.words.results import Failure, MicroConfig
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.fuzz, pytest.mark.slow]
 
 SIZE = how_many(1_000, 10_000)  # rows: enough that a command is in the middle of something for a while
 TUNE = (

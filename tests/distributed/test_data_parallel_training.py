@@ -12,6 +12,8 @@ from support.ranks.ways_of_training import WAYS
 
 from mucudnn.words.problem import Operation
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Found:

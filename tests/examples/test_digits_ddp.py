@@ -11,6 +11,8 @@ import pytest
 from support.places import EXAMPLES
 from support.ranks.launching import run, script, torchrun
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sklearn")
 EXAMPLE = EXAMPLES / "digits_ddp.py"
 LIMIT_S = 300  # several processes load all of torch, on cores that they share with other tests

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.places import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 FOLDER = EXAMPLES / "own_algorithm"
 NAME = "own/pointwise"
 TUNED = f"""

@@ -23,7 +23,8 @@ from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 
-pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
+# A warning of a driver or a library is no failure of a convolution.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 TOGETHER_ON_ONE_GPU = ("ddp", "sync_batch_norm")  # all-reduces, broadcasts and all-gathers only
 OF_WAYS = [*WAYS, *ONLY_ON_A_GPU]

@@ -22,6 +22,8 @@ from mucudnn.testing.guarded_call import Call
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = SUPPORT / "build_results.py"
 TOLERANCE = 1e-5
 TOLERANCES = DEFAULT_MAX_RELATIVE_ERROR | {"float32": TOLERANCE}

@@ -26,6 +26,8 @@ from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = ConvProblem(Operation.FORWARD, 8, 6, 6, 4, 1, 1)
 BATCH = 2
 FAULTS = {

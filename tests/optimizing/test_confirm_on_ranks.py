@@ -17,6 +17,8 @@ from mucudnn.optimizing.in_place import Place, Spent
 from mucudnn.optimizing.steps import StepTimes
 from mucudnn.words.problem import Operation
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 OF_FIRST = ["first backward_filter", "first forward"]
 NOT_CONFIRMED = "the tuned choices could not be confirmed in the model's own step: "

@@ -16,6 +16,8 @@ from support.effort import how_many
 
 from mucudnn.measuring.proving.prover import checked_environment
 
+pytestmark = pytest.mark.slow
+
 CHUNK = 100
 TESTS = Path(__file__).parents[1]
 

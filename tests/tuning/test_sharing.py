@@ -192,6 +192,7 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "survivors"), KILLED.items())
 def test_a_rank_that_is_killed_is_named_by_the_others(lost: Path, case: str, survivors: Sequence[int]) -> None:
     """All that was measured is kept, what the killed rank measured, too."""
@@ -206,12 +207,14 @@ def test_a_rank_that_is_killed_is_named_by_the_others(lost: Path, case: str, sur
     assert rows.measurements > of_survivors * 2, "what the killed rank measured is lost"
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_after_the_timeout_of_the_group(lost: Path) -> None:
     found = json.loads((lost / ABSENT / "0.json").read_text())
     assert found["error"].startswith("rank 1 did not come within the timeout of the process group")
     assert found["steps"] == 0
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_with_what_was_measured(tmp_path: Path) -> None:
     done = torchrun("--max-restarts=1", script("dying"), tmp_path, 1, ranks=2)
     assert done.returncode == 0, done.stderr
