@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MIB = 2**20
-_OURS = ("mucudnn-wd", "mucudnn")  # of several budgets, and of the only one
+_OURS = ("mucudnn-wd", "mucudnn")  # contestants of runs with several budgets, and with one
 
 
 def algorithms(report: Report) -> Figure | None:
@@ -58,12 +58,12 @@ def algorithms(report: Report) -> Figure | None:
 
 
 def _longest(report: Report, is_drawn: Callable[[Subject], bool]) -> list[Subject]:
-    """Return those subjects that can be drawn and take torch longest."""
+    """Return the drawable subjects that take torch longest."""
     return list(islice(filter(is_drawn, report.subjects), MOST_SUBJECTS))
 
 
 def desirable(report: Report) -> Figure | None:
-    """Draw desirable sets: least time against workspace, with the undivided algorithms beside."""
+    """Draw desirable sets: least time against workspace, with the undivided algorithms as points."""
     every = _longest(report, lambda subject: len(subject.desirable) > 0)
     if not every:
         return None
@@ -91,8 +91,8 @@ def _draw_desirable(axes: Axes, subject: Subject) -> None:
 def undivided_costs(subject: Subject) -> pandas.DataFrame:
     """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each undivided algorithm, by the solver's cost model.
 
-    As in ``solver.costs.pool``, setup and prepared bytes are those of the algorithm, and not of one micro-batch size:
-    with its own ones a point could lie below the desirable set.
+    As in ``solver.costs.pool``, setup and prepared bytes are the algorithm's over all micro-batch sizes. With those of
+    one size, a point could lie below the desirable set.
     """
     every, whole = subject.allowed.groupby("algorithm"), subject.undivided
     return pandas.DataFrame(
@@ -153,9 +153,9 @@ def errors(report: Report) -> Figure | None:
 
 
 def budget(report: Report) -> Figure | None:
-    """Draw what a workspace budget buys, solved again from the stored desirable sets, and who got how much of it.
+    """Draw time against the workspace budget, solved again from the stored desirable sets, and each problem's segment.
 
-    Of several budgets the smallest that sufficed is drawn.
+    If there are several budgets, the smallest feasible one is drawn.
     """
     size = budget_of(report)
     if size is None:
@@ -179,7 +179,7 @@ def budget(report: Report) -> Figure | None:
 
 
 def budget_of(report: Report) -> int | None:
-    """Return the smallest workspace budget of the run that sufficed, in bytes; ``None``: there was none."""
+    """Return the smallest feasible workspace budget of the run, in bytes; None if there is none."""
     given = report.folder.header.settings.get("workspace_budget")
     try:
         sizes = [parse_bytes(one) for one in (given if isinstance(given, list) else [given]) if one is not None]
@@ -190,7 +190,7 @@ def budget_of(report: Report) -> int | None:
 
 
 def _ours(subject: Subject, budget: int) -> pandas.DataFrame:
-    """Return the rows of this budget; rows of a run with a single budget do not name it."""
+    """Return the rows of this budget; in a run with one budget, rows do not name it."""
     rows = subject.rows[subject.rows["contestant"].isin(_OURS) & subject.rows["configuration"].notna()]
     divided = rows[rows["contestant"] == _OURS[0]]
     return divided[divided["limit_bytes"] == budget] if len(divided) else rows
@@ -209,9 +209,9 @@ def _options(subject: Subject) -> list[Configuration]:
 
 
 def _segment(subject: Subject, row: pandas.Series[Any], options: list[Configuration]) -> tuple[str, int, int]:
-    """Return name, workspace in bytes, and the extra bytes of the next faster configuration.
+    """Return name, workspace in bytes, and the additional bytes of the next faster configuration.
 
-    Whole runs may have chosen a configuration outside the desirable set: its time is then the median of its samples.
+    Whole runs may have chosen a configuration outside the desirable set; its time is the median of its samples.
     """
     workspace = 0 if pandas.isna(row["workspace_bytes"]) else int(row["workspace_bytes"])
     predicted = {str(c): c.time_s for c in options}

@@ -25,7 +25,7 @@ INK, FAINT, LINE = "#1f2328", "#59636e", "#d0d7de"
 SERIES = ("#0b62a8", "#b35900", "#1a7f37", "#8250df", "#b3202b", "#0a7b83", "#9a6700", "#6e7781")
 TORCH_COLOUR = SERIES[-1]
 MARKERS = "os^vD<>"
-# Text stays text, in the reader's own font; equal pictures are equal files.
+# Keep text as text, in the reader's own font, and make files reproducible.
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mucudnn",
@@ -109,7 +109,7 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
 
 
 def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Return the y coordinates of one of several series that share their places."""
+    """Return the y coordinates of one of several series side by side."""
     return np.asarray(places, dtype=float) + 0.8 * ((np.asarray(index) + 0.5) / count - 0.5)
 
 
@@ -176,4 +176,4 @@ def draw_bars(
     corners = np.stack([left, top, right, top, right, bottom, left, bottom, left, top], axis=-1).reshape(-1, 5, 2)
     path = Path.make_compound_path_from_polys(corners)
     axes.add_artist(PathPatch(path, facecolor=colour, edgecolor="none", **style))
-    axes.update_datalim(corners.reshape(-1, 2))  # add_patch would look for the extremes of each edge
+    axes.update_datalim(corners.reshape(-1, 2))  # add_patch would compute the limits edge by edge, which is slow

@@ -1,4 +1,4 @@
-"""The kinds of pictures, by their names in commands and recipes. Loads nothing, to keep --help fast."""
+"""The kinds of pictures, by their names in commands and recipes. Has no imports, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MOST_SUBJECTS = 6  # drawn side by side: those that take PyTorch longest
-MOST_PIECES = 16  # equal micro-batches that are drawn apart
+MOST_SUBJECTS = 6  # the most drawn side by side; those that take PyTorch longest are drawn
+MOST_PIECES = 16  # more equal micro-batches in a row are drawn as one piece
 CANDIDATES = "candidates.jsonl, which bench deepbench and bench network write"
 _PROBLEMS = "rows of convolutions with all columns of their problems"
 

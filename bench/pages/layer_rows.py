@@ -1,4 +1,4 @@
-"""Joins the operations of a layer in one row, as DeepBench's tables do, and sums up contestants."""
+"""Rows that join the operations of a layer, as in DeepBench's tables, and summaries of contestants."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by their operation
 
 
 def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row for each layer, contestant, policy and limit, from what ``measured`` returned; in its order.
+    """Return a row for each layer, contestant, policy and limit, in the order of ``rows``, the result of ``measured``.
 
-    Columns: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for each of DeepBench's names of operations its time
-    in seconds, as ``forward_s``, and ``forward_configuration``; ``total_s``; ``flops_per_s`` of the total; the total's
-    ``speedup`` with its interval; ``over_bound``; ``same_as``, where all operations have the same; the largest
-    ``workspace_bytes`` and ``relative_error``; ``load``; and the published totals. NaN where one of the operations that
-    the layer was measured in is missing.
+    Columns: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for each operation, by DeepBench's names, its seconds
+    and configuration, such as ``forward_s`` and ``forward_configuration``; ``total_s``; ``flops_per_s`` of the total;
+    the total's ``speedup`` with its interval; ``over_bound``; ``same_as`` if all operations have the same; the largest
+    ``workspace_bytes`` and ``relative_error``; ``load``; and the published totals. NaN if one of the layer's operations
+    is missing.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -46,7 +46,7 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, Mapping[_Key, _Operations]]:
-    """Return the rows by layer, contestant with its choices, and operation; missing values are ``None``."""
+    """Return the rows by layer, contestant with its choices, and operation; missing values are None."""
     found: dict[_Key, dict[_Key, dict[str, Mapping[Hashable, Any]]]] = {}
     for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
         layer, contestant = (tuple(row[name] for name in names) for names in (subject, CONTESTANT))
@@ -78,7 +78,7 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
 
 def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
     """Return the speedup of all operations together; NaN if either lacks an operation."""
-    names = [name for name in OPERATIONS if name in reference or name in ours]  # in one order: each has its draws
+    names = [name for name in OPERATIONS if name in reference or name in ours]  # draws are by position
     samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
     return speedup_of(*samples)
 
@@ -96,10 +96,9 @@ def _most(rows: _Operations, name: str) -> float:
 def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return a row for each contestant, policy and limit that was timed, from what ``measured`` returned.
 
-    Columns: those of ``CONTESTANT``; ``problems``, how many were timed; ``speedup`` over torch, the geometric mean,
-    with its interval, and of convolutions that of each operation, as ``speedup_forward``, and ``over_bound``, a
-    geometric mean, too;
-    ``total_s``, the sum of times, each as often as its network has it, and ``torch_s``, torch's for the same problems.
+    Columns: those of ``CONTESTANT``; ``problems``, the number timed; ``speedup`` over torch, the geometric mean, with
+    its interval; for convolutions also that of each operation, such as ``speedup_forward``, and the geometric mean
+    ``over_bound``; ``total_s``, the sum of times weighted by occurrences, and ``torch_s``, torch's for the same.
     """
     if rows.empty:
         return pandas.DataFrame()
@@ -127,7 +126,7 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
 
 
 def _mean_speedup(group: pandas.DataFrame) -> Estimate:
-    """Return the geometric mean of the speedups over torch, which torch's own rows have none of."""
+    """Return the geometric mean of the speedups over torch; torch's own rows have none."""
     of = group.dropna(subset=["speedup"])
     return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
 
@@ -138,11 +137,11 @@ def _geometric_mean(values: pandas.Series[float]) -> float:
 
 
 def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return what dividing gains over the best undivided algorithm under the same limit; rows: as of ``measured``.
+    """Return the gain of dividing over the best undivided algorithm under the same limit. rows: of ``measured``.
 
-    Columns, a row for each layer, policy and limit: ``layer``, those of ``LAYER``, ``policy``, ``limit_bytes``;
-    ``gain``, the sum of the undivided's medians over that of ours, with ``gain_low`` and ``gain_high``: see
-    ``speedup_of``. NaN where one of the two was timed on fewer operations.
+    There is a row for each layer, policy and limit, with the columns ``layer``, those of ``LAYER``, ``policy``,
+    ``limit_bytes``, and ``gain``, the sum of the undivided medians over that of ours, with ``gain_low`` and
+    ``gain_high`` (see ``speedup_of``). NaN if one of the two was timed on fewer operations.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -159,7 +158,7 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
     """Return the published bars of the layers that ``gains`` returned: ``layer``, and a column for each limit.
 
-    Layers match by geometry, whatever their mini-batch; those that were not published have no row.
+    Layers match by geometry, with any mini-batch; unpublished ones have no row.
     """
     ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
     return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))

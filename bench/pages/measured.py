@@ -1,4 +1,4 @@
-"""Computes what reports show of each row of a result folder: data frames in, data frames out."""
+"""The numbers that reports show for each row of a result folder: functions from data frames to data frames."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.folders.speedups import Estimate, overhead_of, speedup_of
 from mucudnn.bench.sources.published import GEOMETRY, published_times
 
-PUBLISHED = "published "  # begins the names of columns with others' times
-UNDIVIDED = "undivided"  # contestant, and its policy
+PUBLISHED = "published "  # prefix of columns with DeepBench's published times
+UNDIVIDED = "undivided"  # name of the contestant and of its policy
 CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
-# Columns of operator metrics alone: samples of the algorithm by itself, and numbers.
+# Columns of ``bench metrics`` only: samples of the algorithm without its module, and numbers.
 _ALONE = "alone_samples_s"
 _METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
 
@@ -33,11 +33,11 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch in the same turns;
     ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
     ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
-    the least bytes; ``same_as``, ``UNDIVIDED`` where the row runs what the undivided one does; and a column for each
-    machine of DeepBench's published times, in seconds, named ``PUBLISHED`` machine. Of operator metrics also
-    ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, what a call through a module takes
-    longer than the algorithm alone. Of whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in
-    the time, in words. NaN where something is not known.
+    the least bytes; ``same_as``, ``UNDIVIDED`` if the row has the same configuration as the undivided one; and a column
+    for each machine of DeepBench's published times, in seconds, named ``PUBLISHED`` machine. For operator metrics also
+    ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, the time of a call through a module
+    beyond the algorithm alone. For whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the
+    time, as text. Unknown values are NaN.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
@@ -50,19 +50,19 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
-    """Whether the rows are of convolutions, with all columns of their problems."""
+    """Return whether the rows are of convolutions, with all columns of their problems."""
     if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
         return False
     return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
 
 
 def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return rows of convolutions with ``layer`` as text, the kind of layer where the folder has no names of layers."""
+    """Return rows of convolutions with ``layer`` as text, which is the kind of layer if layers have no names."""
     return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
 def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
-    """Count the values that are no numbers, by column of numbers; ``rows`` as they were read."""
+    """Count the values that are not numbers in each numeric column of ``rows``, which are as read from files."""
     found = {}
     for name in set(_NUMBERS) & set(rows.columns):
         given = rows[name].notna()
@@ -72,7 +72,7 @@ def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
 
 
 def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a copy with all columns of numbers and texts: NaN for what is no number, missing columns empty."""
+    """Return a copy with all numeric and text columns: missing ones empty, and NaN for values that are not numbers."""
     rows = rows.copy()
     for name in _NUMBERS:
         found = rows[name] if name in rows else pandas.Series(nan, index=rows.index)
@@ -99,7 +99,7 @@ def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) 
 
 
 def _with_same(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add ``same_as``: ``UNDIVIDED`` where the configuration is that of the undivided row under the same limit."""
+    """Add ``same_as``: ``UNDIVIDED`` if the undivided row under the same limit has the same configuration."""
     keys = ["turns", "memory_format", "limit_bytes", "configuration"]
     undivided = rows[rows["contestant"] == UNDIVIDED].dropna(subset=["configuration"])[keys]
     found = rows[keys].merge(undivided.drop_duplicates().assign(same_as=UNDIVIDED), how="left")["same_as"]
@@ -116,7 +116,7 @@ def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _kinds(kinds_s: object) -> str | None:
-    from mucudnn.bench.contests.step_parts import shares  # here and not above: it loads torch
+    from mucudnn.bench.contests.step_parts import shares  # imported only here, since it imports torch
 
     if not isinstance(kinds_s, dict) or not all(isinstance(seconds, (int, float)) for seconds in kinds_s.values()):
         return None
@@ -140,7 +140,7 @@ def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _samples_in(value: object) -> list[float]:
-    """Return the samples in a cell; none if it is no list of finite numbers."""
+    """Return the samples in a cell; empty if it is not a list of finite numbers."""
     numbers = pandas.to_numeric(pandas.Series(value if isinstance(value, list) else [], dtype=object), errors="coerce")
     return numbers.astype(float).tolist() if np.isfinite(numbers.astype(float)).all() else []
 
@@ -162,9 +162,9 @@ def _bounds(row: Mapping[Any, Any], limits: Mapping[str, MachineLimits]) -> dict
 
 
 def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add the published times of the same geometry, mini-batch and operation; a column for each machine that has any.
+    """Add a column for each machine with published times of the same geometry, mini-batch and operation.
 
-    They are of ordinary convolutions: rows with dilation or groups have none.
+    Rows with dilation or groups have none, since the published times are of ordinary convolutions.
     """
     times = published_times()
     times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)

@@ -37,7 +37,7 @@ DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
 
 
 def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
-    """Return the pictures that can be drawn, each with its address for ``img``; or none and the reason."""
+    """Return the pictures that can be drawn, each with its ``src`` for ``img``; or an empty list and the reason."""
     try:
         require_matplotlib()
     except UnavailableError as error:

@@ -22,13 +22,13 @@ from mucudnn.words.units import format_bytes
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
 # Labels that differ from the names in the file.
 _NAMES = {"time_limit": "most measuring for each problem"}
-# Meaning of null, where it is not "none".
+# Meaning of null if it is not "none".
 _NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A tuned subject: its rows, and its part of the frames of ``Candidates``."""
+    """A tuned subject: its rows, and its candidates and desirable set."""
 
     name: str
     batch_size: int
@@ -38,7 +38,7 @@ class Subject:
 
     @property
     def allowed(self) -> pandas.DataFrame:
-        """Candidates whose error is within the bound."""
+        """Candidates whose error is within the limit."""
         return self.measured[self.measured["is_allowed"].astype(bool)]
 
     @property
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts that all rows have in common, by name."""
+        """Facts that all rows share, by name."""
         header = self.folder.header
         limits = "; ".join(f"{dtype}: {limit}" for dtype, limit in header.limits.items() if limit.are_known)
         return {
@@ -100,7 +100,7 @@ class Report:
 
     @cached_property
     def missing(self) -> dict[str, list[str]]:
-        """Things that are not shown, by the reason."""
+        """The items that are not shown, by reason."""
         found: dict[str, list[str]] = {}
         for reason, text in _missing(self.folder, self.rows):
             found.setdefault(reason, []).append(text)
@@ -165,7 +165,7 @@ def _setting(value: object, *, is_size: bool) -> str:
 
 
 def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a reason and something that is not shown because of it."""
+    """Yield pairs of a reason and an item that is not shown because of it."""
     for one in folder.left_out:
         yield f"not measured: {one.reason}", one.what
     for problem in folder.problems:
@@ -175,7 +175,7 @@ def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str
     for name, count in not_numbers(folder.rows).items():
         yield "not shown", f"{name} is no number in {count} rows"
     if folder.header.is_timed and (failed := int((rows["time_s"].isna()).sum())):
-        yield "no time", f"{failed} rows have no samples; the last column of the operations says why"
+        yield "no time", f"{failed} rows have no samples; the last column of the table of operations has the reason"
     if busy := int((rows["load"] > BUSY).sum()):
         yield "busy machine", f"{busy} rows were measured while others took more than {BUSY:.0%} of the machine"
     if has_problems(rows):

@@ -1,4 +1,4 @@
-"""Reports of the result folders that a path has, as one page, as Markdown, in the terminal, and as CSV for programs."""
+"""Reports of the result folders in a path, as one page, as Markdown, in the terminal, and as CSV for programs."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def speedups(report: Report) -> Figure | None:
             points = of[of["series"] == name]
             y = beside([layers.index(layer) for layer in points["layer"]], index, len(by_series))
             ends = np.column_stack([points["speedup_low"], points["speedup_high"], np.full(len(points), nan)])
-            axes.plot(ends.ravel(), np.repeat(y, 3), color=colour, linewidth=0.8)  # one line: it is a small file
+            axes.plot(ends.ravel(), np.repeat(y, 3), color=colour, linewidth=0.8)  # one line keeps the file small
             marker = MARKERS[index % len(MARKERS)]
             axes.plot(points["speedup"], y, marker, color=colour, markersize=2.5, label=plain(name))
         x_ratio_axis(axes)
@@ -80,7 +80,7 @@ def _by_operation(
 
 
 def divided(report: Report) -> Figure | None:
-    """Draw what dividing gains over the best undivided algorithm, with the bars that the paper's authors published."""
+    """Draw the gain of dividing over the best undivided algorithm, beside the bars published by the paper's authors."""
     found = gains(report.rows)
     if found.empty or (found := found.dropna(subset=["gain"])).empty:
         return None
@@ -257,7 +257,7 @@ def _memory(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def tuning(report: Report) -> Figure | None:
-    """Draw how long tuning took for each policy and limit, and how long the solver did of it."""
+    """Draw the time of tuning for each policy and limit, and the solver's share of it."""
     rows = with_series(report.rows[report.rows["policy"].notna()])
     sums = pandas.DataFrame(
         {

@@ -17,7 +17,7 @@ from mucudnn.bench.pages.measured import PUBLISHED, machines_of
 class Column:
     """A column: its key in the data frame, its group of columns, its title with the unit.
 
-    form: format of numbers, ``None`` for text. scale: factor of numbers.
+    form: format of numbers, None for text. scale: factor of numbers.
     """
 
     key: str
@@ -65,7 +65,7 @@ _FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory
 _NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # shown if any row differs
 _MIB = 2.0**20
 _MS, _US = (".4f", 1e3), (".1f", 1e6)
-# Columns of problems -> DeepBench's own names, in its order, and what its convolutions do not have.
+# Columns of problems -> DeepBench's names, in its order; then columns that its convolutions lack.
 DEEPBENCH = {
     **{"w": "w", "h": "h", "c": "c", "batch_size": "n", "k": "k", "s": "f_w", "r": "f_h"},
     **{name: name for name in ("pad_w", "pad_h", "stride_w", "stride_h", "dilation_w", "dilation_h", "groups")},
@@ -117,7 +117,7 @@ _PROBLEMS = (
     Column("configuration", "configuration", "configuration"),
     _SAME,
     *_OURS,
-    # Of operator metrics.
+    # Columns of operator metrics.
     Column("error_l1", "error against float64", "sum", ".1e"),
     Column("error_l2", "error against float64", "Euclidean", ".1e"),
     Column("error_max", "error against float64", "largest", ".1e"),
@@ -166,7 +166,7 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
     subject: the columns that identify a subject.
     """
     is_convolution = "kind" in rows
-    sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # the table of layers has those
+    sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # these are in the table of layers
     columns = [Column(name, "subject", name.replace("_", " ")) for name in subject if name not in sizes]
     columns += [*_OF_CONVOLUTIONS, *_PROBLEMS] if is_convolution else [*_PROBLEMS, *_OF_MODELS]
     columns += _published(rows, "ms, published elsewhere")
@@ -204,6 +204,6 @@ def _table(identity: str, title: str, caption: str, columns: Sequence[Column], r
 
 
 def _says_something(rows: pandas.DataFrame, key: str) -> bool:
-    """Whether a column has values other than its neutral one."""
+    """Return whether a column has a value other than its neutral one."""
     values = rows[key].dropna()
     return len(values) > 0 and not (key in _NEUTRAL and (values == _NEUTRAL[key]).all())

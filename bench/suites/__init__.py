@@ -1,4 +1,1 @@
-"""Holds one folder for each benchmark.
-
-What several of them share is in ``contests`` and ``report``.
-"""
+"""One folder or module for each benchmark; shared parts are in ``contests`` and ``report``."""

@@ -1,7 +1,7 @@
-"""Measures memory and time of a model's training step: torch's convolutions and mucudnn's, each compiled, too.
+"""Memory and time of a model's training step with torch's convolutions and with mucudnn's, eager and compiled.
 
-Each contestant has a process of its own, and they take turns. Ours are tuned before, so that no process has what only
-tuning needs.
+Each contestant has its own process, and they are interleaved. Ours are tuned beforehand, so that no process holds
+memory that only tuning needs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from mucudnn.words.units import format_bytes
 ROUNDS = 9
 RUNS = 3
 
-_Contestant = tuple[Variant, Config | None]  # ours with one bound on its workspaces; None: torch's convolutions
+_Contestant = tuple[Variant, Config | None]  # None: torch's convolutions
 
 
 def benchmark_memory(
@@ -69,14 +69,14 @@ def benchmark_memory(
     """Optimize copies of ``model`` and measure training steps into the folder ``out``, unless it has them already.
 
     A step is forward, the sum of the output, backward. There is no optimizer: its time and memory are the same for all.
-    arguments: all that the model is called with, x: (N, C, H, W) first, in ``memory_format``. rounds: samples of each,
-    of a step or several. runs: processes for each resident peak, of which it is the median; 0: none, as always for a
-    model on CUDA. variants: those beside torch's own; ``None``: all of the device. clock: clock of the steps (not of
-    the tuning); ``None``: a wall clock.
+    arguments: all of the model's, first x: (N, C, H, W) in ``memory_format``. rounds: samples of each contestant, each
+    of one or more steps. runs: processes for each resident peak, which is their median; 0 to skip it, as always on
+    CUDA. variants: measured beside torch's own; None for all of the device. clock: times the steps, not the tuning;
+    None for a wall clock.
 
-    One that fails has a row with the reason. Raises what ``open_folder``, ``optimize`` and ``resident_peak_bytes``
-    raise, ``InvalidInputError`` for a model on several devices or a variant that its device does not have, and
-    ``UnavailableError`` where the model cannot be pickled or torch itself fails.
+    A contestant that fails has a row with the reason. Raises the errors of ``open_folder``, ``optimize`` and
+    ``resident_peak_bytes``, ``InvalidInputError`` for a model on several devices or a variant that its device does not
+    have, and ``UnavailableError`` if the model cannot be pickled or torch itself fails.
     """
     device = device_of(model)
     runs = runs if has_resident_peak(device.type) else 0
@@ -106,7 +106,7 @@ def benchmark_memory(
 def _measured(
     given: Subject, contestants: Sequence[_Contestant], rounds: int, runs: int, clock: Clock, progress: Progress
 ) -> tuple[list[Entrant[int]], list[int | None]]:
-    """Return the contestants after their turns, with the peaks of their resident memory. given: before tuning."""
+    """Return the measured contestants and the peaks of their resident memory. given: the model before tuning."""
     with Apart() as place:
         subjects, handed = dict[Config | None, Subject](), dict[Config | None, Callable[[], Subject]]()
         for config, subject in _subjects(*given, contestants, share_of(progress, 0.0, 0.5)):
@@ -125,7 +125,7 @@ def _measured(
 
 
 def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestant]:
-    """Return who takes part: ours with this config, and uncompiled also with a plain limit, where that is another."""
+    """Return the contestants: ours with this config, and uncompiled also with a plain limit if that differs."""
     contrast = replace(config, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=None)
     found = list[_Contestant]()
     for variant in variants:
@@ -138,7 +138,7 @@ def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestan
 def _subjects(
     model: nn.Module, arguments: tuple[Tensor, ...], contestants: Sequence[_Contestant], progress: Progress
 ) -> Iterator[tuple[Config | None, Subject]]:
-    """Yield the model for each config, torch's own first: contestants with the same one have it from one tuning."""
+    """Yield the model for each config, tuned once, and first the one with torch's convolutions."""
     configs = [*dict.fromkeys(config for _, config in contestants)]
     for index, config in enumerate(configs):
         own = copy.deepcopy(model)
@@ -154,7 +154,7 @@ def _resident_peaks(
     subjects: Mapping[Config | None, Subject],
     runs: int,
 ) -> list[int | None]:
-    """Bytes of each that got ready, each run in a fresh process, in turns."""
+    """Return the resident peak (bytes) of each contestant that is ready; each run has a fresh process, interleaved."""
     peaks: list[list[int]] = [[] for _ in contestants]
     for _ in range(runs):
         for own, (variant, config), entrant in zip(peaks, contestants, entrants, strict=True):
@@ -176,16 +176,16 @@ def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], re
     return replace(row, samples_s=entrant.timer.samples_s, more=found)
 
 
-Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, ours tuned already, and all that it is called with
+Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, already tuned if it is ours, and its arguments
 
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Gets a step ready: compiles it where it is to be, warms it up, and takes its peak in torch's allocator, in bytes.
+    """The preparation of a step: compile it if needed, warm it up, and take its peak in torch's allocator.
 
     subject: returns the contestant's own copy. threads: of torch. clock: of the steps.
 
-    Called, it returns what is timed, and the peak. Raises whatever compiling and a step raise.
+    A call returns the step to time and the peak in bytes. Raises any error of compiling and of a step.
     """
 
     subject: Callable[[], Subject]
@@ -211,9 +211,9 @@ _PEAKS = ("allocator_peak_bytes", "resident_peak_bytes")
 
 
 def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table with a row for each contestant, torch first, and a line for each beside torch.
+    """Yield a table with a row for each contestant, torch first, and a summary of each beside torch.
 
-    Ratios are to torch, speedups are of the whole step.
+    Ratios are to torch, and speedups are of the whole step.
     """
     torchs = folder.lines[0]
     n = torchs["batch_size"]
@@ -244,7 +244,7 @@ def _name(line: Line) -> str:
 
 
 def _peak(size_bytes: int | None, torchs_bytes: int | None) -> tuple[str, str]:
-    """Return the size and its ratio to torch's; empty where it was not measured."""
+    """Return the size and its ratio to torch's; empty if it was not measured."""
     if size_bytes is None or torchs_bytes is None:
         return "", ""
     return format_bytes(size_bytes), f"{size_bytes / torchs_bytes:.3f}"

@@ -1,7 +1,7 @@
-"""Times the solvers, each time beside its bar, and the division of budgets over a network's measured problems.
+"""Times of the solvers beside their required times, and of dividing budgets over a network's measured problems.
 
-The solvers are timed on made-up measurements of known size: the fronts of every batch size at once, with setup costs
-and prepared bytes, and the division of one budget over the problems of a network.
+The solvers run on synthetic measurements: the fronts of all batch sizes at once, with setup costs and prepared bytes,
+and the division of one budget over the problems of a network.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from mucudnn.words.units import format_seconds
 
 ROUNDS = 5
 ALGORITHMS = 8
-BUDGETS = (0.02, 0.1, 0.3, 0.6)  # between the smallest feasible budget (0) and the largest that matters (1)
+BUDGETS = (0.02, 0.1, 0.3, 0.6)  # from the smallest feasible budget (0) to the largest that makes a difference (1)
 OURS, SOLVER = "mucudnn", "solver"  # contestants
 
 Options = dict[str, list[Configuration]]
 
 
 def benchmark_solvers(out: Path) -> None:
-    """Time all solvers into the folder ``out``; what it has already is not timed again.
+    """Time all solvers into the folder ``out``, except those it already has.
 
-    A first call of each is not counted, since it loads what it needs. Raises what ``open_folder`` raises.
+    The first call of each is a warm-up, since it imports libraries. Raises the errors of ``open_folder``.
     """
 
     def rows_of(samples_s: Callable[[], list[float]], bar_s: float, subject: Subject, progress: Progress) -> list[Row]:
@@ -57,7 +57,7 @@ def benchmark_solvers(out: Path) -> None:
 
 
 def solver_tables(folder: ResultFolder) -> Iterator[str]:
-    """Yield a line for each solver, and the one that harder divisions are left to."""
+    """Yield a line for each solver, and the name of the program that solves harder divisions."""
     for row in folder.rows.to_dict("records"):
         median_s, slowest_s, bar_s = map(format_seconds, (row["time_s"], max(row["samples_s"]), row["bar_s"]))
         yield f"{row['what']}: {median_s}, slowest {slowest_s} (bar {bar_s})"
@@ -65,13 +65,13 @@ def solver_tables(folder: ResultFolder) -> Iterator[str]:
 
 
 def time_front(batch_size: int) -> list[float]:
-    """Return seconds of the front of every batch size up to this one."""
+    """Return the seconds of computing the fronts of all batch sizes up to this one, by round."""
     measurements = made_up_measurements(batch_size)
     return [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)][1:]
 
 
 def time_division(problems: int, configurations: int) -> list[float]:
-    """Return seconds of workspace division. The rounds are different networks, each with every budget."""
+    """Return the seconds of workspace division. Each round is another network, with every budget."""
     solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
     times = []
     for seed in range(1, ROUNDS + 1):
@@ -81,9 +81,9 @@ def time_division(problems: int, configurations: int) -> list[float]:
 
 
 def made_up_measurements(batch_size: int) -> list[Measurement]:
-    """Measurements of algorithms that are the faster, the more setup, prepared bytes and scratch they need.
+    """Return measurements of algorithms that are faster the more setup, prepared bytes and scratch they need.
 
-    Steps are nearly linear in the micro-batch size.
+    Step times are nearly linear in the micro-batch size.
     """
     source = random.Random(0)
     rows = []
@@ -98,7 +98,7 @@ def made_up_measurements(batch_size: int) -> list[Measurement]:
 
 
 def made_up_options(problems: int, configurations: int, seed: int) -> Options:
-    """Options of problems of very different sizes. More workspace mostly helps, and helps less and less."""
+    """Return options of problems of very different sizes, in which more workspace has diminishing returns."""
     source = random.Random(seed)
     options: Options = {}
     for problem in range(problems):
@@ -116,7 +116,7 @@ def made_up_options(problems: int, configurations: int, seed: int) -> Options:
 
 
 def budgets(options: Options) -> list[int]:
-    """Budgets in bytes, from tight to ample."""
+    """Return budgets in bytes, from tight to ample."""
     workspaces = [[c.workspace_bytes for c in configurations] for configurations in options.values()]
     least, most = sum(map(min, workspaces)), sum(map(max, workspaces))
     return [least + int(share * (most - least)) for share in BUDGETS]
@@ -153,10 +153,10 @@ def benchmark_division(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> None:
-    """Divide each budget (bytes) under each policy, ``rounds`` times, into the folder ``out``.
+    """Time the division of each budget (bytes) under each policy, ``rounds`` times, into the folder ``out``.
 
-    What is divided is measured first, where the database does not have it. config: its policy and its bounds of memory
-    do not count. machine, database: as for ``tune``. Raises what ``open_folder`` and ``tune`` raise.
+    Problems that the database lacks are measured first. config: its policy and memory limits are ignored. machine,
+    database: as for ``tune``. Raises the errors of ``open_folder`` and ``tune``.
     """
     chosen = [
         replace(config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget)
@@ -192,7 +192,7 @@ def benchmark_division(
 
 
 def _timed(row: Row, divided: Divided, rounds: int) -> Row:
-    """Return the row with the solver's seconds, and the account of what it solved; a first time does not count."""
+    """Return the row with the solver's seconds, after a warm-up, and the account of its solution."""
     counts = divided.division.counts
     every = [solve_wd(divided.options, row.limit_bytes, counts=counts) for _ in range(rounds + 1)]
     last = every[-1]

@@ -1,6 +1,6 @@
-"""Measures errors against float64: of operators, of modules, on unusual images, of a step, and of a training.
+"""Errors against float64: of operators, of modules, on unusual images, of a training step, and of a training run.
 
-Operators and modules have the metrics of level 0 of Deep500 (Ben-Nun et al., 2019, "A modular benchmarking
+Operators and modules are measured by the metrics of level 0 of Deep500 (Ben-Nun et al., 2019, "A modular benchmarking
 infrastructure for high-performance and reproducible deep learning"). Every benchmark writes rows into a result folder,
 from which tables are made.
 """

@@ -1,4 +1,4 @@
-"""Calls of a configuration that are timed: through a module, as training makes them, and its algorithms alone."""
+"""The timed calls of a configuration: through a module, as in training, and the algorithms alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configuration_of(*micro_configs: MicroConfig) -> Configuration:
 
 
 def of_few(configuration: Configuration, samples: int) -> Configuration:
-    """Return the same of ``samples`` samples: undivided, or one by one, as many of each algorithm, or some more."""
+    """Return the configuration cut down to about ``samples`` samples, with the same number for each algorithm."""
     names = configuration.algorithms
     if len(configuration.micro_configs) == 1:
         return configuration_of(MicroConfig(names[0], samples))
@@ -34,13 +34,12 @@ def of_few(configuration: Configuration, samples: int) -> Configuration:
 
 
 def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
-    """Return the call of a module that runs a configuration: it returns what the operation writes, newly allocated.
+    """Return a function that runs a configuration through a module and returns the operation's result, newly allocated.
 
-    forward: the module's call, in which autograd records what the backward pass needs. The others: autograd's call for
-    that one gradient, of a forward pass that was made before. Torch's own runs in ``nn.Conv2d``, the others in
-    ``mucudnn.Conv2d``.
+    Forward is a call of the module under autograd. A backward operation is autograd's call for that one gradient, after
+    an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``, all others in ``mucudnn.Conv2d``.
 
-    Raises ``LibraryError`` where the module would run something else.
+    Raises ``LibraryError`` if the module would run another configuration.
     """
     module = _module(configuration, problem, operands)
     if problem.operation is Operation.FORWARD:
@@ -53,9 +52,9 @@ def through_module(configuration: Configuration, problem: ConvProblem, operands:
 
 
 def alone(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], object]:
-    """Return the call of the algorithms without any module, autograd or allocation: they write into the operands.
+    """Return a function that runs only the algorithms, without module, autograd or allocation, into the operands.
 
-    Torch's own is its convolution without autograd, which allocates its result.
+    Torch's own convolution also runs without autograd, but allocates its result.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)

@@ -30,7 +30,7 @@ CONFIG = Config(workspace_limit="64MiB")
 
 
 def training_table(torchs: Row, ours: Row) -> Table:
-    """Return the seconds of a step, how far the losses differ, and how exact gradients are."""
+    """Return the table of step times, differences of the losses, and errors of the gradients."""
     torch_s, our_s, losses = median(torchs.samples_s), median(ours.samples_s), ours.more["losses"]
     printed = new_table(f"training, {len(losses)} steps in turns from the same seed", ("",), ("",))
     printed.show_header = False

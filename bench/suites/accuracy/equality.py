@@ -1,8 +1,8 @@
-"""Trains torch's and mucudnn's convolutions side by side, from the same seed: whether both learn the same, how fast.
+"""Training with torch's and mucudnn's convolutions side by side, from the same seed, to compare results and speed.
 
-Rounding differs between any two implementations, and training amplifies it. So losses are compared step by step, the
-gradients in the first step only, where both models have the same weights: with torch's, and with those of float64.
-Torch is also compared with itself in the other memory format: that is the yardstick.
+Rounding differs between any two implementations, and training amplifies it. So losses are compared step by step, but
+gradients only in the first step, where both models have the same weights: with torch's and with float64 gradients.
+The yardstick is the difference between torch and torch in the other memory format.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def benchmark_equality(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> None:
-    """Train the network with torch and, in turns with it, as each config tunes it, into the folder ``out``.
+    """Train the network with torch and, interleaved, as tuned under each config; write rows into the folder ``out``.
 
-    configs: those that differ in policy or limit alone. What the folder has already is not trained again. steps: of
-    each model, on random images with labels that can be learnt; the first is not timed.
+    configs: may differ only in policy and limit; those already in the folder are skipped. steps: of each model, on
+    random images with labels that can be learnt; the first is not timed.
 
-    Raises what ``open_folder`` and ``mucudnn.optimize`` raise.
+    Raises the errors of ``open_folder`` and ``mucudnn.optimize``.
     """
     settings = {
         **config_record(configs[0]),
@@ -77,15 +77,15 @@ def benchmark_equality(
 def train_in_turns(
     torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch], subject: Subject
 ) -> tuple[Row, Row]:
-    """Train both models, every batch being one step of either, and return torch's row and ours.
+    """Train both models, one step of each on every batch, and return torch's row and ours.
 
-    The first step is a warm-up that is not timed. relative_error: the largest of a parameter's gradient in the first
-    step, against float64. Columns: loss_difference, gradient_difference: the largest relative ones from torch's, of any
-    step's loss and of any gradient in the first step; of torch's own from its other memory format. Of ours also
-    loss_over_yardstick, gradient_over_yardstick: how many times as far as that; ``None`` where torch's own do not
-    differ; losses: step by step.
+    The first step is an untimed warm-up. relative_error: the largest error of a parameter's gradient in the first step,
+    against float64. loss_difference, gradient_difference: the largest relative difference from torch of any step's loss
+    and of any gradient in the first step; in torch's row, the difference of its other memory format. Only in our row:
+    loss_over_yardstick, gradient_over_yardstick: our difference over torch's, None if torch's is 0; losses: the loss of
+    each step.
 
-    The other format and float64 come afterwards: a third model's memory in between would slow the other two.
+    The other format and float64 run afterwards: the memory of a third model would slow the other two.
     """
     kept = list(batches)
     again, ours_again = copy.deepcopy(torch_model), copy.deepcopy(mucudnn_model)
@@ -111,7 +111,7 @@ def train_in_turns(
 def _in_turns(
     reference: nn.Module, model: nn.Module, batches: Sequence[Batch]
 ) -> tuple[list[TrainedStep], list[TrainedStep], dict[str, float]]:
-    """Return the steps of both, and how far ``model`` is from the reference."""
+    """Train both models interleaved; return the steps of each, and the differences of ``model`` from the reference."""
     trainees = Trainee(reference), Trainee(model)
     steps: list[tuple[TrainedStep, TrainedStep]] = []
     gradient = 0.0
@@ -126,7 +126,7 @@ def _in_turns(
 
 
 def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Batch) -> tuple[float, float]:
-    """Return errors of both models' gradients after one step of each, against one of torch's model in float64."""
+    """Return the gradient errors of both models after one step, against a float64 copy of torch's model."""
     images, labels = first
     exact = copy.deepcopy(torch_model).double()
     Trainee(exact).step(images.double(), labels, seed=0)
@@ -136,7 +136,7 @@ def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Ba
 
 
 def _gradient_difference(reference: nn.Module, model: nn.Module) -> float:
-    """Return the largest ‖a - b‖ / ‖a‖ of any parameter's gradient."""
+    """Return the largest relative difference ‖a - b‖ / ‖a‖ over the gradients of all parameters."""
     pairs = zip(reference.parameters(), model.parameters(), strict=True)
     gradients = [(a.grad, b.grad) for a, b in pairs if a.grad is not None and b.grad is not None]
     return max(float((a - b).norm() / a.norm()) for a, b in gradients)

@@ -1,6 +1,6 @@
-"""Measures the operations of a layer, each by torch, by every algorithm and by configurations, into a result folder.
+"""Metrics of a layer's operations, computed by torch, by every algorithm and by configurations.
 
-Metrics are errors and their map, gradients, repeatability, time, and the overhead of the framework.
+The metrics are errors and an error map, gradients, repeatability, time, and the overhead of the framework.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 ROUNDS, RUNS = 15, 5
-# Calls of milliseconds are sampled for so long: what two of them differ by chance is then some percent.
+# Short calls are sampled for SHORT_S seconds, which brings the noise down to a few percent.
 MOST_ROUNDS, SHORT_S = 41, 0.2
-RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # of a call: some algorithms take a hundred times as long as others
+RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # for each call: some algorithms are a hundred times slower than others
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """Choices of a run.
 
-    algorithms: names, or those of sources; None: all, or none beside configurations. Torch's own always is measured.
-    configurations: of the whole mini-batch, each measured as an algorithm is. rounds: samples of each call;
-    short ones get more, up to ``MOST_ROUNDS``. runs: results that are compared bit by bit.
+    algorithms: names of algorithms or sources. None means all, or none if configurations are given. Torch's own is
+    always measured. configurations: of the whole mini-batch, measured like algorithms. rounds: samples of each call;
+    short calls get more, up to ``MOST_ROUNDS``. runs: number of results that are compared bit by bit.
     """
 
     operations: Sequence[Operation] = tuple(Operation)
@@ -65,20 +65,20 @@ class Choices:
 
     @property
     def permitted(self) -> Config:
-        """Config of the algorithms that are measured undivided."""
+        """Config that permits the algorithms to measure undivided."""
         return Config(algorithms=(TORCHS_OWN,) if self.algorithms is None and self.configurations else self.algorithms)
 
 
 @dataclass(frozen=True, slots=True)
 class Untimed:
-    """A row before it is timed, and the calls: what its samples are of, and the algorithm alone if that is known."""
+    """A row before it is timed, with its calls: the timed one, and the algorithm alone if that can be called."""
 
     row: Row
     calls: tuple[Callable[[], object], ...] = ()
 
 
 def timed(every: Sequence[Untimed], choices: Choices, machine: Machine) -> list[Row]:
-    """Return the rows with the samples of their calls, all of which are timed in turns; a failure is in its row."""
+    """Time all calls interleaved and return the rows with their samples, or with the reason of a failure."""
     rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
     contestants = [Contestant(call) for one in every for call in one.calls]
     times = iter(try_in_turns(contestants, rounds, machine.clock, RULE))
@@ -103,12 +103,12 @@ def benchmark_metrics(
     progress: Progress = silent,
     machine: Machine | None = None,
 ) -> None:
-    """Measure the operations of a layer into the folder ``out``; what it has already is not measured again.
+    """Measure the operations of a layer into the folder ``out``, except those it already has.
 
-    machine: used in place of this one.
+    machine: the machine to measure on; this one by default.
 
-    Raises what ``open_folder`` raises, ``InvalidInputError`` for unknown algorithms and configurations of other batch
-    sizes, and ``KeyboardInterrupt``, by then with all that was measured in the folder.
+    Raises the errors of ``open_folder``, and ``InvalidInputError`` for unknown algorithms and configurations of other
+    batch sizes. On ``KeyboardInterrupt``, everything measured so far is in the folder.
     """
     machine = machine or Machine.current(device)
     problems = (layer.problem.with_operation(operation) for operation in choices.operations)
@@ -141,7 +141,7 @@ def _header(source: str, layer: Layer, choices: Choices, machine: Machine) -> He
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """An algorithm or a configuration, by its name in tables, with the candidates that it is made of."""
+    """An algorithm or a configuration: its name in tables and its candidates."""
 
     name: str
     configuration: Configuration
@@ -165,7 +165,7 @@ class _OfProblem:
         self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in reasons.items()]
 
     def _variants_of(self, choices: Choices, reasons: dict[str, str]) -> Iterator[_Variant]:
-        """Yield what can be computed and is not barred; why others are left out goes to ``reasons``, by name.
+        """Yield the variants that can be measured; put the reasons why others are left out into ``reasons``, by name.
 
         Raises ``InvalidInputError`` for unknown algorithms, and for configurations of other batch sizes.
         """
@@ -191,7 +191,7 @@ class _OfProblem:
                 yield _Variant(name, configuration, [found[part] for part in parts])
 
     def _candidates(self, parts: set[MicroConfig]) -> tuple[dict[MicroConfig, Candidate], dict[MicroConfig, str]]:
-        """Return those that can be computed and were not barred when they were proven, and reasons of others."""
+        """Return the candidates that can run and passed their proof, and the reasons why others cannot be used."""
         sizes = sorted({part.micro_batch_size for part in parts})
         config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
         algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
@@ -206,7 +206,7 @@ class _OfProblem:
         return {one: candidate for one, candidate in found.items() if one not in reasons}, reasons
 
     def rows(self, subject: Subject, progress: Progress) -> list[Row]:
-        """Measure all of them; one that fails has a row with the reason."""
+        """Measure all variants; a failed one has a row with the reason."""
         progress(self._label, 0.0)
         operands = random_operands(self.problem, self._n, self._machine.device)
         expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)

@@ -1,18 +1,18 @@
-"""Metrics of a call against float64: norms and places of its errors, repeated runs, and numerical checks of gradients.
+"""Metrics of a call against float64: error norms and maps, repeatability, and numerical checks of gradients.
 
-- ``with_errors``: errors of the first result, and how many runs differ in a bit.
-- ``gradcheck``: torch's own, in float64, of a layer cut down to few channels and, where the algorithm computes that,
-  few pixels. Some algorithms have other code for float64.
-- ``gradcheck_elements``: torch's own, of any function in float64, at elements that are drawn and sums of outputs.
-- ``directional_error``: differences in the layer's own dtype, on the layer itself with ``SAMPLES`` samples, or more
-  where a configuration has more algorithms. The convolution is linear in x and in w: a difference over a step as long
-  as the operand is exact but for rounding.
+- ``with_errors``: errors of the first result, and the number of distinct results.
+- ``gradcheck``: torch's gradcheck in float64, on a layer cut down to few channels and, if the algorithm supports
+  that, few pixels. Some algorithms have separate code for float64.
+- ``gradcheck_elements``: torch's gradcheck of any function in float64, at random elements and sums of outputs.
+- ``directional_error``: finite differences in the layer's own dtype, on the layer itself with ``SAMPLES`` samples, or
+  more if a configuration has more algorithms. Convolution is linear in x and in w, so a difference is exact up to
+  rounding even if the step is as long as the operand.
 
-One operation of a layer is computed by the contestant, the other two by the reference, so that a check blames nobody
-else: of forward the differences are of what it computes, of the backward operations it gives the gradient.
+The contestant computes one operation of a layer and the reference the other two, so that a failed check is the
+contestant's fault. For forward it computes the finite differences, for backward operations the gradient.
 
-Torch's fast mode of gradcheck looks at random sums of elements with a tolerance that grows with their number, and
-passes an error of 5 %: it is not used.
+Torch's fast mode of gradcheck is not used: it checks random sums of elements with a tolerance that grows with their
+number, and passes an error of 5 %.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, Operation
 
-MAP_CELLS = 32  # most in each direction of a map
-_DIGITS = 4  # of the errors in a map
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> integers as long
+MAP_CELLS = 32  # the most cells of an error map in each direction
+_DIGITS = 4  # significant digits of the errors in a map
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> integer dtype of this size
 
 
 def with_errors(row: Row, call: Callable[[], Tensor], expected: Tensor, runs: int) -> Row:
-    """Return the row with the errors of the first result, and how many of ``runs`` results are distinct.
+    """Return the row with the errors of the first result, and the number of distinct results of ``runs`` runs.
 
-    Images, (A, B, height, width), have a map of the errors. Raises what the call raises.
+    A result of shape (A, B, height, width) gets an error map. Raises any error of the call.
     """
     first = call().detach()
     again = (call().detach() for _ in range(runs - 1))
@@ -59,9 +59,9 @@ def with_errors(row: Row, call: Callable[[], Tensor], expected: Tensor, runs: in
 
 
 def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
-    """Return three norms of ``actual - expected`` by their columns; infinite where ``actual`` is not finite.
+    """Return the L1, L2 and maximum norms of ``actual - expected`` in float64, by column name.
 
-    They are the sum of the absolute values, the Euclidean norm, and the largest absolute value, in float64.
+    All three are infinite if ``actual`` has NaN or Inf.
 
     >>> error_norms(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 5.0]))
     {'error_l1': 7.0, 'error_l2': 5.0, 'error_max': 4.0}
@@ -89,7 +89,7 @@ def error_map(actual: Tensor, expected: Tensor) -> list[list[float]]:
 
 
 def distinct_results(results: Iterable[Tensor]) -> int:
-    """Count results that differ from all before them in any bit: -0 differs from 0, a NaN is equal to itself.
+    """Count the results that are distinct bit by bit: -0 differs from 0, and a NaN equals itself.
 
     >>> distinct_results([torch.tensor([0.0]), torch.tensor([-0.0]), torch.tensor([0.0])])
     2
@@ -104,21 +104,21 @@ def distinct_results(results: Iterable[Tensor]) -> int:
 
 SAMPLES = 2
 PASSED = "passed"
-_CHANNELS = 3  # of a group, in the layer cut down
+_CHANNELS = 3  # of each group, in the layer that is cut down
 _GROUPS = 2
 _WINDOWS = 2  # pixels of y beside the first, in each direction
-ELEMENTS = 64  # of all tensors together, and of outputs: more are not looked at one by one
-SUMS = 4
-# Two elements of a derivative are alike within a part of the largest one, or what rounding makes of the outputs.
+ELEMENTS = 64  # the most elements, of all inputs together and of the outputs, that are checked one by one
+SUMS = 4  # random sums of outputs that are checked instead
+# Tolerances of gradcheck, relative to the largest derivative and to the largest output (for rounding).
 _OF_LARGEST, _OF_ROUNDING = 1e-5, 1e-8
 
 Compute = Callable[[ConvProblem, Operands], Tensor]
 
 
 def gradcheck(problem: ConvProblem, compute: Compute, samples: int = SAMPLES) -> str:
-    """Run torch's gradcheck on a problem in float64, on so many samples; return ``PASSED``, or what failed.
+    """Run torch's gradcheck on a problem in float64 with this many samples; return ``PASSED`` or the failure.
 
-    compute: computes the problem's operation. Raises what ``compute`` raises.
+    compute: computes the problem's operation; its errors are raised.
     """
     operands = random_operands(problem, samples)
     x, w = (tensor.requires_grad_() for tensor in (operands.x, operands.w))
@@ -127,7 +127,7 @@ def gradcheck(problem: ConvProblem, compute: Compute, samples: int = SAMPLES) ->
 
 
 def _verdict(function: Callable[..., Tensor], inputs: Sequence[Tensor], **tolerance: float) -> str:
-    """Run torch's gradcheck of all elements of the inputs."""
+    """Run torch's gradcheck on all elements of the inputs; return ``PASSED`` or the failure."""
     try:
         with torch.enable_grad():
             torch.autograd.gradcheck(function, inputs, check_undefined_grad=False, **tolerance)  # type: ignore[arg-type]
@@ -137,9 +137,9 @@ def _verdict(function: Callable[..., Tensor], inputs: Sequence[Tensor], **tolera
 
 
 def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
-    """Return the problem in float64 with few channels: with few pixels, too, and with all of them.
+    """Return the problem in float64 with few channels, first with few pixels and then with all pixels.
 
-    Filter, stride, padding and dilation stay. Some algorithms are for large images alone.
+    Filter, stride, padding and dilation stay. Some algorithms support only large images.
     """
     groups = min(problem.groups, _GROUPS)
     c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
@@ -154,13 +154,13 @@ def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
 
 
 def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu", samples: int = SAMPLES) -> float:
-    """Return the relative error of the derivative along a random direction u, against differences.
+    """Return the relative error of the derivative along a random direction u, against finite differences.
 
-    The loss is <v, y> with v along the exact derivative of y, so that it is as long as can be. forward: the differences
-    (y(x + u) - y(x - u)) / 2 are the contestant's, the derivative is <dx, u>, exact. Backward data: the contestant's
-    <dx, u> against exact differences along u of x; backward filter: <dw, u>, along u of w.
+    The loss is <v, y>, with v along the exact derivative of y, which makes its derivative as large as possible. In
+    forward, the contestant's differences (y(x + u) - y(x - u)) / 2 are compared with the exact <dx, u>; in backward
+    data, its <dx, u> with exact differences along u in x; in backward filter, its <dw, u>, along u in w.
 
-    compute: computes the operation of a problem. It raises what ``compute`` raises.
+    compute: computes the operation of a problem; its errors are raised.
     """
     at, direction = (random_operands(problem, samples, device, seed) for seed in (0, 1))
     if problem.operation is Operation.FORWARD:
@@ -190,7 +190,7 @@ def _convolution(problem: ConvProblem, compute: Mapping[Operation, Compute], x: 
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose three operations are computed by functions that are handed in."""
+    """A convolution whose three operations are computed by the given functions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, problem: ConvProblem, compute: Mapping[Operation, Compute]) -> Tensor:
@@ -214,12 +214,12 @@ def _computed(ctx: Any, operation: Operation, operands: Operands) -> Tensor:
 
 
 def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> str:
-    """Run torch's gradcheck of a function of float64 tensors; return ``PASSED`` with what was drawn, or what failed.
+    """Run torch's gradcheck on a float64 function; return ``PASSED`` with the number of elements, or the failure.
 
-    A numerical derivative takes two calls for each element, and an exact one a backward pass for each output. Of more
-    than ``ELEMENTS`` elements so many are drawn, of more outputs ``SUMS`` random sums are checked.
+    A numerical derivative takes two calls per input element, and an exact one a backward pass per output. Of more than
+    ``ELEMENTS`` input elements a random selection is checked; of more outputs, ``SUMS`` random sums.
 
-    compute: the function. It gets tensors in place of ``tensors``. Raises what ``compute`` raises.
+    compute: the function, called with tensors in place of ``tensors``; its errors are raised.
     """
     places = _places([tensor.numel() for tensor in tensors])
     counts = [len(one) for one in places]
@@ -239,7 +239,7 @@ def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: S
 
 
 def _places(sizes: Sequence[int]) -> list[Tensor]:
-    """Return the positions to check in each tensor: all where they are few, else some of the tensors in turns."""
+    """Return the positions to check in each tensor: all of them if there are few, else random ones."""
     if sum(sizes) <= ELEMENTS:
         return [torch.arange(size) for size in sizes]
     drawn = torch.Generator().manual_seed(0)
@@ -249,7 +249,7 @@ def _places(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _shifted(tensor: Tensor, places: Tensor, by: Tensor) -> Tensor:
-    """Return the tensor with some elements moved, as a function of how far."""
+    """Return the tensor with ``by`` added to the elements at ``places``."""
     if not len(places):
         return tensor.detach()
     every = by.new_zeros(tensor.numel()).index_put((places.to(by.device),), by)

@@ -1,10 +1,10 @@
-"""Measures a module of a model, whatever it computes, into a result folder, with the metrics of operators.
+"""Accuracy and time of any module of a model, with the metrics of operators.
 
-It is called with what the model calls it with. The reference is a copy in float64, which computes the same with all
-that the module is made of. Modules are in eval mode: dropout would draw other numbers for both.
+The module is called with the arguments that the model passes to it. The reference is a copy of it in float64. Modules
+are in eval mode, since dropout would draw different numbers for both.
 
-The rows are called as those of a convolution: forward is the output, backward data the gradient of the input, and
-backward filter those of all parameters together.
+The rows have the names of a convolution's operations: forward is the output, backward data the gradient of the input,
+and backward filter the gradients of all parameters together.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Operation, dtype_name
 from mucudnn.words.progress import Progress, silent
 
-WHOLE = "."  # name of the model itself
-MODULE = "module"  # the contestant
+WHOLE = "."  # the name of the model itself
+MODULE = "module"  # the name of the contestant
 _COLUMNS = ("layer", "operation", "batch_size", "dtype")
-_STEP = 1e-5  # of differences, beside the length of what is moved
+_STEP = 1e-5  # of finite differences, relative to the norm of the moved tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A module, and what it is called with: its first floating tensor is the input whose gradient is measured."""
+    """A module and its arguments, of which the first floating tensor is the input whose gradient is measured."""
 
     module: nn.Module
     arguments: tuple[Any, ...]
@@ -50,20 +50,20 @@ class Called:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The floating tensors that it is called with, the input first."""
+        """The floating-point tensors among the arguments, the input first."""
         return _floating((self.arguments, dict(self.named)))
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are trained, by name."""
+        """The trainable parameters, by name."""
         return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
 
     def computed(self) -> Tensor:
-        """Return the floating output; several are flattened and joined. Raises what the module raises."""
+        """Return the floating-point output; several are flattened and concatenated. Raises any error of the module."""
         return _output(self.module(*self.arguments, **self.named))
 
     def computed_with(self, operation: Operation, moved: Sequence[Tensor]) -> Tensor:
-        """Return the same with other tensors in place of those whose gradient the operation is."""
+        """Return the output with other tensors in place of those that the operation is a gradient of."""
         if operation is Operation.BACKWARD_FILTER:
             own = dict(zip(self.parameters, moved, strict=True))
             return _output(functional_call(self.module, own, self.arguments, dict(self.named)))
@@ -72,13 +72,13 @@ class Called:
         return _output(self.module(*given, **named))
 
     def moved(self, operation: Operation) -> list[Tensor]:
-        """Return the leaves whose gradient the operation is; of forward none."""
+        """Return the leaves that the operation is a gradient of; empty for forward."""
         x = self.inputs[0].requires_grad_(operation is Operation.BACKWARD_DATA)
         by_operation = {Operation.BACKWARD_DATA: [x], Operation.BACKWARD_FILTER: [*self.parameters.values()]}
         return by_operation.get(operation, [])
 
     def call_of(self, operation: Operation) -> Callable[[], Tensor]:
-        """Return the call that is measured: the module's, or autograd's for a forward pass that was made before."""
+        """Return the measured call: of the module, or of autograd after an unmeasured forward pass."""
         moved = self.moved(operation)
         if operation is Operation.FORWARD:
             return self.computed
@@ -87,7 +87,7 @@ class Called:
         return partial(_gradient, y, moved, _direction(y.detach()))
 
     def copied(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Called:
-        """Copy the module, and what it is called with, each floating tensor of both changed."""
+        """Copy the module and its arguments, with ``change`` applied to each floating-point tensor."""
 
         def changed(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -102,7 +102,7 @@ class Called:
         return Called(own, tree_map(changed, self.arguments), tree_map(changed, dict(self.named)))
 
     def first_samples(self) -> Called:
-        """Return a copy that is called with the first ``SAMPLES`` samples of tensors that have a batch."""
+        """Return a copy whose batched arguments have only the first ``SAMPLES`` samples."""
         n = len(self.inputs[0])
 
         def cut(one: Any) -> Any:
@@ -113,11 +113,11 @@ class Called:
 
 
 def called_module(model: nn.Module, name: str, arguments: tuple[Tensor, ...]) -> Called:
-    """Return a module with what the model calls it with, the first time, when the model is called.
+    """Return a module with the arguments of its first call within a call of the model.
 
-    name: as ``named_modules`` has it, ``WHOLE``: the model itself. The model is left in eval mode. Raises
-    ``InvalidInputError`` where there is no such module, or it is not called with a floating tensor, and what the model
-    raises.
+    name: as in ``named_modules``; ``WHOLE`` is the model itself. The model is left in eval mode. Raises
+    ``InvalidInputError`` if there is no such module or it is not called with a floating-point tensor, and any error of
+    the model.
     """
     by_name = {place or WHOLE: module for place, module in model.eval().named_modules()}
     if name not in by_name:
@@ -151,12 +151,11 @@ def benchmark_module(
     machine: Machine,
     progress: Progress = silent,
 ) -> None:
-    """Measure a module into the folder ``out``; what it has already is not measured again.
+    """Measure a module into the folder ``out``, except the operations it already has.
 
-    choices: its algorithms and configurations do not count. A module without a parameter that is trained has no
-    backward filter.
+    choices: algorithms and configurations are ignored. A module without trainable parameters has no backward filter.
 
-    Raises what ``open_folder`` raises, and ``InvalidInputError`` where there is no copy in float64, or that fails.
+    Raises the errors of ``open_folder``, and ``InvalidInputError`` if there is no copy in float64 or the copy fails.
     """
     operations = [one for one in choices.operations if one is not Operation.BACKWARD_FILTER or called.parameters]
     x = called.inputs[0]
@@ -186,8 +185,7 @@ def _exact(called: Called) -> Called:
         exact.computed()
     except Exception as error:  # the user's code can raise anything
         raise InvalidInputError(
-            f"the module cannot be computed in float64, with which it is compared: {type(error).__name__}: "
-            f"{first_line(error)}"
+            f"the module does not run in float64, which is the reference: {type(error).__name__}: {first_line(error)}"
         ) from error
     return exact
 
@@ -208,10 +206,9 @@ def _untimed(subject: Subject, called: Called, exact: Called, operation: Operati
 
 
 def _directional_error(exact: Called, operation: Operation, own: Tensor, right: Tensor) -> float:
-    """Return the relative error of the derivative along the exact gradient, against central differences.
+    """Return the relative error of the derivative along the exact gradient, against central differences of ``exact``.
 
-    own, right: gradients of the module and of its float64 copy, ``exact``, whose differences they are. The step is a
-    small part of what is moved.
+    own, right: gradients of the module and of ``exact``, its float64 copy.
     """
     own, right = own.double().flatten(), right.flatten()
     moved = [tensor.detach() for tensor in exact.moved(operation)]
@@ -230,7 +227,7 @@ def _directional_error(exact: Called, operation: Operation, own: Tensor, right: 
 
 
 def _gradcheck(exact: Called, operation: Operation) -> str:
-    """Run torch's gradcheck on ``SAMPLES`` samples in float64; of a large module on elements that are drawn."""
+    """Run torch's gradcheck on ``SAMPLES`` samples in float64, on random elements if the module is large."""
     if exact.inputs[0].device.type != "cpu":
         return "not done: it runs on the CPU"
     few = exact.first_samples()
@@ -244,7 +241,7 @@ def _gradient(y: Tensor, moved: list[Tensor], v: Tensor) -> Tensor:
 
 
 def _direction(y: Tensor) -> Tensor:
-    """Return the gradient of the loss by the output: the same numbers for every dtype, of a normal distribution."""
+    """Return the gradient of the loss by the output: normal random numbers, the same for every dtype."""
     drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     return drawn.to(dtype=y.dtype, device=y.device)
 

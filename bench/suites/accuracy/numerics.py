@@ -1,8 +1,8 @@
-"""Measures how results differ from torch's: the spread of NaN and infinities, the range, small beside large values.
+"""Numerical behavior of each algorithm: how NaN and Inf spread, its range, and small values beside large ones.
 
-Each algorithm computes small convolutions, of images in which a difference shows. The *image* is x, or dy for
+Each algorithm computes small convolutions of images chosen to show differences from torch. The *image* is x, or dy for
 BACKWARD_DATA. The *pixel* is one element of its first sample, in the middle; for BACKWARD_FILTER in the last corner,
-which some elements of the filter never meet. The *results* are what the operation writes.
+which some elements of the filter never touch. The *results* are the elements that the operation writes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-SAMPLES = 2  # with one alone torch takes another backend for such small images
+SAMPLES = 2  # with 1 sample torch selects another backend for such small images
 OUTLIER = 1e6
 _CHANNELS = 8
-_OF_RANGE = 64  # in half precision the outlier is the largest number / 64: its sums must be finite
-_SMALL = 8  # subnormals are the smallest normal number / 8, and have some bits left
+_OF_RANGE = 64  # in half precision the outlier is the largest number / 64, which keeps sums finite
+_SMALL = 8  # the subnormals are the smallest normal number / 8, which leaves them some bits
 _COLUMNS = ("operation", "filter", "image", "dtype")
 
 
 def benchmark_numerics(operations: Sequence[Operation], dtype: str, out: Path, *, progress: Progress = silent) -> None:
-    """Measure each algorithm of the CPU on the operations that it computes in this dtype, into the folder ``out``.
+    """Measure each CPU algorithm on the operations it supports in this dtype, into the folder ``out``.
 
-    What the folder has already is not measured again. Raises what ``open_folder`` raises.
+    Rows that the folder already has are not measured again. Raises the errors of ``open_folder``.
     """
     cases = [case for operation in operations for case in _cases(operation, dtype)]
     settings = {"operations": list(operations), "dtype": dtype, "samples": SAMPLES}
@@ -58,7 +58,7 @@ def benchmark_numerics(operations: Sequence[Operation], dtype: str, out: Path, *
 
 
 def _cases(operation: Operation, dtype: str) -> Iterator[tuple[ConvProblem, list[str]]]:
-    """Yield each geometry with the algorithms that support none before it, and torch's own, which is first."""
+    """Yield each geometry with torch's own, first, and the algorithms that support no earlier geometry."""
     rest = [candidate for candidate in algorithms() if candidate.name != TORCHS_OWN]
     for problem in geometries(operation, dtype):
         supporting = [candidate for candidate in rest if candidate.supports(problem) is None]
@@ -68,7 +68,7 @@ def _cases(operation: Operation, dtype: str) -> Iterator[tuple[ConvProblem, list
 
 
 def geometries(operation: Operation, dtype: str = "float32") -> tuple[ConvProblem, ...]:
-    """Return the problems. The first serves most algorithms, the others those of larger filters or images."""
+    """Return the problems: the first for most algorithms, the others for those of larger filters or images."""
     usual = ConvProblem(operation, c=_CHANNELS, h=16, w=16, k=_CHANNELS, r=3, s=3, padding=(1, 1), dtype=dtype)
     return usual, replace(usual, r=5, s=5, padding=(2, 2)), replace(usual, h=40, w=40)
 
@@ -88,10 +88,10 @@ def measure(name: str, problem: ConvProblem) -> Row:
     """Measure the algorithm of this name on ``SAMPLES`` samples of a problem that it supports.
 
     Columns of the row: local: as the algorithm declares it. nan_results, inf_results: number of results that are not
-    finite where the pixel is NaN, or infinite. largest: largest power of two up to which the elements of a random image
-    give finite results. outlier_error: largest error of a result that the pixel has no part in, where it is ``OUTLIER``
-    among ones. keeps_subnormals: whether an image of subnormals gives right results, rather than zeros.
-    relative_error: L2, against float64, for random normal numbers.
+    finite if the pixel is NaN or Inf. largest: the largest power of two up to which the elements of a random image
+    give finite results. outlier_error: the largest error of a result that does not depend on the pixel, which is
+    ``OUTLIER`` among ones. keeps_subnormals: whether an image of subnormals gives correct results, not zeros.
+    relative_error: L2, against float64, for normal random numbers.
     """
     operands, configuration = random_operands(problem, SAMPLES), configuration_of(MicroConfig(name, SAMPLES))
 
@@ -111,7 +111,7 @@ def measure(name: str, problem: ConvProblem) -> Row:
 
 
 def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operands:
-    """Put this value into the operands as the pixel of the image."""
+    """Return the operands with this value as the pixel of the image."""
     image = _image(problem, operands).clone()
     _, _, height, width = image.shape
     of_filter = problem.operation is Operation.BACKWARD_FILTER
@@ -121,7 +121,7 @@ def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operan
 
 
 def dependent_results(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Mark the results in which a nonzero number of the operands has a part, by the definition."""
+    """Return a mask of the results that depend, by definition, on a nonzero number of the operands."""
     x, w, y = ((tensor != 0).to(tensor.dtype) for tensor in (operands.x, operands.w, operands.y))
     return exact(problem, Operands(x, w, y)) != 0
 
@@ -180,9 +180,9 @@ _CELLS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def numerics_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table with a line for each algorithm and geometry, and what it means.
+    """Yield a table with a line for each algorithm and geometry, and a legend.
 
-    Its sections are geometries; its cells have a value for each operation, or one where all are the same.
+    Its sections are geometries. A cell has a value for each operation, or one value if all are the same.
     """
     operations = " / ".join(dict.fromkeys(row["operation"] for row in folder.lines))
     printed = new_table(f"beside PyTorch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_CELLS])
@@ -199,9 +199,9 @@ def numerics_tables(folder: ResultFolder) -> Iterator[Table | str]:
     yield (
         f"{SAMPLES} samples, {_CHANNELS} channels to {_CHANNELS}, stride 1, output as large as the image; "
         f"{folder.header.settings['dtype']} contiguous. The image is x, or dy of backward data.\n"
-        "spoils: results that one such pixel makes NaN or infinite (in the middle; backward filter: in the corner)\n"
-        "largest: largest element of an image, to a power of two, up to which all results are finite\n"
-        "error beside outlier: of results that have no part in a pixel of a million (float16: a thousand) among ones\n"
-        "subnormals: whether images of them have the right results, rather than zero\n"
-        "relative error: L2, against float64, of random normal numbers; strict: whether --strict allows it"
+        "spoils: results that one NaN or Inf makes not finite (in the middle; backward filter: in the corner)\n"
+        "largest: the largest element of an image, as a power of two, with which all results are finite\n"
+        "error beside outlier: of results independent of a pixel of a million (float16: a thousand) among ones\n"
+        "subnormals: whether images of subnormals give correct results, not zeros\n"
+        "relative error: L2, against float64, of normal random numbers; strict: whether --strict allows it"
     )

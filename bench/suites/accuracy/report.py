@@ -1,4 +1,4 @@
-"""Tells the operator metrics in a result folder: tables for people, and a picture of where the errors are."""
+"""Tables of the metrics in a result folder, and a figure of error maps."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 _Record = dict[Any, Any]
 _Cells = Callable[[_Record], Sequence[str]]
-_INCHES = 2.1  # of a map
-_LEAST_OF_LARGEST = 1e-3  # shade of a map that has no errors, beside the largest
+_INCHES = 2.1  # width and height of a map
+_LEAST_OF_LARGEST = 1e-3  # lower end of the color scale, relative to the largest error
 _NAMES = ("operation", "algorithm")
 _OF_LAYERS = (
     "gradient: error of a derivative along a random direction, in the layer's own dtype, against differences",
-    "gradcheck: PyTorch's own, in float64, of the layer cut down to few channels",
-    "ms: median of a call through the module, as in training; overhead: what that takes longer than the algorithm "
-    "alone in the same round",
+    "gradcheck: PyTorch's, in float64, of the layer cut down to few channels",
+    "ms: median of a call through the module, as in training; overhead: its time beyond the algorithm alone in the "
+    "same round",
 )
 _OF_MODULES = (
-    "backward_data: the gradient of the input; backward_filter: those of all parameters together",
+    "backward_data: the gradient of the input; backward_filter: the gradients of all parameters together",
     "gradient: error of a derivative along the gradient, against differences of the module in float64",
-    "gradcheck: PyTorch's own, of the module in float64 on two samples, element by element; of a large one of elements "
-    "that are drawn",
+    "gradcheck: PyTorch's, of the module in float64 on two samples, element by element; of a large module at random "
+    "elements",
     "ms: median of a call, as in training",
 )
 
 
 def metrics_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield tables of errors and of times, with a row for each operation and contestant, and what they mean."""
+    """Yield tables of errors and of times, with a row for each operation and contestant, and a legend."""
     rows = measured(folder).to_dict("records")
     errors = {"relative_error": "relative", "error_l1": "L1", "error_l2": "L2", "error_max": "maximum"}
     yield _table(
@@ -79,18 +79,18 @@ def _table(folder: ResultFolder, rows: Sequence[_Record], titles: Sequence[str],
 
 
 def _if_known(value: Any, text: Callable[[Any], str]) -> str:
-    """Return the text of a value; empty for none."""
+    """Return the text of a value, or an empty text if it is None."""
     return "" if value is None or value != value else text(value)
 
 
 def in_words(folder: ResultFolder) -> str:
-    """Tell what the columns are, which checks of gradients failed or were not made, and what was left out."""
+    """Explain the columns, and list the failed or skipped checks of gradients and the omitted variants."""
     checks = ((str(row["contestant"]), row.get("gradcheck")) for row in folder.lines)
     unusual = ((name, text) for name, text in checks if text is not None and text != PASSED)
     lines = [
         "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
         *(_OF_MODULES if MODULE in set(folder.rows.get("contestant", ())) else _OF_LAYERS),
-        "results: how many differ in any bit, of so many runs; 1: it is repeatable",
+        "results: number of results that differ in any bit, of all runs; 1: repeatable",
         *_grouped("gradcheck", unusual),
     ]
     lines += _grouped("left out", ((one.what.rpartition(": ")[2], one.reason) for one in folder.left_out))
@@ -98,7 +98,7 @@ def in_words(folder: ResultFolder) -> str:
 
 
 def _grouped(title: str, named: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a line for each reason, with the names of all that have it."""
+    """Yield a line for each reason, with the names of all items that share it."""
     names: dict[str, list[str]] = {}
     for name, reason in named:
         names.setdefault(reason, []).append(name)
@@ -106,9 +106,9 @@ def _grouped(title: str, named: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def draw_error_maps(folder: ResultFolder) -> Figure:
-    """Draw where each result differs from float64: a map for each algorithm, a line for each operation.
+    """Draw the error maps: a column for each algorithm, a line for each operation.
 
-    Maps of one operation share their scale of shades, which is logarithmic. Rows without a map have no place in it.
+    Maps of one operation share a logarithmic color scale. Rows without a map are left out.
     """
     maps = {
         (row["operation"], row["contestant"]): np.array(row["error_map"], dtype=float)

@@ -1,7 +1,7 @@
-"""Computes one training step of a network in float64, and in float32 by torch and by mucudnn, and compares them.
+"""Errors of a network's training step in float32, by torch and by mucudnn, against the same step in float64.
 
-All steps have the same parameters, images and random draws. Dropout is switched off: what it drops depends on the
-dtype. There is no optimizer: gradients are what a step is for.
+All steps have the same parameters, images and random numbers. Dropout is switched off, since its mask depends on the
+dtype. There is no optimizer: only the gradients are compared.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def benchmark_step_errors(
     objective: Objective = CLASSIFICATION,
     progress: Progress = silent,
 ) -> None:
-    """Compare steps of ``model``, which is on the CPU, in float32, and left as it is, in the folder ``out``.
+    """Compare steps of ``model`` and write the errors into the folder ``out``, except those it already has.
 
-    What the folder has already is not computed again. The model's first argument is x: (N, *input_shape). objective:
-    what it is trained for, on images with ten labels.
+    model: in float32 on the CPU; left unchanged. Its first argument is x: (N, *input_shape). objective: the loss, of
+    images with ten labels.
 
-    Raises what ``open_folder`` and ``optimize`` raise, and whatever the model raises.
+    Raises the errors of ``open_folder``, ``optimize`` and the model.
     """
     settings = {
         "batch_sizes": [batch_size],
@@ -73,7 +73,7 @@ def benchmark_step_errors(
 
 @dataclass(frozen=True)
 class _Step:
-    """Results of a step, as they are computed. output: all outputs, flattened and joined."""
+    """Results of a step. output: all outputs, flattened and concatenated."""
 
     output: Tensor
     loss: Tensor
@@ -93,7 +93,7 @@ class _Comparison:
                 module.p = 0.0
         ((images, labels),) = labelled_batches(1, batch_size, shape)
         self._arguments, self._target = objective.arguments(images), objective.target(images, labels)
-        # All that tuning chose is compared: confirming may put torch's own back.
+        # Confirming may put torch's own back, but everything that tuning chose is to be compared.
         self._config = replace(config, confirm=False)
         self._exact = cache(partial(self._step, torch.float64, torch.contiguous_format))
 
@@ -124,7 +124,7 @@ class _Comparison:
 
 
 class _DrawnInFloat32(TorchFunctionMode):
-    """Lets models draw the same normal numbers in every dtype."""
+    """A mode in which models draw the same normal random numbers in every dtype."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,16 +135,16 @@ class _DrawnInFloat32(TorchFunctionMode):
 
 
 def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in this dtype; labels, and times of diffusion, stay whole numbers."""
+    """Return the tensor in this dtype, unless it has integers, such as labels or times of diffusion."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _compared(row: Row, found: _Step, exact: _Step) -> Row:
     """Return the row with relative L2 errors against float64.
 
-    relative_error: of all parameters' gradients together. Columns: output: of all that the model returns; loss; worst:
-    of ``worst_parameter``, whose own gradient has the largest error; operations: number of those that were tuned, and
-    ours: of those that do not run PyTorch's own.
+    relative_error: of the gradients of all parameters together. Columns: output: error of all outputs; loss; worst: the
+    largest error of one gradient, that of ``worst_parameter``; operations: number of tuned operations; ours: how many
+    of them do not run PyTorch's convolution.
     """
     own = {name: relative_l2_error(gradient, exact.gradients[name]) for name, gradient in found.gradients.items()}
     worst = max(own, key=lambda name: own[name])
@@ -178,6 +178,6 @@ def errors_tables(folder: ResultFolder) -> Iterator[Table]:
         printed.add_row(row["contestant"], row["memory_format"], row["worst_parameter"], *texts, ours)
     printed.caption = (
         "relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the largest; "
-        "ours: operations of convolutions that do not run PyTorch's own"
+        "ours: operations that do not run PyTorch's own convolution"
     )
     yield printed

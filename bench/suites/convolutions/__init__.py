@@ -1,5 +1,5 @@
-"""Times the convolutions of a table, interleaved: torch's, our best undivided algorithm, and our configurations.
+"""Interleaved timings of a table's convolutions: torch's, our best undivided algorithm, and our configurations.
 
-``bench network``, ``bench limits``, ``bench deepbench`` and the recipes of convolutions differ in what is chosen and in
-what their tables tell. All samples are in a result folder; what is told is read from there.
+``bench network``, ``bench limits``, ``bench deepbench`` and the recipes of convolutions differ in the configurations
+they choose and the tables they print. Tables are made from the samples in a result folder.
 """

@@ -1,7 +1,7 @@
-"""Runs the convolutions of a table into a result folder, problem by problem.
+"""The benchmark of a table's convolutions, problem by problem.
 
-The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that is stopped, or whose
-time is over, goes on in the same folder.
+The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that was interrupted or
+reached its time limit can be resumed in the same folder.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def benchmark_convolutions(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> None:
-    """Measure the problems of a table into the folder ``out``; what it has already is not measured again.
+    """Measure the problems of a table into the folder ``out``, except those it already has.
 
-    benchmark: what the folder says that it is of. config: under policies its own policy and limit do not count.
-    machine, database: used in place of this machine and of the file that the config names.
+    benchmark: the name stored in the folder. config: its policy and limit are ignored if ``choices`` has policies.
+    machine, database: this machine and the config's database file by default.
 
-    Raises what ``open_folder`` and ``tune`` raise, and ``KeyboardInterrupt``, by then with all that was measured in the
+    Raises the errors of ``open_folder`` and ``tune``. On ``KeyboardInterrupt``, everything measured so far is in the
     folder.
     """
     wanted = problems_to_tune(table, config)
@@ -103,7 +103,7 @@ def _formats(table: LayerTable, choices: Choices) -> tuple[MemoryFormat, ...]:
 
 @dataclass(slots=True)
 class _Run:
-    """A run on an open folder. left: what the folder does not have yet, with the reason."""
+    """A run on an open folder. left: problems that the folder does not have yet, with the reason."""
 
     table: LayerTable
     folder: FolderWriter
@@ -117,7 +117,7 @@ class _Run:
 
     @contextmanager
     def summarized(self) -> Iterator[None]:
-        """Tell in the end, however it comes, what was left out."""
+        """Write a summary of the problems left out, also if the run ends with an error."""
         try:
             yield
         finally:
@@ -125,7 +125,7 @@ class _Run:
             self.folder.write_summary(left)
 
     def tuned_networks(self, progress: Progress) -> Iterator[TunedNetwork]:
-        """Tune the whole table in all of its formats: as the config says, or under each budget and policy."""
+        """Tune the whole table in all memory formats, under the config or under each budget and policy."""
         contests = self.contests
         layers = tuple(
             replace(layer, problem=replace(layer.problem, memory_format=memory_format))
@@ -141,9 +141,9 @@ class _Run:
             yield tuner.as_configured(progress)
 
     def measure(self, progress: Progress) -> None:
-        """Measure what is left, and take it out of there; what the time does not suffice for stays, with the reason.
+        """Measure the problems in ``left`` and remove them; those beyond the time limit stay, with the reason.
 
-        With a time limit some of each kind of layer come first; without, problems are in the order of the table.
+        With a time limit, kinds of layers alternate; without one, problems are in the order of the table.
         """
         clock, watch = self.contests.machine.clock, self.contests.machine.watch
         limit_s = self.contests.choices.time_limit_s
@@ -176,9 +176,9 @@ Wanted = tuple[Layer, ConvProblem]
 
 
 class Balance:
-    """Picks what comes next: of the kinds of layers and of the operations that were met least, what has least work.
+    """A picker of the next problem: one of the least measured kind of layer and operation, with the fewest FLOPs.
 
-    met: what is measured already.
+    met: problems that are already measured.
     """
 
     def __init__(self, met: Iterable[Wanted]) -> None:
@@ -189,7 +189,7 @@ class Balance:
             self.meet(one)
 
     def meet(self, wanted: Wanted) -> None:
-        """Count a problem as met."""
+        """Count a problem as measured."""
         _, problem = wanted
         kind = kind_of_layer(problem)
         self._kinds[kind] += 1
@@ -197,7 +197,7 @@ class Balance:
         self._both[kind, problem.operation] += 1
 
     def next_of(self, left: Iterable[Wanted]) -> Wanted:
-        """Return the one that comes next; ``left`` has some."""
+        """Return the next problem of ``left``, which must not be empty."""
         return min(left, key=self._often_met)
 
     def _often_met(self, wanted: Wanted) -> tuple[int, int, int]:
@@ -208,17 +208,17 @@ class Balance:
 
 
 class Pace:
-    """Estimate of how long problems take, from those that are done: the first is always begun."""
+    """An estimate of how long a problem takes, from the problems already measured."""
 
     def __init__(self) -> None:
         self._ratios: list[float] = []
 
     def learn(self, wanted: Wanted, seconds: float) -> None:
-        """Note how long a problem took."""
+        """Record how long a problem took."""
         layer, problem = wanted
         self._ratios.append(seconds / expected_s(problem, layer.batch_size))
 
     def expected_s(self, wanted: Wanted) -> float:
-        """Return the seconds that a problem is expected to take; 0 before the first."""
+        """Return the expected seconds of a problem; 0 before the first is measured, so that it is always started."""
         layer, problem = wanted
         return median(self._ratios) * expected_s(problem, layer.batch_size) if self._ratios else 0.0

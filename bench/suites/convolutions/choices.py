@@ -9,26 +9,26 @@ from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.problem import MemoryFormat
 
 ROUNDS = 15
-# Calls of milliseconds are sampled for so long: what two runs of them differ by chance is then some percent.
+# Short calls are sampled for SHORT_S seconds, which brings the noise between two runs down to a few percent.
 MOST_ROUNDS, SHORT_S = 81, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of a run: the policies and the workspace limits (bytes; None: none) under which ours is chosen.
+    """Choices of a run: the policies, and the workspace limits in bytes (None: no limit), under which ours is chosen.
 
-    Without policies ours is chosen as the config says, for the whole table at once; where it seems slower than torch,
-    both are timed once more, in twice the rounds. memory_formats: those in which each problem is measured, in the same
-    turns; none: the table's own.
+    Without policies, ours is chosen under the config for the whole table at once; if it seems slower than torch, both
+    are timed once more, with twice the rounds. memory_formats: measured interleaved for each problem; if empty, the
+    table's own.
 
-    rounds: samples of each contestant; under policies short calls get more, up to ``MOST_ROUNDS``.
+    rounds: samples of each contestant; under policies, short calls get more, up to ``MOST_ROUNDS``.
 
-    time_limit_s: no problem is begun that would not be done by then, as far as the others tell; None: all are. It does
-    not decide what is measured, so that a later run may have another one.
+    time_limit_s: no problem is started that is not expected to finish by then; None for no time limit. A resumed run
+    may have another time limit.
 
-    budgets: bytes, each of which is divided over the whole table. at_best: whether each problem has two limits of its
-    own, too: the workspace of the fastest undivided algorithm, and one byte less. same_time: whether the least
-    workspace is sought with which ours is as fast as torch.
+    budgets: bytes, each divided over the whole table. at_best: whether each problem also gets two limits of its own:
+    the workspace of the fastest undivided algorithm, and one byte less. same_time: whether to search for the smallest
+    workspace with which ours is as fast as torch.
     """
 
     policies: tuple[BatchSizePolicy, ...] = ()

@@ -1,4 +1,4 @@
-"""Measures one problem: a configuration is chosen for each policy and limit, then all are timed in turns with torch."""
+"""The contest of one problem: a configuration for each policy and limit, all timed interleaved with torch."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 UNDIVIDED = "undivided"
 SLOWER = 0.97  # a speedup below is measured once more
-_LEAST_AGAIN = 3  # rounds: with fewer there is no interval
+_LEAST_AGAIN = 3  # rounds; fewer give no confidence interval
 
 _Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit or budget in bytes
-_Tuned = tuple[TunedProblem | str, float | None]  # what was chosen, or why nothing was; seconds that it took by itself
+_Tuned = tuple[TunedProblem | str, float | None]  # the choice, or the reason why there is none; tuning seconds
 _Chosen = Mapping[_Choice, _Tuned]
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
 _Time = Samples | Exception
@@ -45,10 +45,10 @@ _Times = Mapping[_Call, _Time]
 
 @dataclass(frozen=True, slots=True)
 class Contests:
-    """Everything that the contests of a run have in common.
+    """The parts that the contests of a run share.
 
-    variants: torch's, by name. The undivided is chosen under each limit, too. tuned: what else is timed, as it was
-    chosen for the whole table.
+    variants: torch's, by name. tuned: choices made for the whole table, which are timed beside those made for each
+    limit. The best undivided algorithm is also chosen under each limit.
     """
 
     config: Config
@@ -62,9 +62,9 @@ class Contests:
     def rows(
         self, layer: Layer, problems: Sequence[ConvProblem], progress: Progress
     ) -> tuple[list[Row], list[tuple[Subject, list[TunedProblem]]]]:
-        """Measure one operation of a layer, in each memory format; return its rows, and what was tuned for them.
+        """Measure one operation of a layer in each memory format; return its rows and the tuned problems.
 
-        What cannot be run has a row with the reason. Raises ``KeyboardInterrupt``.
+        A contestant that cannot run has a row with the reason. Raises ``KeyboardInterrupt``.
         """
         chosen = [
             self._chosen(layer, problem, share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems)))
@@ -98,7 +98,7 @@ class Contests:
         return chosen
 
     def _limits_at_best(self, layer: Layer, problem: ConvProblem) -> Sequence[int]:
-        """Return the two limits around the best algorithm; none where it takes no workspace, or there is none."""
+        """Return two limits, with and without the best algorithm; empty if it needs no workspace or there is none."""
         if not self.choices.at_best:
             return ()
         best = self._choose(layer, problem, BatchSizePolicy.UNDIVIDED, None, silent)
@@ -140,7 +140,7 @@ class Contests:
     def _calls(
         self, problem: ConvProblem, operands: Operands, configurations: Sequence[Configuration]
     ) -> dict[_Call, Contestant]:
-        """Return torch's variants and the configurations. What runs in the same way is there once."""
+        """Return torch's variants and the configurations, each distinct call once."""
         torchs = partial(self.machine.run_torch, problem, operands)
         calls: dict[_Call, Contestant] = {name: Contestant(torchs, run) for name, run in self.variants.items()}
         for one in configurations:
@@ -150,7 +150,7 @@ class Contests:
         return calls
 
     def _time(self, contests: Sequence[_Contest], rounds: TurnRounds) -> list[_Times]:
-        """Time all calls of all contests in turns."""
+        """Time all calls of all contests, interleaved."""
         every = [call for contest in contests for call in contest.calls.values()]
         times = iter(try_in_turns(every, rounds, self.machine.clock) if every else ())
         found = list[_Times]()
@@ -168,7 +168,7 @@ class Contests:
         measured = {m.micro_config: m for tuned in contest.tunings for m in tuned.measurements}
         baseline = measured.get(MicroConfig(TORCHS_OWN, subject["batch_size"]))
         error = None if baseline is None else baseline.relative_error
-        reference = [*self.variants][-1]  # in its benchmark mode, where there is one
+        reference = [*self.variants][-1]  # in benchmark mode if there is one
         for name in self.variants:
             row = _row(Row(subject, name, relative_error=error), times[name])
             if self.choices.same_time and name == reference and row.samples_s:
@@ -179,7 +179,7 @@ class Contests:
             yield row
 
     def _measured_again(self, contest: _Contest, rows: Iterator[Row], times: _Times) -> Iterator[Row]:
-        """Add the samples of a second contest to rows that seem slower than torch; under policies there is none."""
+        """Add the samples of a second contest to rows that seem slower than torch, unless there are policies."""
         torchs = times[TORCH]
         torch_s = median(torchs) if isinstance(torchs, tuple) and not self.choices.policies else inf
         for row in rows:
@@ -197,7 +197,7 @@ class Contests:
 
 @dataclass(slots=True)
 class _Contest:
-    """Calls of one problem that take turns. failure: why there are none."""
+    """The interleaved calls of one problem. failure: why there are none."""
 
     problem: ConvProblem
     batch_size: int
@@ -208,7 +208,7 @@ class _Contest:
 
 
 def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
-    """Return the columns that say what a row is of."""
+    """Return the columns that identify a row."""
     return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
 
 

@@ -1,4 +1,4 @@
-"""Chooses for all problems of a table together, before they are timed one by one."""
+"""Choices for all problems of a table together, made before the problems are timed one by one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OURS, DIVIDED = "mucudnn", "mucudnn-wd"
 
 @dataclass(frozen=True, slots=True)
 class TunedNetwork:
-    """Choices for a whole table, made together. bytes: its limit or its budget; ``None``: none.
+    """Choices for a whole table, made together. bytes: its limit or budget, None for no limit.
 
-    choices: by layer and problem; empty: ``failure`` says why.
+    choices: by layer and problem; empty if tuning failed, with the reason in ``failure``.
     """
 
     contestant: str
@@ -33,7 +33,7 @@ class TunedNetwork:
     failure: str = ""
 
     def chosen(self, layer: Layer, problem: ConvProblem) -> TunedProblem | str:
-        """Return what was chosen for a problem, or the reason why there is nothing."""
+        """Return the choice for a problem, or the reason why there is none."""
         return self.choices.get((layer.names, problem), self.failure)
 
 
@@ -48,14 +48,14 @@ class NetworkTuner:
     priors: Priors
 
     def as_configured(self, progress: Progress) -> TunedNetwork:
-        """Choose as the config says. Raises what ``tune`` raises."""
+        """Tune the table under the config. Raises the errors of ``tune``."""
         size = self.config.workspace_limit_bytes
         return TunedNetwork(OURS, BatchSizePolicy(self.config.policy), size, self._choices(self.config, progress))
 
     def divisions(
         self, policies: Sequence[BatchSizePolicy], budgets: Sequence[int], progress: Progress
     ) -> Iterator[TunedNetwork]:
-        """Divide each budget (bytes) under each policy. Raises ``KeyboardInterrupt``, as tuning does."""
+        """Divide each budget (bytes) under each policy. Raises ``KeyboardInterrupt``."""
         wanted = [(policy, budget) for policy in policies for budget in budgets]
         for index, (policy, budget) in enumerate(wanted):
             one = replace(self.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget)

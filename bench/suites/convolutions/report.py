@@ -1,4 +1,4 @@
-"""Tells in short what a result folder has of convolutions: tables and words for ``bench network`` and the others."""
+"""Tables and summaries of a result folder of convolutions, for ``bench network``, ``limits`` and ``deepbench``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
 from mucudnn.words.units import format_bytes
 
 UNDIVIDED, OURS = "undivided", "mucudnn"
-SLOWER = 0.97  # a speedup below was measured once more
-WITHIN = 0.02  # a time longer by this fraction counted as the same
-FLOOR_BYTES = 2**20  # the least that counts in a ratio of workspaces, which has no meaning at 0 bytes
+SLOWER = 0.97  # contestants with a smaller speedup were measured once more
+WITHIN = 0.02  # times longer by up to this fraction counted as the same
+FLOOR_BYTES = 2**20  # smaller workspaces are raised to this in ratios, which are undefined at 0 bytes
 
 
 def speedups(folder: ResultFolder) -> pandas.DataFrame:
@@ -59,7 +59,7 @@ def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def left_out_in_words(folder: ResultFolder) -> str:
-    """Say how much was not measured, why, and some of what; a line for each reason; empty: nothing was left out."""
+    """Return a line for each reason why problems were not measured, with their number and examples; may be empty."""
     return "\n".join(
         f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {some(left)}"
         for reason, left in folder.left_out_by_reason.items()
@@ -71,15 +71,15 @@ def _limit(limit: float) -> str:
 
 
 def _mean(ratios: Iterable[float]) -> str:
-    """Format the geometric mean, in which a gain and an equal loss cancel."""
+    """Format the geometric mean, in which a speedup of 2 and one of 1/2 cancel."""
     values = [*ratios]
     return ratio(geometric_mean(values)) if values else ""
 
 
 def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield the times of each layer and operation in every memory format, with totals; then what was left out.
+    """Yield the times of each layer and operation in every memory format, with totals; then the problems left out.
 
-    Sums count each convolution as often as it occurs.
+    Totals count each convolution as often as it occurs.
     """
     network = _Network(folder)
     columns = ["count"]
@@ -141,7 +141,7 @@ class _Network:
             yield tuple(cells)
 
     def in_words(self) -> Iterator[str]:
-        """Yield what is told below the table."""
+        """Yield the lines below the table."""
         if not self.problems:
             return
         torch_s, ours_s = (min(self.total_s(name, f) for f in self.formats) for name in (TORCH, OURS))
@@ -178,7 +178,7 @@ def _median_error(rows: Sequence[Mapping[str, Any]], measured: str) -> float:
 
 
 def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Tell how much was measured once more, and what was slower again."""
+    """Return how many were measured once more, and which were slower again."""
     slower = []
     for row in rows:
         second = speedup_of([row["torch_again_s"]], [row["again_s"]])
@@ -190,7 +190,7 @@ def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of the limits: how much faster ours is than the best undivided; then the comparisons with torch."""
+    """Yield a table of speedups over the best undivided algorithm under each limit; then comparisons with torch."""
     printed = new_table(
         f"{folder.header.source}, ours against the best undivided",
         ("workspace limit",),
@@ -216,7 +216,7 @@ def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def _under(folder: ResultFolder, contestant: str, limit: int | None) -> pandas.Series[float]:
-    """Return the seconds of a contestant under a limit, by ``turns``; NaN where nothing was within the limit."""
+    """Return the seconds of a contestant under a limit, by ``turns``; NaN if nothing fitted the limit."""
     rows = folder.rows
     is_limit = rows["limit_bytes"].isna() if limit is None else rows["limit_bytes"] == limit
     return rows[(rows["contestant"] == contestant) & is_limit].set_index("turns")["time_s"]

@@ -1,4 +1,4 @@
-"""Seeks the least workspace with which ours is as fast as torch, by calls that take turns with torch's."""
+"""A search for the smallest workspace with which ours is as fast as torch, by calls interleaved with torch's."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration
 
 WITHIN = 0.02  # a time longer by this fraction counts as the same
-_LIKELY = 1.1  # a prediction this far above torch's time may be as fast: sums of parts are not exact
+_LIKELY = 1.1  # configurations predicted up to this factor above torch's time are tried: predictions are not exact
 
 
 @dataclass(frozen=True, slots=True)
 class SameTime:
-    """The search for one problem. reference: torch's call, whose time and workspace count."""
+    """The search for one problem. reference: torch's call, whose time and workspace are the ones to match."""
 
     machine: Machine
     problem: ConvProblem
@@ -34,10 +34,10 @@ class SameTime:
     rounds: TurnRounds
 
     def completed(self, row: Row, tunings: Sequence[TunedProblem], times: Mapping[Any, Samples | Exception]) -> Row:
-        """Complete the row of the reference: what torch allocates beside its result, what ours needs for its time.
+        """Complete the reference's row with torch's workspace, and with the workspace ours needs to be as fast.
 
-        The configurations that were timed come first. Then the desirable set is bisected: time falls as workspace
-        grows.
+        Configurations that are already timed are tried first. Then the desirable set is bisected, in which time falls
+        as workspace grows.
         """
         torch_s = _seconds(times[row.contestant])
         torch_bytes = self._torch_bytes()
@@ -82,7 +82,7 @@ class SameTime:
         ]
 
     def _torch_bytes(self) -> int:
-        """Bytes that torch allocates beside its result, once it has found its engine."""
+        """Bytes that torch allocates beside its result, after it has selected an engine."""
         peak = self.reference.runner(partial(peak_allocated_bytes, self.reference.call, self.machine.device))
         result = self.operands.written(self.problem.operation)
         return max(0, peak - result.numel() * result.itemsize)

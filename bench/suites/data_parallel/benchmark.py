@@ -1,8 +1,8 @@
-"""Measures steps of data-parallel training on the ranks of a process group: torch's convolutions and ours, in turns.
+"""Steps of data-parallel training on the ranks of a process group: torch's convolutions and ours, interleaved.
 
-A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. Each kind of convolution has
-a copy of the model for each bucket size, in DistributedDataParallel, and one that trains alone, without communication.
-All copies are sampled in every round, in the same order on all ranks, which begin each sample together.
+A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. For torch's convolutions and
+for ours there is a copy of the model for each bucket size, in DistributedDataParallel, and one without communication.
+Each round samples all copies, in the same order on all ranks, which begin each sample together.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 
-_TUNING = 0.5  # share of the work, for the progress that is told
+_TUNING = 0.5  # share of tuning in the displayed progress
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Setting that all steps have in common.
+    """The setting of all steps.
 
-    batch_size: samples of each rank in a step. device: ``cpu`` or ``cuda``. period: steps from one averaging of
-    parameters to the next, where ``communication`` averages them. bucket_caps: values of ``bucket_cap_mb``.
+    batch_size: samples of each rank in a step. device: ``cpu`` or ``cuda``. period: steps between two averagings of the
+    parameters, if ``communication`` averages them. bucket_caps: values of ``bucket_cap_mb``.
     """
 
     source: str
@@ -65,7 +65,7 @@ class Setting:
     bucket_caps: tuple[float | None, ...] = (None,)
 
     def subject(self, bucket_cap_mb: float | None) -> dict[str, Any]:
-        """Return the columns of the rows of one size of buckets."""
+        """Return the columns that identify the rows of one bucket size."""
         return {
             "network": self.source,
             "ranks": self.ranks,
@@ -99,18 +99,18 @@ def measure_data_parallel(
     clock: Clock | None = None,
     progress: Progress = silent,
 ) -> list[Row]:
-    """Measure on all ranks of the default process group, which call it alike; all of them return the same.
+    """Measure steps on all ranks of the default process group, each of which must call this; all return the same rows.
 
-    model: on the CPU, in its dtype and memory format; left as it is. input_shape: (C, H, W) of a sample. clock: of the
-    steps, not of the tuning; ``None``: a wall clock. Returns a row for each size of buckets and kind of convolutions;
-    seconds are those of the rank that was slowest in each round.
+    model: on the CPU, in its dtype and memory format; left unchanged. input_shape: (C, H, W) of a sample. clock: times
+    the steps, not the tuning; None for a wall clock. Returns a row for each bucket size, with torch's and with our
+    convolutions. Its seconds are those of the slowest rank in each round.
 
-    Raises ``InvalidInputError`` for a model that cannot be trained, and what ``mucudnn.optimize`` and torch raise.
+    Raises ``InvalidInputError`` if the model cannot be trained, and the errors of ``mucudnn.optimize`` and torch.
     """
     batch = _Batch.of_this_rank(setting, input_shape, objective)
     clock = clock or wall_clock(setting.device)
     torchs = copy.deepcopy(model).to(setting.device).train()
-    with blamed_in_training(setting.source, batch.arguments[0].shape):  # before others could be to blame
+    with blamed_in_training(setting.source, batch.arguments[0].shape):  # errors of the model show before any of ours
         Trainee(copy.deepcopy(torchs), objective=objective).learn(batch.arguments, batch.target)
     tuning = share_of(progress, 0.0, _TUNING)
     ours = mucudnn.optimize(copy.deepcopy(torchs), batch.arguments, config, progress=tuning)
@@ -133,7 +133,7 @@ def measure_data_parallel(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """All arguments of the model, the target, and what it is trained for."""
+    """All arguments of the model, the target, and the objective."""
 
     arguments: tuple[Tensor, ...]
     target: Tensor
@@ -141,14 +141,14 @@ class _Batch:
 
     @classmethod
     def of_this_rank(cls, setting: Setting, input_shape: tuple[int, int, int], objective: Objective) -> _Batch:
-        """Make random samples of this rank, with labels that can be learnt."""
+        """Return random samples for this rank, with labels that can be learnt."""
         ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
         images = images.to(setting.device, getattr(torch, setting.dtype))
         images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
         return cls(objective.arguments(images), objective.target(images, labels.to(setting.device)), objective)
 
     def step_of(self, trainee: Trainee) -> Callable[[], None]:
-        """Return a training step that leaves no gradients, as it finds none."""
+        """Return a training step, which starts and ends without gradients."""
 
         def step() -> None:
             trainee.learn(self.arguments, self.target)
@@ -158,7 +158,7 @@ class _Batch:
 
 
 class _Alone:
-    """Steps without communication, which all ranks make at the same time, and steps that are split."""
+    """Steps without communication, which all ranks run at the same time: whole, and split into their parts."""
 
     def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
@@ -174,7 +174,7 @@ class _Alone:
         self._splitter.sample(1)
 
     def columns(self) -> dict[str, float]:
-        """Return medians of the steps and, of those that are split, of the rank whose step was slowest, by column."""
+        """Return medians by column: of the steps, and of the parts of a step on the slowest rank."""
         rounds = zip(*gathered(self._splitter.samples), strict=True)
         split = StepSplit.median([max(of_round, key=lambda split: split.step_s) for of_round in rounds])
         return {
@@ -186,7 +186,7 @@ class _Alone:
 
 
 class _Together:
-    """Steps with communication. A sample is one, or as many as it takes until all ranks are equal again."""
+    """Steps with communication. A sample has as many as it takes until the ranks are equal again, mostly one."""
 
     def __init__(
         self,
@@ -214,10 +214,9 @@ class _Together:
         self._compared.append(are_equal(self._model))
 
     def row(self, setting: Setting, alone: dict[str, float]) -> Row:
-        """Return what was measured, beside the columns of steps alone.
+        """Return the row, with the columns of the steps without communication.
 
-        What a step takes longer for its communication may be negative, by noise. Sizes of buckets are those after the
-        first step.
+        The exposed time of communication may be negative, by noise. Bucket sizes are those after the first step.
         """
         steps_s, data = _slowest_s(self._samples_s), self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         more = {
@@ -249,7 +248,7 @@ def digest(model: nn.Module) -> str:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the value of each rank, by rank."""
+    """Return the values of all ranks, in their order."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return every
@@ -271,7 +270,7 @@ _COLUMNS: Mapping[str, Callable[[Step], str]] = {
 
 
 def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a row for each bucket size and kind of convolutions; speedups are to torch's with the same buckets."""
+    """Yield a table with a row for each bucket size and contestant; speedups are over torch's with the same buckets."""
     settings = folder.header.settings
     title = (
         f"{folder.header.source}, {settings['ranks']} ranks of {settings['batch_size']} samples, "
@@ -294,7 +293,7 @@ def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def _in_words(folder: ResultFolder) -> str:
-    """Say what the ranks computed with, and after which steps they were compared."""
+    """Return the number of ranks and threads, and after which steps the ranks were compared."""
     settings, environment = folder.header.settings, folder.header.environment
     after = (
         f"after the steps that average the parameters of all ranks, one in {settings['period']}"

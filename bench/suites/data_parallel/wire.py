@@ -1,4 +1,4 @@
-"""Torch's own ways to keep ranks together: hooks of DistributedDataParallel, and averagers of parameters."""
+"""Torch's own ways to synchronize ranks: hooks of DistributedDataParallel, and averaging of parameters."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _BEFORE_POWERSGD = 2  # steps: torch builds the buckets anew in the first of the
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Communication of a model's ranks, by torch's own means.
+    """Communication between a model's ranks, by one of torch's own methods.
 
-    period: steps from one averaging of parameters over all ranks to the next, where ``communication`` averages them.
+    period: steps between two averagings of the parameters over all ranks, if ``communication`` averages them.
     """
 
     communication: Communication
@@ -33,16 +33,16 @@ class Wire:
 
     @property
     def first_steps(self) -> int:
-        """Steps before the first that is as all later ones; they end with one after which ranks are equal."""
+        """Number of warm-up steps, in which torch sets up its communication; the ranks are equal after the last."""
         return self.period + 1 if self.communication.averages_parameters else _BEFORE_POWERSGD + 1
 
     @property
     def steps_to_equality(self) -> int:
-        """Steps from one after which ranks are equal to the next."""
+        """Number of steps after which equal ranks are equal again."""
         return self.period if self.communication.averages_parameters else 1
 
     def connect(self, model: DistributedDataParallel, optimizer: Optimizer) -> Optimizer:
-        """Let a model send what it is to send. Returns the optimizer to train it with."""
+        """Register the communication of a model, and return the optimizer to train it with."""
         hooks: dict[Communication, tuple[Any, Any]] = {
             Communication.FP16: (None, fp16_compress_hook),
             Communication.BF16: (None, bf16_compress_hook),
@@ -50,7 +50,7 @@ class Wire:
         if self.communication is Communication.POWERSGD:
             hooks[self.communication] = PowerSGDState(None, start_powerSGD_iter=_BEFORE_POWERSGD), powerSGD_hook
         if self.communication.averages_parameters:
-            # Here and not above: with it comes all of torch.distributed.optim, which warns of what it uses itself.
+            # Imported only here, since torch.distributed.optim issues warnings about its own deprecated code.
             from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
 
             hooks[self.communication] = _no_gradients_after(self.period), post_localSGD_hook
@@ -67,16 +67,15 @@ class Wire:
 
 
 def _no_gradients_after(steps: int) -> PostLocalSGDState:
-    """Average gradients over all ranks in the first steps; afterwards they stay where they are."""
+    """Return the state of a hook that averages gradients over all ranks in the first steps only."""
     return PostLocalSGDState(None, None, steps, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
 
 
 def levels(period: int, ranks: int) -> OrderedDict[int, int]:
-    """Return how many ranks average their parameters together, by the number of steps after which they do.
+    """Return how many ranks average their parameters together, by the number of steps between two averagings.
 
-    All of them do every ``period`` steps. Those of a host, where there are several, else the smallest groups into which
-    the ranks can be divided, do in the middle between. Where there are none, or no step is in the middle, all is what
-    is left.
+    All ranks average every ``period`` steps. Halfway between, the ranks of each host do, or on one host the smallest
+    groups into which the ranks can be divided. Without such groups or a step halfway, only all ranks average.
 
     >>> dict(levels(4, 8)), dict(levels(4, 2))
     ({2: 2, 4: 8}, {4: 2})

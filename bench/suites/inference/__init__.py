@@ -1,4 +1,1 @@
-"""Compares inference with torch: whole and module by module, with and without cached filters.
-
-Tuning and caching themselves live in ``mucudnn/tuning``.
-"""
+"""Benchmark of inference against torch: of whole models and module by module, with and without cached filters."""

@@ -1,7 +1,7 @@
-"""Times inference of a model with torch's convolutions, with mucudnn's, and with mucudnn's and cached filters.
+"""Interleaved times of inference with torch's convolutions, and with mucudnn's without and with cached filters.
 
-The three models share their parameters, and run in turns. First the models run whole. Then, in rounds of its own, each
-convolution module runs by itself, on random numbers of the shape that it is called with.
+The three models share their parameters. First the whole models are timed. Then each convolution module is timed alone,
+on random numbers of its input shape.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def benchmark_filters(
 ) -> None:
     """Tune the forward convolutions of a copy of ``model``, decide which filters to cache, and time its calls.
 
-    arguments: all of the model, x (N, C, H, W) the first, in the memory format to be measured. config: its operations
-    do not count. What the folder has is not measured again.
+    arguments: all of the model's, first x (N, C, H, W) in the memory format to measure. config: its operations are
+    ignored. Rows that the folder already has are not measured again.
 
-    Raises what ``optimize`` raises, and ``UnavailableError`` where x is not on the CPU.
+    Raises the errors of ``optimize``, and ``UnavailableError`` if x is not on the CPU.
     """
     x = arguments[0]
     if x.device.type != FilterCache.device_type:
         raise UnavailableError(
-            f"x is on {x.device}, and filters are kept on the CPU alone, so that there is nothing to compare: move the "
-            "model and x there"
+            f"x is on {x.device}, but filters are cached only on the CPU, so that there is nothing to compare: move "
+            "the model and x to the CPU"
         )
     config = replace(config, operations=(Operation.FORWARD,))
     own = copy.deepcopy(model).eval()
@@ -71,7 +71,7 @@ def benchmark_filters(
 def _tuned_models(
     own: nn.Module, arguments: tuple[Tensor, ...], config: Config, progress: Progress
 ) -> tuple[nn.Module, nn.Module]:
-    """Return models with our convolutions, without and with cached filters, which share the parameters of ``own``."""
+    """Return models with our convolutions, without and with cached filters, that share the parameters of ``own``."""
     kept = mucudnn.optimize(_sharing(own), arguments, config, progress=progress)
     unkept = _sharing(kept)
     cache_filters(unkept, replace(config, cache_budget=0))
@@ -86,7 +86,7 @@ def _sharing(model: nn.Module) -> nn.Module:
 
 
 def _input_shapes(model: nn.Module, arguments: tuple[Tensor, ...]) -> Mapping[str, tuple[int, ...]]:
-    """Input shape (N, C, H, W) of every convolution module, in the order of their first calls."""
+    """Return the input shape (N, C, H, W) of each convolution module, in the order of first calls."""
     names = {module: name for name, module in model.named_modules() if type(module) is nn.Conv2d}
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -106,7 +106,7 @@ def _random_like(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _of_layer(modules: Sequence[nn.Module], batch_size: int) -> dict[str, Any]:
-    """Return what runs without and with cached filters, and columns of their bytes."""
+    """Return the columns of a layer: its configurations without and with cached filters, and their bytes."""
     _, unkept, kept = modules
     assert isinstance(unkept, mucudnn.Conv2d)
     assert isinstance(kept, mucudnn.Conv2d)

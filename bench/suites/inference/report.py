@@ -16,7 +16,7 @@ from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
 
-MOST_DIFFERENCE = 1e-3  # of outputs in float32, above which a runtime has not computed the same
+MOST_DIFFERENCE = 1e-3  # largest relative difference of float32 outputs that counts as rounding
 
 _Cell = Mapping[str, Any]  # a row, with ``time_s``, ``noise``, ``speedup`` over torch and ``batch_size``
 _Variants = Mapping[str, _Cell]  # rows of one layer by contestant
@@ -40,7 +40,7 @@ _RUNTIME_COLUMNS: Mapping[str, Callable[[_Cell], str]] = {
 
 
 def inference_tables(folder: ResultFolder) -> Iterator[Table]:
-    """Yield the convolutions with and without kept filters; then the runtimes, and where their time goes."""
+    """Yield tables of the convolutions with and without cached filters, of the runtimes, and of where time goes."""
     cells = [{**line, **spread(line["samples_s"])} for line in folder.lines]
     layers: dict[str, dict[str, _Cell]] = {}
     for cell in cells:
@@ -58,7 +58,7 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
 
 
 def _filters_table(folder: ResultFolder, layers: Mapping[str, _Variants]) -> Table:
-    """Three times for each convolution, the speedups of cached filters, and their bytes; then the whole model."""
+    """Return a table of the times of each convolution, the speedups of cached filters, and the bytes they take."""
     whole = layers[WHOLE]
     each = {name: rows for name, rows in layers.items() if name != WHOLE}
     kept_bytes, filter_bytes = (
@@ -84,7 +84,7 @@ def _cells(rows: _Variants) -> list[str]:
 
 
 def _runtimes_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """A row for each runtime; what has failed or computes something else is said below."""
+    """Return a table with a row for each runtime, and notes on those that failed or computed something else."""
     count = folder.header.environment.threads
     threads = "1 thread" if count == 1 else f"{count} threads"
     title = f"{folder.header.source}, inference of {_shape(folder)}, {threads}: runtimes in turns"
@@ -102,29 +102,29 @@ def _notes(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Iterator[str]:
     if others and ours is not None:
         best = min(others, key=lambda one: float(one["time_s"]))
         fused = "fused" if folder.header.settings["fuse"] else "not fused"
-        yield f"best of the others, {best['contestant']} / mucudnn, {fused}: {ratio(best['time_s'] / ours['time_s'])}"
+        yield f"fastest other, {best['contestant']} / mucudnn, {fused}: {ratio(best['time_s'] / ours['time_s'])}"
     yield "each in a process of its own; ±: spread (IQR / median); difference: of outputs from PyTorch's, relative L2"
     for one in runtimes:
         if one["failure"]:
             yield f"{one['contestant']} has no time: {one['failure']}"
         elif not _computes_the_same(one):
-            yield f"{one['contestant']} does not compute what PyTorch does: its time says nothing"
+            yield f"{one['contestant']} does not compute the same as PyTorch: its time is meaningless"
 
 
 def _computes_the_same(one: _Cell) -> bool:
-    """Whether it has a time, and its outputs are torch's but for the rounding of float32; null: infinitely far."""
+    """Return whether it has a time and its outputs equal torch's up to rounding; no difference means infinite."""
     difference = one.get("relative_difference")
     return not one["failure"] and difference is not None and difference <= MOST_DIFFERENCE
 
 
 def _kinds_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """Shares of the kinds of layers in the time of a call."""
+    """Return a table of the share of each kind of layer in the time of a call."""
     kinds = list(dict.fromkeys(kind for one in runtimes for kind in one["kinds_s"]))
     table = new_table(f"{folder.header.source}: share of time by kind of layer, %", ("runtime",), kinds)
     for one in runtimes:
         of = shares(one["kinds_s"])
         table.add_row(one["contestant"], *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
-    table.caption = "timed in place in calls of their own, where layers are not compiled"
+    table.caption = "timed in place in separate calls, if layers are not compiled"
     return table
 
 

@@ -1,4 +1,4 @@
-"""One run of the inference benchmark: its result folder, and what all of its rows have in common."""
+"""One run of the inference benchmark: its result folder, and the columns that all of its rows share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
-FILTERS, RUNTIMES = "kept filters", "runtimes"  # parts
-NOT_KEPT, KEPT = "mucudnn-not-kept", "mucudnn"  # contestants of the first, beside torch
+FILTERS, RUNTIMES = "kept filters", "runtimes"  # the parts of the benchmark
+NOT_KEPT, KEPT = "mucudnn-not-kept", "mucudnn"  # contestants of the part FILTERS, beside torch
 WHOLE = "the whole model"  # in place of a layer
 _COLUMNS = ("network", "part", "layer", "batch_size", "memory_format")
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRun:
-    """A run on one model with one input. clock: of the measuring, not of the tuning; runtimes have their own."""
+    """A run on one model with one input. clock: times calls, not tuning; runtimes have clocks of their own."""
 
     folder: FolderWriter
     name: str
@@ -45,7 +45,7 @@ class InferenceRun:
         rounds: int,
         parts: Sequence[str],
     ) -> Iterator[InferenceRun]:
-        """Open the folder ``out``. parts: the parts, each with what it compares. Raises what ``open_folder`` raises."""
+        """Open the folder ``out``. parts: each with its contestants. Raises the errors of ``open_folder``."""
         settings = {
             "input_shape": list(input_shape),
             "memory_formats": [str(memory_format)],
@@ -62,10 +62,10 @@ class InferenceRun:
                 folder.write_summary()
 
     def subject(self, part: str, layer: str = WHOLE) -> dict[str, Any]:
-        """Return the columns of the rows of a layer, or of the whole model."""
+        """Return the columns that identify the rows of a layer or of the whole model."""
         values = (self.name, part, layer, self.batch_size, str(self.memory_format))
         return dict(zip(_COLUMNS, values, strict=True))
 
     def is_known(self, part: str, layer: str = WHOLE) -> bool:
-        """Whether an earlier run has measured it."""
+        """Return whether the folder already has the rows of this layer."""
         return bool(self.folder.known(self.subject(part, layer)))

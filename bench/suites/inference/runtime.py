@@ -1,4 +1,4 @@
-"""Names of the runtimes that are compared in inference. Loads no torch."""
+"""Names of the runtimes compared in inference. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Runtime(StrEnum):
 
     @property
     def tells_layers(self) -> bool:
-        """Whether layers can be timed in place: compilers make other operators of them, and look at what times them."""
+        """Whether layers can be timed in place, which is not possible if a compiler fuses or traces them."""
         return self in (Runtime.TORCH, Runtime.MUCUDNN)

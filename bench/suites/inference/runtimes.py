@@ -1,7 +1,7 @@
-"""Compares runtimes in inference: each in a process of its own, in turns, on the same model, input and threads.
+"""Runtimes compared in inference: each in its own process, interleaved, on the same model, input and threads.
 
-Each has its own ways of preparing a model: it is exported, compiled, frozen or tuned. ONNX Runtime and OpenVINO read
-the same file, which torch exports; they are the extra ``runtimes``, and nothing else needs them.
+A runtime prepares the model in its own way: by export, compilation, freezing or tuning. ONNX Runtime and OpenVINO read
+the same file, which torch exports. They are installed by the extra ``runtimes`` and needed only here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress, silent
 
 _Arrays = list[np.ndarray[Any, Any]]
-_Outputs = Callable[[], _Arrays]  # one call of the model
+_Outputs = Callable[[], _Arrays]  # calls the model once
 _OF_EXPORT = ("onnx", "onnxscript")
 _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
     {Runtime.ONNX_RUNTIME: ("onnxruntime", *_OF_EXPORT), Runtime.OPENVINO: ("openvino", *_OF_EXPORT)}
@@ -48,7 +48,7 @@ _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
 
 
 def version_of(runtime: Runtime) -> str:
-    """Return the version of the package that runs the model; empty where it is not installed."""
+    """Return the version of the package that runs the model; empty if it is not installed."""
     if runtime.is_ours:
         return mucudnn.__version__
     try:
@@ -58,7 +58,7 @@ def version_of(runtime: Runtime) -> str:
 
 
 def require_installed(runtime: Runtime) -> None:
-    """Raise ``UnavailableError`` where a package of the runtime is not installed."""
+    """Raise ``UnavailableError`` if a package of the runtime is not installed."""
     missing = [package for package in _PACKAGES.get(runtime, ()) if find_spec(package) is None]
     if missing:
         raise UnavailableError(f"{', '.join(missing)} not installed: pip install 'mucudnn[runtimes]'")
@@ -66,12 +66,12 @@ def require_installed(runtime: Runtime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeJob:
-    """Gets a runtime ready in a process of its own.
+    """The preparation of a runtime in its own process.
 
-    model_file: what ``store_model`` wrote. config: how ours is tuned. Called, it returns what is timed, one call of the
-    model, and the model's outputs as arrays, in order. It is asked for the seconds of a call by kind of layer.
+    model_file: written by ``store_model``. config: of our tuning. A call returns the function to time, which runs the
+    model once, and the model's outputs as arrays, in order. It can also split a call's seconds by kind of layer.
 
-    Raises ``UnavailableError`` where the runtime is not installed, and whatever it raises.
+    Raises ``UnavailableError`` if the runtime is not installed, and any error of the runtime.
     """
 
     runtime: Runtime
@@ -90,13 +90,13 @@ class RuntimeJob:
         return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
 
     def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
-        """Return what times a call by kind of layer."""
+        """Return a function that times calls by kind of layer."""
         times = KindTimes(model, outputs, WallClock())
         return lambda _: times.sample()
 
 
 def store_model(model: nn.Module, arguments: Sequence[Tensor], file: Path) -> None:
-    """Write the model for processes. Raises ``UnavailableError`` where it cannot be pickled."""
+    """Write the model to a file for other processes. Raises ``UnavailableError`` if it cannot be pickled."""
     store((model, tuple(arguments)), file)
 
 
@@ -145,7 +145,7 @@ def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) 
     core = openvino.Core()
     options = {
         "INFERENCE_NUM_THREADS": job.threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # it would take bfloat16 where the processor has it
+        "INFERENCE_PRECISION_HINT": "f32",  # by default bfloat16 if the processor has it
         "PERFORMANCE_HINT": "LATENCY",
     }
     with TemporaryDirectory() as folder:
@@ -176,13 +176,13 @@ def _outputs_of(model: Callable[..., Any], arguments: tuple[Tensor, ...]) -> _Ar
 
 
 def _arrays(tensors: Sequence[Tensor]) -> _Arrays:
-    """Return the inputs as the other runtimes read them: contiguous."""
+    """Return the inputs as contiguous arrays, which the other runtimes require."""
     return [tensor.contiguous().numpy() for tensor in tensors]
 
 
 def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> Path:
-    """Write the model as ONNX, with the shapes of the arguments, by torch's exporter of graphs."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that it does without
+    """Write the model as ONNX, with the shapes of the arguments, by torch's graph exporter."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
     file = folder / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -193,7 +193,7 @@ def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> 
 _Process = OwnProcess[_Arrays]
 
 _KINDS_ROUNDS = 3
-READY_S, SAMPLE_S = 3600.0, 600.0  # most seconds that a runtime may take
+READY_S, SAMPLE_S = 3600.0, 600.0  # timeouts of a runtime's preparation and of one sample
 _RULE = replace(EVERY_ROUND, sample_s=0.2)
 
 
@@ -208,15 +208,14 @@ def compare_runtimes(
     pause_s: float = PAUSE_S,
     progress: Progress = silent,
 ) -> None:
-    """Get each runtime ready in a process of its own, one after the other, and time their calls of the model in turns.
+    """Prepare each runtime in its own process, one after the other, and time their calls of the model interleaved.
 
-    arguments: all of the model, x (N, C, H, W) the first, in the memory format in which torch and ours read it. config:
-    how ours is tuned; its operations do not count. runtimes: torch's own is always one of them, with which outputs are
-    compared. job: makes the job of a runtime. pause_s: seconds between samples. What the folder has is not
-    measured again.
+    arguments: all of the model's, first x (N, C, H, W) in the memory format for torch and ours. config: of our tuning;
+    its operations are ignored. runtimes: torch is always added, as the reference for outputs. job: makes the job of a
+    runtime. pause_s: seconds between samples. Runtimes that the folder already has are not measured again.
 
-    A runtime that is not installed, raises, is killed or takes too long has a row with the reason, and the others go
-    on. Raises ``UnavailableError`` where the model cannot be pickled, or torch itself fails.
+    A runtime that is not installed, fails, is killed or times out has a row with the reason, and the others continue.
+    Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails.
     """
     if run.is_known(RUNTIMES):
         return
@@ -260,7 +259,7 @@ def compare_runtimes(
 
 
 def _kinds(process: _Process) -> dict[str, float]:
-    """Return the seconds of a call by kind of layer; empty where that cannot be told. A first call is not counted."""
+    """Return the seconds of a call by kind of layer, after a warm-up; empty if layers cannot be timed."""
     try:
         return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
     except OwnProcessError:
@@ -273,9 +272,9 @@ def _require_torch(failures: Mapping[Runtime, str]) -> None:
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
-    """Return the L2 norm of the difference over that of what is expected, of all arrays together, in float64.
+    """Return the L2 norm of the difference over that of ``expected``, of all arrays together, in float64.
 
-    It is infinite where shapes differ or numbers are not finite, and where zeros are expected alone.
+    It is infinite if shapes differ, if outputs are not finite, or if ``expected`` is all zeros.
     """
     if [array.shape for array in outputs] != [array.shape for array in expected]:
         return inf

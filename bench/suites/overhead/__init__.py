@@ -1,4 +1,1 @@
-"""Measures what a divided call costs beside its arithmetic.
-
-The operators themselves live in ``mucudnn/running``.
-"""
+"""Benchmark of the overhead of a divided call."""

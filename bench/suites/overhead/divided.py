@@ -1,11 +1,11 @@
-"""``python -m mucudnn.bench.suites.overhead.divided``: times a divided call beyond the steps of its micro-batches.
+"""``python -m mucudnn.bench.suites.overhead.divided``: the overhead of a divided call beyond its steps.
 
 A call of eight equal micro-batches is timed against the same eight steps of the algorithm alone, on the same slices.
 Both are called from Python. On CUDA both are also replayed from a CUDA graph, several times in a row, so that only the
 device is timed.
 
-Beyond the steps, a call has the workspace, what is opened and closed once, and the bookkeeping in Python. A step of
-BACKWARD_FILTER contains the addition of its dw to the sum. Not run on a GPU yet.
+The overhead is the workspace, the algorithm's ``open`` and ``close``, and the bookkeeping in Python. A step of
+BACKWARD_FILTER includes the addition of its dw to the sum. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration, MicroConfig
 
 MICRO_BATCHES = 8
-COPIES = 10  # calls in a row in one graph, so that starting the graph weighs little
+COPIES = 10  # calls in one graph, so that the graph's launch time is negligible
 ROUNDS = 31
 _GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
 MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
@@ -50,12 +50,12 @@ _DIVIDED, _ALONE = "divided call", "steps alone"
 
 
 def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> None:
-    """Measure every operation of a small and a large problem, on CUDA in graphs, too, into the folder ``out``.
+    """Measure every operation of a small and a large problem, on CUDA also in graphs, into the folder ``out``.
 
-    What it has already is not measured again. clock: ``None``: a wall clock. Raises ``UnavailableError`` for a device
-    that is not there, and what ``open_folder`` raises.
+    Rows that the folder already has are not measured again. clock: a wall clock by default. Raises
+    ``UnavailableError`` for a missing device, and the errors of ``open_folder``.
     """
-    environment = current_environment(device)  # raises with what is missing
+    environment = current_environment(device)  # raises if the device is missing
     clock = clock or wall_clock(device)
 
     def rows_of(problem: ConvProblem, chosen: Algorithm, subject: Subject, progress: Progress) -> list[Row]:
@@ -75,7 +75,7 @@ def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock
 
 
 def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
-    """Yield each subject with seconds of a micro-batch: what the call takes beyond its steps, and the step; medians."""
+    """Yield each subject with its overhead per micro-batch and the time of a step, both median seconds."""
     rows = folder.rows.set_index("contestant")
     for alone, divided in zip(*(rows.loc[[name]].to_dict("records") for name in (_ALONE, _DIVIDED)), strict=True):
         step_s = alone["time_s"] / MICRO_BATCHES
@@ -83,7 +83,7 @@ def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
 
 
 def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
-    """The first that a source offers, where the device has one."""
+    """Return an algorithm of a library's source if the device has one, else the default."""
     if device == "cpu":
         return algorithm(_ON_CPU)
     offered = [engine for source in sources(device) for engine in source.offered(problem, [n])]
@@ -95,7 +95,7 @@ def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
 def _samples(
     problem: ConvProblem, chosen: Algorithm, n: int, device: str, in_graph: bool, rounds: int, clock: Clock
 ) -> Iterator[list[float]]:
-    """Yield the seconds of a call and of its steps, round by round, in turns."""
+    """Yield the seconds of a call and of its steps, interleaved, for each round."""
     operands = random_operands(problem, n * MICRO_BATCHES, device)
     works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
     repeated = [_captured(work) if in_graph else work for work in works]
@@ -104,7 +104,7 @@ def _samples(
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """A divided call, as a configuration runs it."""
+    """Return a divided call, as a configuration runs it."""
     configuration = Configuration((MicroConfig(chosen.name, n),) * MICRO_BATCHES, time_s=0.0, workspace_bytes=0)
     executable = Executable.of(problem, configuration, device_type=operands.x.device.type)
     executable.build()
@@ -112,7 +112,7 @@ def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -
 
 
 def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """A call of the steps alone, opened beforehand."""
+    """Return a call of the steps alone, on an algorithm opened beforehand."""
     needed = chosen.workspace(problem, n)
     prepared, scratch = (
         torch.empty(size, dtype=torch.uint8, device=operands.x.device)
@@ -128,7 +128,7 @@ def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) 
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    """A call that replays ``COPIES`` of the work from a CUDA graph. The work is run once before, to build caches."""
+    """Return a call that replays ``COPIES`` of the work from a CUDA graph, captured after one warm-up run."""
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -139,11 +139,11 @@ def _captured(work: Callable[[], None]) -> Callable[[], None]:
 
 @click.command(cls=FileCommand)
 @click.option("--device", type=click.Choice(list(MICRO_BATCH_SIZES)), default="cpu", show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each.")
-@click.option("--json", "json_file", type=OutputFile(), help="Write them here, too.")
-@click.option("--out", type=OutputFolder(), help="Keep all samples in this result folder; what it has is not measured.")
+@click.option("--rounds", type=click.IntRange(min=1), default=ROUNDS, show_default=True, help="Samples of each call.")
+@click.option("--json", "json_file", type=OutputFile(), help="Also write the samples to this file.")
+@click.option("--out", type=OutputFolder(), help="Result folder; rows that it has are not measured again.")
 def main(device: str, rounds: int, json_file: Path | None, out: Path | None) -> None:
-    """Measure what a divided call costs for each of its eight micro-batches, beyond their steps."""
+    """Measure the overhead of a divided call for each of its eight micro-batches."""
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory()))
         benchmark_divided(path, device, rounds)

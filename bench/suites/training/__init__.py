@@ -1,4 +1,1 @@
-"""Compares whole training steps with torch, and holds the demo.
-
-Single convolutions are in ``network``.
-"""
+"""Benchmark of whole training steps against torch; single convolutions are in ``convolutions``."""

@@ -1,8 +1,8 @@
-"""Measures training steps of networks: torch, torch in its benchmark mode, mucudnn, and compiled.
+"""Training steps of networks: with torch, torch in benchmark mode, mucudnn, and compiled.
 
 A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one network,
-precision and memory format take turns in one run, each in a process of its own (see ``apart``). They are the rows of
-one subject of the result folder.
+precision and memory format are interleaved in one run, each in its own process (see ``apart``). Their rows share one
+subject in the result folder.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of measuring.
+    """Options of the benchmark.
 
-    precisions, variants: ``None``: all of the device; torch's own variant is always among them. rounds: samples of each
-    variant; a sample has one step or several. seconds: once they are over, no further setting is begun; ``None``: all
-    are. how: way in which mucudnn gets into the step. clock: clock of the steps (not of the tuning); ``None``: a wall
-    clock. apart: makes the place in which variants are apart.
+    precisions, variants: None for all of the device; torch's own variant is always added. rounds: samples of each
+    variant, each of one or more steps. seconds: the time limit, after which no further setting is started, or None.
+    how: the way mucudnn is applied to the step. clock: times the steps, not the tuning; None for a wall clock. apart:
+    makes the processes of the variants.
     """
 
     config: Config = field(default_factory=Config)
@@ -77,14 +77,14 @@ def benchmark_training(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> None:
-    """Measure the model of each source into the folder ``out``; what it has already is not measured again.
+    """Measure the model of each source into the folder ``out``, except the settings it already has.
 
-    sources: networks by name, and the user's own models, as for ``load_model``, which learn to give small outputs.
-    batch_sizes: one for each. What is there twice is measured once. input_size: (C, H, W) of an image; ``None``: each
+    sources: networks by name, and the user's own models, as for ``load_model``; these learn to give small outputs.
+    batch_sizes: one for each source. Duplicates are measured once. input_size: (C, H, W) of an image; None for each
     network's own. A variant that fails has a row with the reason.
 
-    Raises ``InvalidInputError`` before anything is measured: for what has no model or cannot be trained, too large a
-    batch, a precision or a variant that the device does not have; and what ``open_folder`` raises.
+    Raises ``InvalidInputError`` before anything is measured if a source has no model or cannot be trained, if a batch
+    is too large, or if the device does not have a precision or variant; and the errors of ``open_folder``.
     """
     precisions = known_precisions(options.precisions, device)
     chosen_variants(options.variants, device)
@@ -109,7 +109,7 @@ def benchmark_training(
 
 
 def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
-    """Return the precisions asked for; ``None``: all of the device. Raises ``InvalidInputError`` for others."""
+    """Return the precisions, or all of the device if None. Raises ``InvalidInputError`` for others."""
     allowed = PRECISIONS[device]
     for precision in precisions or ():
         if precision not in allowed:
@@ -139,10 +139,7 @@ def _header(
 
 
 def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape:
-    """Return the (C, H, W) of an image.
-
-    A step of the user's own model is run, to find out whether it can be trained.
-    """
+    """Return the (C, H, W) of an image. Runs a step of a user's own model to check that it can be trained."""
     if source in NETWORKS:
         shape = input_size or input_shape_of(source)
         input_shape(batch_size, shape)
@@ -165,11 +162,11 @@ def _measure_source(
     end_s: float,
     progress: Progress,
 ) -> None:
-    """Measure one model in its settings, and take them out of ``left``; those that are over time stay there."""
+    """Measure one model in its settings and remove them from ``left``; those beyond the time limit stay there."""
     if not settings:
         return
     source = settings[0].network
-    torch.manual_seed(0)  # a model has the same parameters, whatever was measured before it
+    torch.manual_seed(0)  # the same parameters, independent of earlier models
     model, _ = load_model(source, input_shape=shape)
     (batch,) = labelled_batches(1, settings[0].batch_size, shape)
     subject = Subject(model.train(), batch, objective_for(source))
@@ -187,7 +184,7 @@ def _measure_source(
 def measured_rows(
     setting: Setting, subject: Subject, options: TrainingOptions, progress: Progress = silent
 ) -> list[Row]:
-    """Measure the variants of one setting in turns; return a row for each. The model is left as it is."""
+    """Measure the variants of one setting, interleaved; return a row for each. The model is left unchanged."""
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
     with options.apart() as apart:
         handed = apart.handed(subject)
@@ -213,7 +210,7 @@ class _MeasuredVariant:
     parts: list[StepParts] = field(default_factory=list)
 
     def sample_parts(self) -> None:
-        """Split as many steps as a sample of the timer has, unless a step has failed."""
+        """Time the parts of as many steps as a sample of the timer has, unless a step has failed."""
         timer, process = self.entrant.timer, self.entrant.process
         if self.setting.device not in SPLIT_ON or timer is None or process is None or timer.error is not None:
             return
@@ -225,7 +222,7 @@ class _MeasuredVariant:
             self.parts.append(found)
 
     def row(self) -> Row:
-        """Return what was measured, or the reason why nothing was."""
+        """Return the row, with the samples or the reason why there are none."""
         timer, process = self.entrant.timer, self.entrant.process
         row = Row(self.setting.subject, self.variant)
         if timer is None or process is None or self.entrant.failure:
@@ -233,7 +230,7 @@ class _MeasuredVariant:
         return replace(row, samples_s=timer.samples_s, more={"peak_bytes": process.found, **self._split()})
 
     def _split(self) -> dict[str, Any]:
-        """Return the medians of the parts of a step; where one could not be split, the reason alone."""
+        """Return the medians of the parts of a step, or only the reason if steps could not be split."""
         splits = [part.split for part in self.parts if part.split is not None]
         failure = next((part.failure for part in self.parts if part.failure), None)
         if failure or not splits:

@@ -29,14 +29,14 @@ _SUMMARY = ("PyTorch ms", "mucudnn ms", "speedup", "in convolutions", "their sha
 
 
 def cells_of(folder: ResultFolder) -> list[Cell]:
-    """Return the rows, each with ``time_s``, ``noise`` (IQR / median) and ``torch``: that row of the same setting."""
+    """Return the rows, each with ``time_s``, ``noise`` (IQR / median) and ``torch``, torch's row in its setting."""
     lines = [{**line, **spread(line["samples_s"])} for line in folder.lines]
     torchs = {_setting(line): line for line in lines if line["contestant"] == Variant.TORCH and line["samples_s"]}
     return [{**line, "torch": torchs.get(_setting(line))} for line in lines]
 
 
 def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield up to three tables for each source, and a summary if there are several; then what was left out."""
+    """Yield up to three tables for each source, a summary if there are several, and the settings left out."""
     cells, bound = cells_of(folder), bound_in_words(folder.header.settings)
     networks = [[*group] for _, group in groupby(cells, lambda cell: (cell["network"], cell["batch_size"]))]
     for group in networks:
@@ -55,7 +55,7 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def training_summary(cells: Sequence[Cell], bound: str) -> Table:
-    """A row for each network, precision and memory format: mucudnn's step against torch's."""
+    """Return a table with a row for each network, precision and memory format: mucudnn's step against torch's."""
     title = f"training steps, {bound}"
     printed = new_table(title, ("network", "batch", "precision", "memory format"), _SUMMARY)
     for cell in cells:
@@ -63,13 +63,13 @@ def training_summary(cells: Sequence[Cell], bound: str) -> Table:
             left = cell["network"], str(cell["batch_size"]), cell["precision"], cell["memory_format"]
             printed.add_row(*left, *_summed_up(cell))
     printed.caption = (
-        "speedups of the step, and of its convolutions in place; their share of PyTorch's step; rest: all but them"
+        "speedups of the step and of its convolutions in place; their share of PyTorch's step; rest: all other layers"
     )
     return printed
 
 
 def training_split_table(cells: Sequence[Cell]) -> Table:
-    """Times of one network's convolutions in place, and of the rest; ratios as in ``training_steps_table``."""
+    """Return a table of one network's times in convolutions and the rest; ratios as in ``training_steps_table``."""
     printed = _table(cells, "where the time of a step goes", _SPLIT)
     for cell in filter(_is_split, cells):
         printed.add_row(*_left(cell), *_parts(cell))
@@ -80,7 +80,7 @@ def training_split_table(cells: Sequence[Cell]) -> Table:
 
 
 def training_kinds_table(cells: Sequence[Cell]) -> Table:
-    """Shares of the kinds of layers in the time of one network's steps."""
+    """Return a table of the share of each kind of layer in the time of one network's steps."""
     known = [cell for cell in cells if cell.get("kinds_s")]
     kinds = list(dict.fromkeys(kind for cell in known for kind in cell["kinds_s"]))
     printed = _table(cells, "share of time by kind of layer, %", kinds)
@@ -89,17 +89,17 @@ def training_kinds_table(cells: Sequence[Cell]) -> Table:
         whole_s = sum(times.values())
         texts = (f"{100 * times[kind] / whole_s:.1f}" if kind in times else "" for kind in kinds)
         printed.add_row(*_left(cell), *texts)
-    printed.caption = "timed in place in steps of their own; of what is compiled, all but convolutions is the rest"
+    printed.caption = "timed in place in separate steps; in compiled steps, all but convolutions is the rest"
     return printed
 
 
 def training_steps_table(cells: Sequence[Cell], bound: str) -> Table:
-    """Times and peaks of one network; speedup and memory are to torch's of the same precision and memory format."""
+    """Return a table of one network's times and peaks, relative to torch's of the same precision and memory format."""
     printed = _table(cells, f"training steps, {bound}", [*_NUMBERS])
     for cell in cells:
         numbers = [cell["failure"]] if cell["failure"] else [shown(cell) for shown in _NUMBERS.values()]
         printed.add_row(*_left(cell), *numbers)
-    printed.caption = "speedup and memory to PyTorch of the same precision and memory format"
+    printed.caption = "speedup and memory relative to PyTorch in the same precision and memory format"
     return printed
 
 
@@ -109,7 +109,7 @@ def _table(cells: Sequence[Cell], what: str, columns: Sequence[str]) -> Table:
 
 
 def _left(cell: Cell) -> tuple[str, str, str]:
-    """Cells of the setting and the variant, with how mucudnn got into it if that is not as always."""
+    """Return the cells of the setting and the variant, marked if mucudnn was enabled rather than optimized."""
     is_enabled = cell["contestant"] == Variant.MUCUDNN and cell["how"] == How.ENABLE
     name = f"{cell['contestant']}, enabled" if is_enabled else cell["contestant"]
     return cell["precision"], cell["memory_format"], name
@@ -120,7 +120,7 @@ def _setting(line: Cell) -> tuple[Any, ...]:
 
 
 def _to_torch(cell: Cell, of: Callable[[Cell], float], shown: Callable[[float], str]) -> str:
-    """Format torch's number over that of the cell; empty where torch failed."""
+    """Format the ratio of torch's number to the cell's; empty if torch failed."""
     return "" if cell["torch"] is None else shown(of(cell["torch"]) / of(cell))
 
 
@@ -133,7 +133,7 @@ def _convolutions_s(cell: Cell) -> float:
 
 
 def _parts(cell: Cell) -> list[str]:
-    """Texts under ``_SPLIT``."""
+    """Return the texts under ``_SPLIT``."""
     times = map(milliseconds, (cell["forward_convolutions_s"], cell["backward_convolutions_s"], cell["rest_s"]))
     forward, backward, rest = times
     if not _is_split(cell["torch"]):
@@ -146,7 +146,7 @@ def _parts(cell: Cell) -> list[str]:
 
 
 def _summed_up(cell: Cell) -> list[str]:
-    """Texts under ``_SUMMARY``; the reason where there is nothing to compare."""
+    """Return the texts under ``_SUMMARY``, or the reason if there is nothing to compare."""
     torchs = cell["torch"]
     if cell["failure"] or torchs is None:
         return [cell["failure"] or "PyTorch's own failed"]

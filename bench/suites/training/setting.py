@@ -1,4 +1,4 @@
-"""Settings of training steps. Loads no torch."""
+"""Settings of training steps. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FLOAT32, Precision.BFL
 
 
 class How(StrEnum):
-    """Way in which mucudnn gets into a step.
+    """The way mucudnn is applied to a step.
 
-    ``OPTIMIZE``: the modules of the model are tuned before, by ``mucudnn.optimize``. ``ENABLE``: all convolutions are
-    tuned as they are met in a first step, which is not counted, under ``mucudnn.tuned``.
+    ``OPTIMIZE``: the model is tuned beforehand by ``mucudnn.optimize``. ``ENABLE``: all convolutions are tuned during a
+    warm-up step under ``mucudnn.tuned``.
     """
 
     OPTIMIZE = "optimize"
@@ -37,7 +37,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Setting in which the variants take turns. device: ``cpu`` or ``cuda``."""
+    """A setting in which the variants are compared. device: ``cpu`` or ``cuda``."""
 
     network: str
     batch_size: int
@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """Columns of its rows."""
+        """Return the columns that identify its rows."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Gets the steps of one variant ready, in a place of its own: see ``apart``."""
+"""The preparation of one variant's steps in its own process (see ``apart``)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import MucudnnError, first_line
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
-SPLIT_ON = ("cpu",)  # on a GPU events would have to be read, which the parts of a step have not been tried with
+SPLIT_ON = ("cpu",)  # splitting a step on a GPU would need CUDA events, which is untested
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Subject of a training: a model on the CPU, which is copied, with the images and labels of a batch."""
+    """A model on the CPU, which is copied before training, with the images and labels of a batch."""
 
     model: nn.Module
     batch: Batch
     objective: Objective
 
     def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
-        """All arguments of the model, the images in the setting's memory format, and the target."""
+        """Return all arguments of the model, with the images in the setting's memory format, and the target."""
         images, labels = (tensor.to(setting.device) for tensor in self.batch)
         images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
         return self.objective.arguments(images), self.objective.target(images, labels)
@@ -45,7 +45,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Parts of a few steps: convolutions and the rest, and seconds by kind of layer; and what failed, in words."""
+    """Times of a few steps, split into convolutions and the rest, and by kind of layer; or the failure in words."""
 
     split: StepSplit | None = None
     kinds_s: Mapping[str, float] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Gets the steps of a variant ready: builds, tunes or compiles, warms up, and takes the peak of memory in bytes.
+    """The preparation of a variant's steps: build, tune or compile, warm up, and take the peak of memory.
 
-    subject: returns what is trained. threads: of torch. clock: of the steps. Called, it returns what is timed, a step,
-    and the peak; it is asked for ``StepParts``. Raises whatever building, tuning, compiling and a step raise.
+    subject: returns the model to train. threads: of torch. clock: of the steps. A call returns the step to time and the
+    peak in bytes; it can also measure ``StepParts``. Raises any error of building, tuning, compiling and of a step.
     """
 
     subject: Callable[[], Subject]
@@ -76,7 +76,7 @@ class StepJob:
         model, step = self._model_and_step(self.subject())
         if self._is_enabled:
             with mucudnn.tuned(self.config):
-                step()  # all convolutions are met
+                step()  # tunes all convolutions
         peak_bytes = self._run(lambda: allocator_peak_bytes(step, self.setting.device))
         parts = _Parts(model, step, self.clock, self._run, self.variant.is_compiled) if self._is_split else None
         return Ready(step, peak_bytes, self._run, self.clock, parts)
@@ -98,7 +98,7 @@ class StepJob:
                 return function()
 
     def _model_and_step(self, subject: Subject) -> tuple[nn.Module, Callable[[], None]]:
-        """A copy of the model, and a training step of it that leaves no gradients, as it finds none."""
+        """Return a copy of the model and a training step of it, which starts and ends without gradients."""
         setting = self.setting
         autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
         torch_format = TORCH_FORMATS[setting.memory_format]
@@ -120,10 +120,7 @@ class StepJob:
 
 @dataclass(slots=True, eq=False)
 class _Parts:
-    """Splits steps, when it is asked: where that fails once, there is no split.
-
-    The first failure is told each time.
-    """
+    """Splits steps into their parts on request. After a failure, returns that failure and never tries again."""
 
     model: nn.Module
     step: Callable[[], None]
@@ -150,7 +147,7 @@ class _Parts:
 
 @contextmanager
 def _rounding(setting: Setting) -> Iterator[None]:
-    """Round float32 to TF32 or not, in convolutions and in matrix products. Other precisions leave both alone."""
+    """Switch TF32 on or off in convolutions and matrix products; other precisions change nothing."""
     if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
         yield
         return

@@ -190,7 +190,7 @@ def test_without_float64_nothing_is_compared(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ torch.ones(3, 3)
 
-    with pytest.raises(InvalidInputError, match="cannot be computed in float64, with which it is compared: RuntimeErr"):
+    with pytest.raises(InvalidInputError, match="does not run in float64, which is the reference: RuntimeErr"):
         measure(tmp_path / "out", Single(), WHOLE, torch.randn(2, 3))
     assert not (tmp_path / "out").exists()
 
@@ -207,7 +207,13 @@ def test_the_command_measures_a_module_of_a_model(own_model: str, tmp_path: Path
     asked = ("bench", "metrics", own_model, "--input", "3x6x6", "--batch", "3", "--threads", "1", "--rounds", "2")
     result = invoke(*asked, "--module", "2", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    for expected in ("module", "backward_filter", "passed", "those of all parameters", "in float64 on two samples"):
+    for expected in (
+        "module",
+        "backward_filter",
+        "passed",
+        "the gradients of all parameters",
+        "in float64 on two samples",
+    ):
         assert expected in result.output
     rows = read_folder(tmp_path / "out").rows
     assert set(rows["layer"]) == {"2"}

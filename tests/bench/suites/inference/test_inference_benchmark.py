@@ -97,5 +97,5 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_elsewhere_than_on_the_cpu_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="x is on cuda:1, and filters are kept on the CPU alone"):
+    with pytest.raises(UnavailableError, match="x is on cuda:1, but filters are cached only on the CPU"):
         measured(tmp_path / "folder", nn.Conv2d(3, 4, 3), on_cuda(torch.empty(1, 3, 8, 8), 1))
