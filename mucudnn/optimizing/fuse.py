@@ -177,7 +177,7 @@ def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
 
 
 def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:
-    """Tell whether this is a plain call, and nothing else in the graph uses the module or its parameters."""
+    """Return whether this is a plain call and nothing else in the graph uses the module or its parameters."""
     of_module = [one for one in traced.graph.nodes if one.op == "call_module" and one.target == node.target]
     inside = f"{node.target}."
     is_read = any(one.op == "get_attr" and str(one.target).startswith(inside) for one in traced.graph.nodes)
