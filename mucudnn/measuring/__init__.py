@@ -1,4 +1,4 @@
-"""Measures candidates: which to look at, errors against float64, and whole runs against torch.
+"""Measuring for tuning: candidates, their errors against float64, their times, and whole runs against torch.
 
-Tuning stands on it. Benchmarks, which need more, are in ``mucudnn.bench``.
+Benchmarks are in ``mucudnn.bench``.
 """

@@ -14,15 +14,15 @@ from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_bac
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 
-_IN_A_TURN = 8  # algorithms of a source whose sizes are all looked at before the next ones
+_IN_A_TURN = 8  # algorithms of a source that are measured at all sizes before the next ones
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
 
-    stored: the measurement of an earlier run. proofs: of foreign code, which is not
-    run before; ``None``: whatever runs is checked in this process.
+    stored: the measurement of an earlier run. proofs: of foreign code, which must be proven before it runs here; None
+    if all code is checked in this process.
     """
 
     problem: ConvProblem
@@ -72,7 +72,7 @@ class Candidate:
         return failed
 
     def proof(self) -> Proof | None:
-        """Return the proof from a process of its own; ``None``: this process checks the candidate.
+        """Return the proof from the proving process; None if this process checks the candidate.
 
         Raises the error that bars it.
         """
@@ -116,8 +116,8 @@ class Candidate:
     def fits(self, limit_bytes: int | None) -> bool:
         """Whether the workspace is within the limit.
 
-        Larger micro-batches need more: after the first that does not fit, none is run to find out. What a source offers
-        need not run to tell, and may need less for larger ones.
+        Larger micro-batches need more, so after the first that does not fit, none is run to find out. A source's
+        algorithms declare their workspace without a run, and may need less for larger ones.
         """
         if limit_bytes is None:
             return True
@@ -140,9 +140,9 @@ class Candidate:
 
 
 def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:
-    """Tell whether a problem is computed by foreign code in a form that the user's own step does not run.
+    """Return whether a problem is computed by foreign code that must be proven first.
 
-    Torch's own is foreign in every form. In that of the user's step it is proven, too, but runs where it cannot be.
+    All forms of torch's own are foreign. The one that the user's step runs anyway may run even if it cannot be proven.
     """
     is_others = algorithm.source is not None or package_of(algorithm.name) is not None
     return is_others or algorithm.is_foreign(problem)
@@ -157,9 +157,9 @@ def find_candidates(
 ) -> tuple[list[Candidate], list[Failure]]:
     """Return micro-configs that can run, in the order of measuring, and failures with the reasons of the others.
 
-    Small micro-batches are first: they tell what larger ones need not be tried. A source can offer more than there is
-    time for, best first. So all sizes of its best algorithms come before any of the others. The largest size is the
-    whole mini-batch, which every policy has.
+    Small micro-batches come first, since their results rule out larger ones. A source offers its best algorithms first,
+    possibly more than there is time for, so all sizes of the best come before any of the others. The largest size is
+    the whole mini-batch, which every policy has.
     """
     stored = {m.micro_config: m for m in known}
     batch_size = max(micro_batch_sizes)
@@ -185,7 +185,7 @@ def find_candidates(
 
 
 def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
-    """Reason why an algorithm cannot compute a problem; ``None``: it can. Another package's may fail to say so."""
+    """Return the reason why an algorithm cannot compute a problem, such as an error of ``supports``; None if it can."""
     try:
         return algorithm.supports(problem)
     except Exception as error:
@@ -195,7 +195,7 @@ def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
 
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:
-    """Reason why slices of this size cannot be computed; ``None``: they can, or there are no slices."""
+    """Return the reason why slices of this size cannot be computed; None if they can or the batch is undivided."""
     if micro_batch_size == batch_size and algorithm.can_run_undivided(problem):
         return None
     return algorithm.supports_micro_batch(problem, micro_batch_size)

@@ -1,8 +1,8 @@
-"""Results in float64 that candidates are compared with: of some samples, or at some places, which costs milliseconds.
+"""Float64 results to compare candidates with: of some samples, or at some places, which takes milliseconds.
 
-A result of a convolution is a sum over one window. So the windows of a few places, gathered into a matrix, give them
-exactly, and nothing else must be computed. The places are the corners, where the padding is, of the first and the last
-sample, and others at random.
+A result of a convolution is a sum over one window. So a few results can be computed exactly from their windows,
+gathered into a matrix. The places are the corners of the first and the last sample, where the padding is, and random
+ones.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import computed_without_libraries
 
 _FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
-_BYTES = 64 * 2**20  # most for one result, and for one piece of the work
-_FEWEST_SAMPLES = 3  # the first, the last and one between, whatever they cost
+_BYTES = 64 * 2**20  # the most for one result, and for one piece of the work
+_FEWEST_SAMPLES = 3  # the first, the last and one between, at any cost
 
 _PLACES = 64
 _MOST_GROUPS = 4
 _MOST_CHANNELS = 8  # of each group
-_SAMPLED_FLOPS = 2e7  # most for the gradient of the filter, in float64: some milliseconds
+_SAMPLED_FLOPS = 2e7  # the most for the gradient of the filter in float64, a few milliseconds
 
 _Places = tuple[Tensor, ...]  # indices into what is written; empty: all of it
 
 
 class Float64Results(ABC):
-    """Results in float64 for the first samples of some operands, which must not change meanwhile.
+    """Float64 results for the first samples of some operands, which must not change meanwhile.
 
-    Only the last result is kept: candidates come in the order of their size.
+    Only the last result is kept, since candidates come in the order of their size.
     """
 
     def __init__(self, problem: ConvProblem, operands: Operands) -> None:
@@ -46,11 +46,11 @@ class Float64Results(ABC):
     @property
     @abstractmethod
     def affordable(self) -> int:
-        """The number of samples that can be compared at little cost; 0: one micro-batch is enough."""
+        """The number of samples that can be compared at little cost; 0 if one micro-batch is enough."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """Most bytes that are allocated at a time, for a mini-batch as large as that of the operands."""
+        """Peak of allocated bytes, for a mini-batch as large as that of the operands."""
 
     @abstractmethod
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
@@ -87,7 +87,7 @@ class ExactResults(Float64Results):
         return _spread(n, max(_FEWEST_SAMPLES, self.affordable))
 
     def peak_bytes(self) -> int:
-        """Most bytes that are allocated at a time, for a mini-batch as large as that of the operands.
+        """Peak of allocated bytes, for a mini-batch as large as that of the operands.
 
         There are four results in float64: the exact one, the algorithm's own, its copy in float64, and their
         difference. Then there are the filter, and one piece of the work: samples as they are and in float64, and
@@ -98,7 +98,7 @@ class ExactResults(Float64Results):
         return 4 * result + 8 * prod(self._problem.w_shape()) + 12 * self._piece() * self._numbers_of_sample()
 
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
-        """Compute y or dx of the samples compared, or dw, which goes on from the last sum where it can."""
+        """Compute y or dx of the compared samples, or dw, continuing the last sum if possible."""
         if self._problem.operation is not Operation.BACKWARD_FILTER:
             samples = self.compared(n)
             return (torch.as_tensor(samples, device=self._operands.x.device),), torch.cat([*self._pieces(samples)])
@@ -109,7 +109,7 @@ class ExactResults(Float64Results):
         return (), total
 
     def _pieces(self, samples: Sequence[int]) -> Iterator[Tensor]:
-        """Results of the samples, piece by piece, each small enough for the memory."""
+        """Yield results of the samples in pieces that are small enough for the memory."""
         x, w, y = self._operands.x, self._operands.w, self._operands.y
         for start in range(0, len(samples), self._piece()):
             of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
@@ -129,7 +129,7 @@ class ExactResults(Float64Results):
 
 
 class SampledResults(Float64Results):
-    """Results at some places, always the same of a problem, from which errors are estimated.
+    """Results at some places, always the same for a problem, from which errors are estimated.
 
     Activations are compared at ``_PLACES`` pixels in some channels, the gradient of the filter in some pairs of
     channels at all its taps: channels of some groups, evenly spread.
@@ -138,7 +138,7 @@ class SampledResults(Float64Results):
     affordable = 0
 
     def peak_bytes(self) -> int:
-        """Most bytes that are allocated at a time, about: windows and filters in float64, and their copies."""
+        """Approximate peak of allocated bytes: windows and filters in float64, and their copies."""
         problem = self._problem
         if problem.operation is Operation.BACKWARD_FILTER:
             pixels = max(problem.h * problem.w, problem.p * problem.q)

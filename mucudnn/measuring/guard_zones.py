@@ -1,6 +1,6 @@
-"""Memory between guard zones, which tell whether anything was written around a buffer.
+"""Memory between guard zones, which detect writes outside a buffer.
 
-The method is that of XLA's red zones, with smaller ones: what is written further away than they reach is not noticed.
+The method is that of XLA's red zones, but smaller: writes beyond the zones are not detected.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mucudnn.running.workspace import on_huge_pages
 GUARD_BYTES = 2**16
 _GUARD_BYTES_ON_GPUS = 2**20
 _PATTERN = 0xA5
-_GARBAGE = 0xFF  # NaN in every floating-point type: it shows what is read, or returned, without being written
+_GARBAGE = 0xFF  # NaN in every floating-point type, so that reads of unwritten memory show in the result
 
 
 class GuardedBuffer:
     """One allocation that serves all sizes up to its capacity. Each part begins right after the first guard zone.
 
-    It grows where more is required. The old memory is given back before the new is taken: so ask for a part anew
-    whenever it is used. Takes ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
+    It grows on demand. The old memory is freed before the new is allocated, so call ``part`` again for every use. Takes
+    ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
     """
 
     def __init__(self, device: str, guard_bytes: int | None = None) -> None:
@@ -38,9 +38,9 @@ class GuardedBuffer:
         return 0 if self._memory is None else self._memory.numel() - 2 * self._guard_bytes
 
     def require(self, size_bytes: int) -> bool:
-        """Make room for so many bytes, with arbitrary content. Returns whether that took new memory.
+        """Grow to this size if needed, with arbitrary content; return whether memory was allocated.
 
-        Raises torch's error for lack of memory. Then the buffer has its former capacity, if that is still there.
+        Raises torch's out-of-memory error. Then the buffer has its former capacity, if that could be allocated again.
         """
         if self._memory is not None and size_bytes <= self.capacity_bytes:
             return False
@@ -58,19 +58,19 @@ class GuardedBuffer:
         self._parts.clear()
 
     def part(self, size_bytes: int) -> Tensor:
-        """The first bytes, 1-D uint8. They stay where they are until more is required. Quick, for timed code."""
+        """Return the first bytes, 1-D uint8, valid until the buffer grows. Quick, for timed code."""
         if size_bytes not in self._parts:
             self._parts[size_bytes] = self._raw[self._guard_bytes : self._guard_bytes + size_bytes]
         return self._parts[size_bytes]
 
     def arm(self, size_bytes: int) -> None:
-        """Fill the first bytes with NaN, and what is around them with a pattern: before a run."""
+        """Fill the first bytes with NaN, and the guard zones with a pattern, before a run."""
         self.part(size_bytes).fill_(_GARBAGE)
         for zone in self.zones(size_bytes):
             zone.fill_(_PATTERN)
 
     def trespass(self, size_bytes: int) -> str | None:
-        """Tell where around the first bytes a run has written; ``None``: nowhere."""
+        """Return where a run has written outside the first bytes; None if nowhere."""
         before, behind = map(_written, self.zones(size_bytes))
         if len(before):
             return f"{len(before)} bytes, from {self._guard_bytes - int(before[0])} bytes before the begin"
@@ -94,7 +94,7 @@ class GuardedBuffer:
 
 
 def _written(zone: Tensor) -> Tensor | np.ndarray[Any, Any]:
-    """Return the indices of bytes that are not the pattern's."""
+    """Return the indices of bytes that differ from the pattern."""
     if zone.device.type == "cpu":  # by NumPy: torch wakes all its threads for a small step
         return np.flatnonzero(zone.numpy() != _PATTERN)
     return (zone != _PATTERN).nonzero().flatten()

@@ -25,7 +25,7 @@ _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACK
 class Operands:
     """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format.
 
-    epilogue: what follows y in a fused convolution; ``None``: nothing.
+    epilogue: of a fused convolution, else None.
     """
 
     x: Tensor
@@ -53,7 +53,7 @@ class Operands:
         return tensor
 
     def with_own_result(self, operation: Operation) -> Operands:
-        """The same operands with another tensor, not filled, for the operation to write into."""
+        """Return the same operands with a new, uninitialized tensor for the operation's result."""
         own: dict[str, Any] = {_WRITTEN[operation]: torch.empty_like(self.written(operation))}
         return replace(self, **own)
 
@@ -64,11 +64,11 @@ _PERIOD = 2**20 - 3  # a prime, which no row, channel or sample shares
 def random_operands(
     problem: ConvProblem, batch_size: int, device: str = "cpu", seed: int = 0, written: Tensor | None = None
 ) -> Operands:
-    """Normal random numbers, never zeros: arithmetic on zeros draws less power, so it can run faster than on real data.
+    """Return normal random numbers, not zeros: arithmetic on zeros draws less power, so it can be faster than usual.
 
-    x and y have variance 1, and w is scaled so that a convolution keeps it. Torch's global generator keeps its state,
-    and nothing is allocated but the three tensors, and once ``_PERIOD`` numbers that stay. written: memory (1-D uint8)
-    for the tensor that the operation writes; its content is left as it is.
+    x and y have variance 1, and w is scaled so that a convolution keeps it. Torch's global generator keeps its state.
+    Only the three tensors are allocated, and once ``_PERIOD`` numbers that are kept. written: memory (1-D uint8) for
+    the tensor that the operation writes; its content is unchanged.
 
     >>> from mucudnn.words.problem import ConvProblem, Operation
     >>> operands = random_operands(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), batch_size=2)
@@ -78,7 +78,7 @@ def random_operands(
     drawn = _drawn(device, seed)
 
     def tensor(writer: Operation, shape: Shape, first: int, scale: float = 1.0) -> Tensor:
-        """The tensor that ``writer`` writes. first: index of its first number among those drawn."""
+        """Return the tensor that ``writer`` writes. first: index of its first number among those drawn."""
         if written is not None and problem.operation is writer:
             return _stored(problem, shape, written.view(torch_dtype(problem)))
         values = torch.empty(prod(shape), dtype=torch_dtype(problem), device=device)
@@ -98,9 +98,9 @@ def random_operands(
 def followed_operands(
     problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None, device: str = "cpu"
 ) -> Operands:
-    """Make random operands as in inference, where an epilogue may follow y.
+    """Return random operands as in inference, where an epilogue may follow y.
 
-    Whole calls allocate what they write: so y itself, random and of the right shape and format, is what is added.
+    Whole calls allocate their result, so the random y, of the same shape and format, serves as the addend.
     """
     operands = random_operands(problem, batch_size, device)
     if epilogue is None:
@@ -110,7 +110,7 @@ def followed_operands(
 
 @lru_cache(maxsize=2)
 def _drawn(device: str, seed: int) -> Tensor:
-    """Draw ``_PERIOD`` normal numbers in float32: to draw one takes ten times as long as to copy it."""
+    """Draw ``_PERIOD`` normal numbers in float32, to be copied, since drawing a number takes ten times as long."""
     with torch.inference_mode(False):
         generator = torch.Generator(device).manual_seed(seed)
         return torch.empty(_PERIOD, device=device).normal_(generator=generator)

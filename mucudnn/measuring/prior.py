@@ -33,9 +33,9 @@ class Prior:
         self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
 
     def learn(self, problem: ConvProblem, measurements: Iterable[Measurement]) -> None:
-        """Add what was measured of a problem; what was known of it is replaced.
+        """Add or replace the measurements of a problem.
 
-        A setup is shared by the largest micro-batch that was measured: what ended after a small part has it once, too.
+        The setup is divided by the largest measured micro-batch, also for algorithms dropped after a small part.
         """
         measured, best = list(measurements), dict[str, float]()
         largest = max((m.micro_config.micro_batch_size for m in measured), default=1)
@@ -47,9 +47,9 @@ class Prior:
             self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
 
     def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
-        """Return what the nearest like problems say; else what those of other operations do; None: too few are known.
+        """Return the expectation from the nearest similar problems, else from other operations; None if unknown.
 
-        What is said of other operations counts only where it is bad: they differ too much for anything else.
+        Other operations can only show that an algorithm is hopeless; they differ too much for more.
         """
         if (own := self._near(problem, algorithm)) is not None:
             return own

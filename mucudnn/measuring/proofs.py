@@ -1,4 +1,4 @@
-"""Proofs of foreign candidates, which run in a process of their own before they run in this one."""
+"""Proofs of foreign candidates, which run in a separate process before they run in this one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class UnprovenError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Error, memory and time of a candidate that ran right in a process of its own.
+    """Error, memory and time of a candidate that ran correctly in the proving process.
 
-    relative_error: against float64. internal_bytes: what it allocates by itself. time_s: of the fastest run, under the
-    checks of the heap.
+    relative_error: against float64. internal_bytes: allocated by the candidate itself. time_s: of the fastest run,
+    including the checks of the heap.
     """
 
     relative_error: float
@@ -44,7 +44,7 @@ class Fault(StrEnum):
 
 
 class BarredError(UnsoundError):
-    """Foreign code that must not be run here. fault: what it did."""
+    """Foreign code that must not be run in this process. fault: the reason."""
 
     def __init__(self, reason: str, fault: Fault) -> None:
         super().__init__(reason, fault)  # all arguments, so that it can be pickled
@@ -81,7 +81,7 @@ class Proofs:
             self._proven()
 
     def of(self, candidate: Candidate) -> Proof | None:
-        """Return the proof; ``None`` where torch's own cannot be proven in the form that the user's step runs anyway.
+        """Return the proof; None if torch's own, in the form that the user's step runs anyway, could not be proven.
 
         Raises the error that bars the candidate.
         """

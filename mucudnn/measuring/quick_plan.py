@@ -1,8 +1,8 @@
 """The order of the quick race: which candidates of a problem it probes next, given the results so far.
 
-Each algorithm is looked at where it is at its best, with the largest micro-batch that fits, unless a small part of the
-mini-batch shows that it is hopeless. Only the best one is then measured at other sizes too. What like problems say is
-hopeless is passed over.
+Each algorithm is probed at its best, with the largest micro-batch that fits, unless a small part of the mini-batch
+shows that it is hopeless. Only the best one is then measured at other sizes, too. Algorithms that were hopeless in
+similar problems are skipped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 class QuickPlan:
     """The order of a search for the fastest candidates of a job.
 
-    known, failed: what has been found out; the race adds to them. prior: what like problems say. every_size: measure
-    the two best algorithms at all sizes, torch's own among them: where a budget is divided, each size is an option.
-    flops_per_s: the device's full rate; inf: unknown.
+    known, failed: the results so far, to which the race adds. prior: from similar problems. every_size: measure the two
+    best algorithms, or torch's own, at all sizes, since each size is an option when a budget is divided. flops_per_s:
+    the device's full rate; inf if unknown.
     """
 
     job: RaceJob
@@ -65,8 +65,8 @@ class QuickPlan:
     def parts(self) -> list[Candidate]:
         """Return, for each algorithm without results, a candidate of a small part of the mini-batch.
 
-        Foreign code is not among them: it is proven at each size, and so looked at once. Nor are last resorts, unless a
-        budget is divided, in which they may have a share.
+        Foreign code has none, since it is proven at each size and so probed once. Last resorts have none unless a
+        budget is divided, where they may get a segment.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
         small = [c for c in self.job.candidates if SMALL_PART * c.micro_batch_size <= self.job.task.batch_size]
@@ -85,11 +85,11 @@ class QuickPlan:
     def leads(self) -> list[Candidate]:
         """Return the candidate of each algorithm that is probed first: the largest that fits and has not failed.
 
-        Undivided torch's own is one whether it fits or not, and comes first: everything is compared with it. Then comes
-        what like problems say is fast, then what has little to compute, then the others, last resorts last. Torch's own
-        is looked at divided, too, where it does not fit or is handed fresh pages. Foreign code that was barred is not
-        tried at another size. What was passed over stays the lead. Algorithms that were hopeless have none. What like
-        problems say is hopeless is the lead whether it fits or not: to know takes a run.
+        The baseline comes first whether it fits or not, since everything is compared with it. Then come algorithms that
+        were fast in similar problems, then those with few FLOPs, then the others, and last resorts at the end. Torch's
+        own is also probed divided if it does not fit or gets fresh pages. Barred foreign code is not tried at another
+        size. A skipped candidate stays the lead. Hopeless algorithms have none. A candidate that is hopeless in similar
+        problems is the lead whether it fits or not, since finding out takes a run.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
@@ -109,9 +109,9 @@ class QuickPlan:
         return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
     def _is_out(self, candidate: Candidate) -> bool:
-        """Whether a candidate failed or was passed over. One passed over under another limit may win under this one.
+        """Whether a candidate failed or was skipped. One skipped under another limit may win under this one.
 
-        So may what was passed over for its arithmetic, once a higher rate is seen.
+        So may one skipped for its FLOPs, once a higher rate has been measured.
         """
         if self.is_spared(candidate):
             return True
@@ -125,7 +125,7 @@ class QuickPlan:
     def sizes(self) -> list[Candidate]:
         """Smaller sizes to measure next: all of the best algorithm, half the size of one close to it.
 
-        Where a budget is divided, all sizes of each algorithm that is the best, or close to it, in its own workspace.
+        If a budget is divided: all sizes of each algorithm that is the best, or close to it, within its own workspace.
         """
         ranked = self._ranked()
         wanted: list[Candidate] = []
@@ -140,7 +140,7 @@ class QuickPlan:
         return [c for c in wanted if self._is_new(c)]
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
-        """Return why a candidate cannot win, before it has run; None: it is worth a probe."""
+        """Return why a candidate cannot win, before it has run; None if it is worth a probe."""
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
@@ -164,9 +164,9 @@ class QuickPlan:
         return setup_s + self.job.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
     def fastest_s(self, within_bytes: float = inf) -> float:
-        """Return the seconds of the fastest that is within limit and error bound; inf: there is none.
+        """Return the seconds of the fastest candidate within limit and error bound; inf if there is none.
 
-        within_bytes: what needs more workspace does not count, where a budget is divided: others may need the bytes.
+        within_bytes: if a budget is divided, candidates that need more workspace are ignored.
         """
         winning = [m for c, m in self._measured() if self.job.can_win(c, m.relative_error)]
         if self.every_size:
@@ -174,17 +174,17 @@ class QuickPlan:
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
-        """Return a candidate's time as a multiple of the fastest one's; inf: it must not win."""
+        """Return a candidate's time as a multiple of the fastest one's; inf if it must not win."""
         if not self.job.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
-        """Workspace that counts: without prepared bytes where they may be cached from call to call."""
+        """Workspace to compare: without prepared bytes if these may be cached between calls."""
         return measurement.scratch_bytes + (0 if self.job.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
-        """Workspace that counts, or as much of it as is known without a run."""
+        """Workspace to compare, or as much of it as is known without a run."""
         scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
         return scratch + (0 if self.job.may_keep else candidate.workspace.prepared_bytes)
 
@@ -193,9 +193,9 @@ class QuickPlan:
         return expected is not None and expected.ratio > expected.hopeless * self._least_expected(candidate)
 
     def _least_expected(self, candidate: Candidate) -> float:
-        """The least expected multiple among candidates that fit: 1, unless a limit bars the fastest.
+        """The least expected multiple among candidates that fit: 1, unless the fastest does not fit.
 
-        Where a budget is divided, so does what needs more workspace than the candidate.
+        If a budget is divided, only candidates that need no more workspace than this one count.
         """
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
@@ -254,7 +254,7 @@ class QuickPlan:
         return list(best.values())
 
     def _hopeless_algorithms(self) -> set[str]:
-        """Return algorithms that were hopeless at every size that is known."""
+        """Return the algorithms that were hopeless at every measured size."""
         hopeful = {
             micro_config.algorithm
             for micro_config, measurement in self.known.items()
@@ -264,7 +264,7 @@ class QuickPlan:
 
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
-    """Whether it allocates so much that malloc asks the system for it in each call, and the system clears the pages."""
+    """Whether it allocates so much that malloc maps and the system clears new pages in each call."""
     return candidate.is_countable and candidate.scratch_bytes >= MAPPED_BYTES
 
 

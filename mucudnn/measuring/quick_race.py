@@ -1,7 +1,7 @@
-"""The quick race: measures those candidates of a problem that can win, and looks at the others once or not at all.
+"""The quick race: measures the candidates of a problem that can win, and probes the others once or not at all.
 
-``QuickPlan`` says which come next. Of what is passed over, a row with the reason is stored. Whole runs decide between
-those that are close, as they always do.
+``QuickPlan`` determines the order. A skipped candidate has a stored row with the reason. Whole runs decide between
+candidates that are close.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mucudnn.words.results import Failure, Measurement
 
 
 class QuickRace(Race):
-    """A race of those that can win, in the order of its plan, for which results are compared at some places only.
+    """A race of the candidates that can win, in the order of its plan. Results are compared at some places only.
 
     prior, every_size, flops_per_s: as of ``QuickPlan``; the results are added to the prior.
     """
@@ -30,7 +30,7 @@ class QuickRace(Race):
     checks_samples = True
 
     def __init__(self, job: RaceJob, prior: Prior, every_size: bool = False, flops_per_s: float = inf) -> None:
-        if any(c.smaller is not None for c in job.candidates):  # to know what smaller ones need takes a run for some
+        if any(c.smaller is not None for c in job.candidates):  # the workspace of smaller ones may take a run to know
             job = replace(job, candidates=[replace(c, smaller=None) for c in job.candidates])
         super().__init__(job)
         self.rule = replace(EVERY_ROUND, sample_s=job.machine.clock.step_rule.sample_s, max_calls=4)
@@ -69,11 +69,11 @@ class QuickRace(Race):
             for candidate in sizes:
                 if candidate.micro_config not in self.failed:
                     yield from self._look_at(candidate)
-            yield from self._compare_closely(inf, SECOND)  # a size is compared with others, and never by a quick look
+            yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, never by probes
         plan.prior.learn(self.job.task.problem, self.known.values())
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return all, unless time is up: then the baseline, and others only until one fits."""
+        """Return all candidates, or if time is up, the baseline, and others only until one fits."""
         if not self._is_late():
             return candidates
         return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
@@ -118,9 +118,9 @@ class QuickRace(Race):
             yield entry.final()
 
     def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
-        """Replace quick looks by samples with empty caches, in turns, then take another sample of each.
+        """Replace probes by interleaved cold-cache samples, then take another sample of each.
 
-        What is slower by more than these margins ends with what it has.
+        Candidates that are slower by more than these margins get no more samples.
         """
         yield from self._sample_within(first, looks_only=True)
         yield from self._sample_within(second)
@@ -143,7 +143,7 @@ class QuickRace(Race):
                     self._add(entry)
 
     def _can_win(self, entry: Entry, margin: float) -> bool:
-        """Whether it is at most so many times slower than the fastest, by its fastest sample."""
+        """Whether its fastest sample is within ``margin`` times the fastest candidate."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
         return self._plan.margin(entry.candidate, own) <= margin
 
@@ -153,7 +153,7 @@ class QuickRace(Race):
         return not (own and candidate.algorithm.name in self._has_run)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Check an algorithm of ours on few samples, since it is tested at every size; on all where that fails."""
+        """Check an algorithm of ours on few samples, since it is tested at every size; on all if that fails."""
         own = [c for c in self.job.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:

@@ -11,7 +11,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
 from mucudnn.words.warning import say_once
 
-MOST_WAITED_S = 3.0  # in all waits of a run together: what is measured under load is marked, and can be made again
+MOST_WAITED_S = 3.0  # in all waits of a run together; results under load are marked and can be measured again
 
 Outcomes = Sequence[WholeRun | Exception | None]
 _BUSY = (
@@ -23,7 +23,7 @@ _BUSY = (
 class Quiet:
     """Waits for a quiet machine, measures disturbed candidates again, and warns once of results that remain doubtful.
 
-    tell: called with why it waits. All waits together take at most ``most_s``.
+    tell: called with the reason of a wait. All waits together take at most ``most_s``.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Quiet:
         return not self._load_unknown and self.watch.current().is_quiet
 
     def wait(self) -> Load:
-        """Wait for free cores, within the remaining patience; return the load then."""
+        """Wait for free cores, within the remaining time; return the load afterwards."""
         self._begin()
         self._patience_s -= self.watch.wait(self._tell, self._patience_s)
         return self.watch.current()
@@ -60,7 +60,7 @@ class Quiet:
         sound = _undisturbed(results)
         spent_s = search.job.machine.clock.now() - began_s
         if len(sound) < len(results) and self.wait().is_quiet:
-            for result in results:  # what is not measured again cannot win any more, and raises no doubt
+            for result in results:  # the others can no longer win, so that they do not matter
                 self._doubtful.discard((search.job.task.problem, result.micro_config))
             yield from self._remembered(search.knowing(_undoubted(sound), spent_s))
 
@@ -91,7 +91,7 @@ class Quiet:
         return _undoubted(sound) if len(sound) < len(results) and self.is_now() else [*results]
 
     def store_rate(self) -> None:
-        """Store the best rate of the known kernel, which later runs are compared with."""
+        """Store the best rate of the reference kernel, with which later runs are compared."""
         if self.watch.best_rate:
             self._store.add_rate(self.watch.best_rate)
 
@@ -102,7 +102,7 @@ class Quiet:
             say_once(_BUSY)
 
     def _begin(self) -> None:
-        """Read the best rate of earlier runs, and warn once of more threads than cores; before the first look."""
+        """Before the first probe, read the best rate of earlier runs, and warn once of more threads than cores."""
         if self._has_begun:
             return
         self._has_begun = True

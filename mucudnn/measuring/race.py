@@ -1,7 +1,7 @@
 """The race of one problem's micro-configs: each is checked and timed on a workbench, or fails for a reason.
 
-What all races have in common is here. ``thorough_race.py`` measures whatever can win, ``quick_race.py`` what probably
-does.
+This is the common part: ``thorough_race.py`` measures all candidates that can win, ``quick_race.py`` those that
+probably do.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class RaceJob:
     """Candidates of a task that are to be measured on a machine, and the bounds of measuring.
 
     The task's limit leaves out candidates that need more workspace, except torch's own. known, known_failures: results
-    of earlier runs, not made again. max_relative_error: an algorithm above it is measured once and no more.
-    time_limit_s: limit of all measuring together; torch's own, and the first that fits the limit, are measured even if
-    it is over. may_keep: what algorithms prepare may be cached from call to call; then neither its bytes nor the setup
-    count.
+    of earlier runs, not measured again. max_relative_error: an algorithm above it gets no more than one sample.
+    time_limit_s: for all measuring together; torch's own and the first candidate that fits are measured even after it.
+    may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the setup count.
     """
 
     task: Task
@@ -71,16 +70,16 @@ class RaceJob:
 
 @dataclass(slots=True)
 class Entry:
-    """A candidate that is being measured: the timer of its steps, and what is known beside that.
+    """A candidate that is being measured: the timer of its steps, and its other results so far.
 
-    is_look: its only sample is a quick look, of a step that found things in the caches.
+    is_look: its only sample is a probe, of a step with a warm cache.
     """
 
     candidate: Candidate
     timer: Timer
     setup_samples_s: tuple[float, ...]
     relative_error: float
-    began: ProcessorUse  # what the watch saw before the first sample
+    began: ProcessorUse  # processor use before the first sample
     watch: Watch
     is_look: bool = False
 
@@ -106,10 +105,10 @@ class Entry:
 
 
 class Race(ABC):
-    """A race of the candidates of one job. Subclasses say who runs, in which order, and how often.
+    """A race of the candidates of one job. Subclasses decide which run, in which order, and how often.
 
-    warms_up: whether a call that does not count comes before the samples of a step and of a setup. checks_samples: as
-    of ``Workbench``. rule, setup_rule: when steps and setups have enough samples.
+    warms_up: whether the samples of a step and of a setup follow a warm-up call. checks_samples: as of ``Workbench``.
+    rule, setup_rule: when steps and setups have enough samples.
     """
 
     warms_up = True
@@ -128,7 +127,7 @@ class Race(ABC):
 
     @abstractmethod
     def missing(self) -> list[Candidate]:
-        """Candidates that may need measuring, in the order in which to look at them; none if all is known."""
+        """Return candidates that may need measuring, in order; empty if all are known."""
 
     @property
     def is_done(self) -> bool:
@@ -136,7 +135,7 @@ class Race(ABC):
         return not self.missing()
 
     def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
-        """Return the race as it begins when these are known too, and so much of its time is over."""
+        """Return a new race that knows these results, too, with ``spent_s`` of its time limit used."""
         left_s = None if self.job.time_limit_s is None else max(0.0, self.job.time_limit_s - spent_s)
         known = [*self.job.known, *(result for result in results if isinstance(result, Measurement))]
         failures = [*self.job.known_failures, *(result for result in results if isinstance(result, Failure))]
@@ -149,7 +148,7 @@ class Race(ABC):
         """Measure what is missing, and yield each result as soon as it is final.
 
         Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
-        ``UnavailableError`` where there is no memory for a single sample.
+        ``UnavailableError`` if there is no memory for a single sample.
         """
         if self.is_done:
             return
@@ -165,7 +164,7 @@ class Race(ABC):
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
         """Have foreign candidates proven in one batch, and yield the failures of those that are barred.
 
-        What a source offers is proven one by one, as far as there is time.
+        A source's algorithms are proven one by one, within the time limit.
         """
         wanted = [c for c in candidates if c.is_foreign and not c.from_source]
         if not wanted or (proofs := wanted[0].proofs) is None:
@@ -191,7 +190,7 @@ class Race(ABC):
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> Entry:
-        """Check the result, then take a sample, or a look. Raises what the candidate raises."""
+        """Check the result, then take a sample or a probe. Raises any error of the candidate."""
         relative_error = self._relative_error(candidate)
         began = self.job.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
@@ -207,14 +206,13 @@ class Race(ABC):
         return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.machine.watch, is_look)
 
     def _is_look(self, candidate: Candidate) -> bool:
-        """Whether the first sample is one step, with what the check has left in the caches."""
+        """Whether the first sample is a probe: one step with the warm cache of the check."""
         return False
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
 
-        Our algorithms are tested at every size, so that one check tells how exact they are here. Foreign code is proven
-        at each.
+        Our algorithms are tested at every size, so one check is enough. Foreign code is checked at each size.
         """
         if candidate.is_foreign:
             proof = candidate.proof()
@@ -225,7 +223,7 @@ class Race(ABC):
         return self._relative_errors[name]
 
     def _samples_of_setup(self, candidate: Candidate) -> tuple[float, ...]:
-        """Time the setup of an algorithm once; what prepares nothing needs no empty caches where nothing warms up."""
+        """Time the setup of an algorithm once, with cold caches unless it prepares nothing and there is no warm-up."""
         name = candidate.algorithm.name
         if name not in self._setup_samples_s:
             set_up, clock = self.workbench.set_up(candidate), self.job.machine.clock
@@ -241,7 +239,7 @@ class Race(ABC):
         return self._setup_samples_s[name]
 
     def _add(self, entry: Entry) -> None:
-        """Update the results that others are compared with by the samples of this entry."""
+        """Add the samples of this entry to the results that others are compared with."""
         self.known[entry.candidate.micro_config] = entry.measurement()
         self.fastest_s[entry.candidate.micro_config] = min(entry.timer.samples_s)
 
@@ -253,7 +251,7 @@ class Race(ABC):
             yield from self._failed(entry.candidate, entry.timer.error)
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
-        """Note the failure and yield it. Raise an error if nothing else can be measured in this process."""
+        """Record the failure and yield it. Raise an error if nothing else can be measured in this process."""
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
@@ -273,7 +271,7 @@ class Race(ABC):
         yield failure
 
     def _why_unusable(self) -> str | None:
-        """The error that the device reports for ever (CUDA calls it sticky); ``None``: it can be used."""
+        """Return the persistent error of the device (CUDA calls it sticky); None if the device can be used."""
         try:
             self.job.machine.clock.now()
         except RuntimeError as error:
@@ -282,12 +280,12 @@ class Race(ABC):
 
 
 def _seconds_of(call: Callable[[], object], clock: Clock) -> float:
-    """Time a call with whatever is in the caches."""
+    """Time a call with warm caches."""
     began_s = clock.now()
     call()
     return clock.now() - began_s
 
 
 def _who(candidate: Candidate) -> str:
-    """Name and version, as a library counts: ``library:67 k2=5 (version 91900)``."""
+    """Return the algorithm's name and version, such as ``library:67 k2=5 (version 91900)``."""
     return f"{candidate.algorithm.name} (version {candidate.algorithm.version})"

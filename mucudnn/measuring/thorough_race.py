@@ -12,11 +12,11 @@ from mucudnn.words.results import Failure, Measurement, MicroConfig
 
 
 class ThoroughRace(Race):
-    """A race in which only the hopeless are dropped; their measurements are kept, with their few samples.
+    """A race in which only hopeless candidates are dropped; their few samples are kept.
 
-    A micro-config is hopeless if a rival is faster for the whole mini-batch, by more than the noise can explain. The
-    rival needs no more workspace, and its micro-batch divides the other's: so no configuration gains by using the
-    hopeless one. Since only divisors count, the smallest sizes stay; remainders and small workspace limits need them.
+    A micro-config is hopeless if a rival is faster for the whole mini-batch by more than the noise. The rival needs no
+    more workspace, and its micro-batch divides the other's, so no configuration gains by using the hopeless one. Since
+    only divisors count, the smallest sizes stay, which remainders and small workspace limits need.
 
     A candidate is judged by its fastest sample: a slow moment of the machine is not its fault. As a rival it counts
     with its median. Where what it prepares may be cached from call to call, it is judged without its setup.
@@ -36,7 +36,7 @@ class ThoroughRace(Race):
         """Known candidates that can still win, and of which a time limit allowed too few samples."""
         measured = [(c, m) for c in self.job.candidates if (m := self.known.get(c.micro_config)) is not None]
         few = [(c, m) for c, m in measured if m.samples < self.rule.min_samples]
-        # Samples, and a warm-up.
+        # One more, for the warm-up.
         quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < self.rule.time_limit_s]
         return [c for c, m in quick if self.job.can_win(c, m.relative_error) and not self._is_beaten(m)]
 
@@ -50,7 +50,7 @@ class ThoroughRace(Race):
                 self._add(entry)
                 if entry.timer.error is not None:
                     yield from self._end(entry)
-        yield from self._first_samples(missing)  # larger sizes of those that had
+        yield from self._first_samples(missing)  # larger sizes of the known ones
         yield from self._refine(list(self.entries.values()))
 
     def _first_samples(self, candidates: Sequence[Candidate]) -> Iterator[Measurement | Failure]:
@@ -104,7 +104,7 @@ class ThoroughRace(Race):
         return self.job.fits(candidate) and not self._is_outclassed(candidate)
 
     def _is_beaten(self, measurement: Measurement) -> bool:
-        """Whether a measured micro-config is hopeless. The fewer and the noisier the samples, the more it takes."""
+        """Whether a measured micro-config is hopeless. The margin is larger the fewer and noisier its samples are."""
         rivals = self._rivals(measurement.micro_config, _workspace_bytes(measurement))
         total_s = self._setup_s(measurement) + self._steps_s(measurement, self._fastest_s(measurement))
         return any(total_s > _margin(measurement, rival) * self._total_s(rival) for rival in rivals)

@@ -5,11 +5,11 @@ Times are seconds of the whole mini-batch, as multiples of the fastest that fits
 
 from __future__ import annotations
 
-# The quick race. An algorithm that is slower than these ends with what it has.
-HOPELESS = 1.6  # at its largest size, after a quick look: neither noise nor another size makes up for that
+# The quick race. An algorithm that is slower than these gets no more samples.
+HOPELESS = 1.6  # at its largest size, after a probe: neither noise nor another size makes up for that
 HOPELESS_PART = 2.5  # on a small part of the mini-batch, whose calls have shares that are not divided: `direct` once
 # took 1.2 s to lose against 16 ms
-CLOSE = 1.15  # after a sample with empty caches: a second one decides
+CLOSE = 1.15  # after a sample with a cold cache: a second one decides
 SECOND = 1.1  # so close to the best algorithm, another one is measured at half the size too
 HOPELESS_ARITHMETIC = 1.25  # by its arithmetic at full rate: one look in a busy moment said 87 GFLOP/s of 204, after
 # which most 1x1 layers of ResNet-50 were never tried with `pointwise`
@@ -18,11 +18,11 @@ CHECKED_PART = 8  # of the mini-batch one such part, or a little more, is compar
 MAPPED_BYTES = 32 * 2**20  # from here on glibc maps memory anew in each call, whatever it has learnt, and the system
 # clears it, so that halves can be faster than the whole: its DEFAULT_MMAP_THRESHOLD_MAX
 
-# What like problems say, in the quick race.
+# Expectations from similar problems, in the quick race.
 NEIGHBOURS = 3
 REACH = 4.0  # doublings of channels and pixels, in sum, beyond which nothing can be learnt
-# Neighbours -> times the fastest in each of them, from which on there is no hope. One slow moment must not rule out an
-# algorithm for all problems like it, so that one neighbour says nothing.
+# Number of neighbours -> multiple of the fastest in each of them from which on an algorithm is hopeless. One neighbour
+# is not enough: one slow moment must not rule out an algorithm for all similar problems.
 HOPELESS_IN_LIKE = {2: 1.6, 3: 1.35}
 HOPELESS_ELSEWHERE = 4.0  # in each of as many near problems that differ in the operation alone
 

@@ -1,4 +1,4 @@
-"""Whole runs: calls of configurations as users make them, compared with torch's own."""
+"""Whole runs: complete calls of configurations, as users make them, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mucudnn.words.results import Configuration, WholeRun, WithEpilogue
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
-    """Make random operands as in training: in a forward pass autograd records what the backward pass needs."""
+    """Return random operands as in training: a forward pass is recorded by autograd."""
     with torch.inference_mode(False):
         operands = random_operands(problem, batch_size, device)
         operands.w.requires_grad_(problem.operation is Operation.FORWARD)
@@ -41,12 +41,12 @@ def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu"
 def whole_run(
     problem: ConvProblem, configuration: Configuration, operands: Operands, *, keeps_workspace: bool = True
 ) -> Callable[[], Tensor]:
-    """Make ready the call of a tuned ``mucudnn.Conv2d``, to be timed; the call returns what the operation writes.
+    """Return a function to time that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
 
-    It goes the way of users' calls. The baseline is torch's own call. keeps_workspace: from call to call. Where the
-    operands have an epilogue it is a call of a ``FusedConvolution``, without gradients.
+    The baseline is torch's own call. keeps_workspace: between calls. If the operands have an epilogue, it calls a
+    ``FusedConvolution``, without gradients.
 
-    Raises what ``Executable.of`` and ``Executable.build`` raise. A call raises what fails in it: nothing replaces it.
+    Raises the errors of ``Executable.of`` and ``Executable.build``. The function has no fallback: it raises any error.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)
@@ -59,12 +59,12 @@ def whole_run(
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
-    """Make one call, not to be timed. Returns what the operation writes."""
+    """Make one untimed call, and return the result of the operation."""
     return whole_run(problem, configuration, operands)()
 
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Call the baseline, torch's own convolution, undivided, and its epilogue. Returns what the operation writes."""
+    """Call the baseline (torch's own convolution, undivided) and its epilogue; return the result of the operation."""
     call, geometry = _call(problem, operands)
     result = torch_convolution(*call, geometry)
     return result if operands.epilogue is None else operands.epilogue.apply(result)
@@ -83,9 +83,9 @@ def _call(
 class Machine:
     """The machine that tuning runs on; tests put another in its place.
 
-    algorithms: those for every problem. sources: of those that depend on the problem. whole_run: makes a call ready to
-    be timed, as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch: over the load.
-    prover: of foreign code; ``None``: that is checked where it is measured.
+    algorithms: for every problem. sources: of algorithms that depend on the problem. whole_run: returns a call to time,
+    as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch: of the load. prover: of foreign
+    code; None if that is checked in this process.
     """
 
     environment: Environment
@@ -108,10 +108,10 @@ class Machine:
         )
 
     def proofs(self, batch_size: int, *, checks_samples: bool) -> Proofs | None:
-        """Return what is to hold the proofs of one problem's candidates; ``None``: nothing proves them."""
+        """Return an object for the proofs of one problem's candidates; None without a prover."""
         if self.prover is None:
             return None
-        forget = self.watch.forget  # the process that proves is none of the others
+        forget = self.watch.forget  # the proving process must not count as foreign load
         return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples, proven=forget)
 
     def compare(
@@ -124,10 +124,10 @@ class Machine:
         epilogue: WithEpilogue | None = None,
         rounds: Rounds = THOROUGH,
     ) -> list[WholeRun | Exception | None]:
-        """Compare whole runs of the configurations with torch's own, in turns; keeps_workspace: from call to call.
+        """Compare whole runs of the configurations with torch's own, interleaved. keeps_workspace: between calls.
 
-        epilogue: what follows y, of torch's own too; ``None``: nothing, and y is recorded for gradients as in training.
-        None where there is no memory for the mini-batch, or for torch's own: then nothing can be compared.
+        epilogue: of all, torch's own too; None for none, with y recorded for gradients as in training. The result is
+        None for all if there is no memory for the mini-batch or for torch's own.
         """
         try:
             operands = self._operands(problem, batch_size, epilogue)
@@ -149,7 +149,7 @@ class Machine:
     def in_turns(
         self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH
     ) -> list[WholeRun | Exception]:
-        """Compare calls with a baseline, in turns, and say under which load. Raises what the baseline raises."""
+        """Compare calls with a baseline, interleaved, and record the load. Raises any error of the baseline."""
         mark = self.watch.mark()
         results = compare_in_turns(baseline, runs, self.clock, rounds)
         load = self.watch.since(mark)
@@ -158,7 +158,7 @@ class Machine:
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
     ) -> Callable[[], object]:
-        """Return a call; where it cannot be made ready, one that fails for that reason: the others are compared."""
+        """Return a call, or one that raises the error if it cannot be prepared, so that the others are compared."""
         try:
             return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
         except CANDIDATE_ERRORS as error:

@@ -25,14 +25,14 @@ from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_bytes
 
-_WRONG = 0.1  # a relative error that no rounding explains: bfloat16 has less than 0.01
+_WRONG = 0.1  # a relative error that rounding cannot explain: bfloat16 has less than 0.01
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
 class Workbench:
     """Operands, one scratch for all candidates, and prepared buffers, so that candidates can take turns.
 
-    At most this is allocated at a time, whatever the number of candidates (G: bytes of a guard zone)::
+    The peak of memory, for any number of candidates, is (G: bytes of a guard zone)::
 
         x + w + y                        operand_bytes(problem, batch_size)
         + largest scratch + 2 G
@@ -42,14 +42,14 @@ class Workbench:
         + comparing in float64           ExactResults.peak_bytes(): for VGG-16's largest layer 0.7 GiB
         + the most that a candidate allocates inside
 
-    For BACKWARD_FILTER the prepared buffers hold sums, and a timed step may add to anybody's sum: so one is enough.
+    For BACKWARD_FILTER the prepared buffers hold sums, and timed steps may share one.
 
     checks_samples: results are compared with float64 at some places only (``SampledResults``), which is quick.
 
-    Where the whole mini-batch does not fit, ``operands`` have fewer samples: half as many, until they fit. Then larger
+    If the whole mini-batch does not fit in memory, the samples of ``operands`` are halved until they do. Then larger
     micro-batches fail with a ``MemoryError``.
 
-    Raises ``UnavailableError`` where there is no room even for one sample.
+    Raises ``UnavailableError`` if not even one sample fits.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Workbench:
         self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
 
     def stream(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a call that makes one step on the next slice of the mini-batch, and begins again after the last.
+        """Return a call that makes one step on the next slice of the mini-batch, and starts over after the last.
 
-        So a slice is no more in the cache than when the whole mini-batch is run. Raises ``MemoryError``, and torch's
-        errors for lack of memory.
+        So caches are as cold as in a run of the whole mini-batch. Raises ``MemoryError`` and torch's out-of-memory
+        errors.
         """
         self._require(candidate)
         if self._opened.get(self._place(candidate)) != _content(candidate):
@@ -88,7 +88,7 @@ class Workbench:
         return self.operands.batch_size // candidate.micro_batch_size
 
     def set_up(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a call that opens and closes the algorithm: done once, however many micro-batches there are."""
+        """Return a call that opens and closes the algorithm, which happens once for all micro-batches."""
         self._require(candidate)
         algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
 
@@ -99,10 +99,10 @@ class Workbench:
         return open_and_close
 
     def proof(self, candidate: Candidate, *, has_bias: bool = True) -> Proof:
-        """Check the candidate, and count what it allocates inside. Raises what ``relative_error`` raises.
+        """Check the candidate, and count the bytes it allocates inside. Raises the errors of ``relative_error``.
 
-        On the CPU one run tells both. has_bias: y has a bias added. That is on the safe side: oneDNN pads it to whole
-        blocks, and some of its code is wrong with a bias alone.
+        On the CPU one run does both. has_bias: add a bias to y, which is stricter: oneDNN pads it to whole blocks, and
+        some of its code is wrong only with a bias.
         """
         counts = candidate.counts_any_run and self._device == "cpu"
         internal_bytes = 0 if counts else candidate.scratch_bytes - candidate.workspace.scratch_bytes
@@ -126,12 +126,12 @@ class Workbench:
         *,
         has_bias: bool = False,
     ) -> float:
-        """Relative L2 error against float64 of a run between guard zones, on at least one micro-batch.
+        """Return the relative L2 error against float64 of a run between guard zones, on at least one micro-batch.
 
-        It runs on as many samples as can be compared at little cost. around: runs it. has_bias: it adds one of zeros.
+        It has as many samples as can be compared at little cost. around: calls the run. has_bias: add a bias of zeros.
 
-        Raises ``UnsoundError`` where the candidate writes around the result or its workspace, and where the result is
-        not finite, or so far off that no rounding explains it.
+        Raises ``UnsoundError`` if the candidate writes outside its result or workspace, or if the result is not finite
+        or too wrong for rounding.
         """
         size = candidate.micro_batch_size
         self._require(candidate)
@@ -190,7 +190,7 @@ class Workbench:
             )
         self._require_memory(candidate.handed_bytes)
         if candidate.proofs is not None or not (candidate.is_foreign and candidate.counts_any_run):
-            self._require_memory(candidate.workspace_bytes)  # it may take a run to know, for which there is room
+            self._require_memory(candidate.workspace_bytes)  # known only after a run, for which there is room now
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)
@@ -224,7 +224,7 @@ class Workbench:
         )
 
     def _try_operands(self, n: int) -> Operands | None:
-        """Operands of ``n`` samples; ``None`` where memory lacks for them, or for comparing their results."""
+        """Return operands of ``n`` samples; None if there is no memory for them or for comparing their results."""
         try:
             self._require_memory(operand_bytes(self.problem, n))
             self._result.require(self.problem.item_bytes * prod(written_shape(self.problem, n)))
@@ -241,7 +241,7 @@ class Workbench:
         return operands
 
     def _require_memory(self, size_bytes: int) -> None:
-        """Raise ``MemoryError`` for more than there is: Linux grants it, and kills the process that uses it."""
+        """Raise ``MemoryError`` if this exceeds the available memory: Linux would grant it, then kill the process."""
         available = available_bytes() if self._device == "cpu" else None
         if available is not None and size_bytes > available:
             needed = format_bytes(size_bytes)
@@ -249,7 +249,7 @@ class Workbench:
 
 
 def available_bytes() -> int | None:
-    """Bytes that can be had without swapping, as Linux estimates them; ``None`` where it does not say."""
+    """Return Linux's estimate of the memory available without swapping, in bytes; None if unknown."""
     if not _MEMORY_INFO.exists():
         return None
     fields = dict(line.split(":", 1) for line in _MEMORY_INFO.read_text(encoding="ascii").splitlines())
@@ -257,5 +257,5 @@ def available_bytes() -> int | None:
 
 
 def _content(candidate: Candidate) -> tuple[str, int]:
-    """Key of what the algorithm prepares, as far as it depends on the micro-batch size."""
+    """Return a key of the prepared content, which may depend on the micro-batch size."""
     return candidate.algorithm.name, candidate.workspace.prepared_bytes

@@ -1,6 +1,6 @@
-"""Checks an algorithm against the contract that all of them keep, outside pytest too.
+"""Checks of an algorithm against the contract of all algorithms, with or without pytest.
 
-``check_algorithm`` is for users. No measuring, no tuning and no algorithm lives here.
+``check_algorithm`` is public.
 """
 
 from mucudnn.testing.contract import check_algorithm

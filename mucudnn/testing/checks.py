@@ -1,7 +1,7 @@
-"""Promises of every algorithm, one function for each: see ``mucudnn.kernels.contract.algorithm``.
+"""Checks of the contract of algorithms, one function for each promise: see ``mucudnn.kernels.contract.algorithm``.
 
-Operands are random numbers of torch's global generator, so that a seed before a check makes it the same again. All
-functions raise ``AssertionError`` where the promise is broken, saying what came and what is allowed.
+Operands are random numbers of torch's global generator, so that seeding it reproduces a check. Each check raises
+``AssertionError`` with the actual and the allowed value if the promise is broken.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, Operation
 
-SAMPLES = 5  # one for each place
+SAMPLES = 5  # one for each of the ``places``
 READ = {Operation.FORWARD: "xw", Operation.BACKWARD_DATA: "wy", Operation.BACKWARD_FILTER: "xy"}
 IMAGE = {Operation.FORWARD: "x", Operation.BACKWARD_DATA: "y", Operation.BACKWARD_FILTER: "x"}
 VALUES = (nan, inf, -inf)
 
 
 def places(shape: tuple[int, int, int, int]) -> Tensor:
-    """True at one element of each of the first samples (or filters), in channels that differ: the corners, the middle.
+    """Return a mask of one element in each of the first samples (or filters): the corners and the middle.
 
-    The samples then tell how far each spreads, and in a filter's gradient the channels do.
+    Each is in another channel, so that samples, and in a filter's gradient channels, show how far each spreads.
     """
     n, c, height, width = shape
     spots = [(height // 2, width // 2), (0, 0), (height - 1, width - 1), (0, width - 1), (height - 1, 0)]
@@ -45,14 +45,14 @@ def places(shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def spoil(tensor: Tensor) -> None:
-    """Write NaN and both infinities, by turns, to the ``places``."""
+    """Write NaN, Inf and -Inf alternately to the ``places``."""
     values = cycle(VALUES)
     for index in places(tuple(tensor.shape)).nonzero():  # type: ignore[arg-type]
         tensor[tuple(index)] = next(values)
 
 
 def dependent(problem: ConvProblem, operand: str, *, on_padding: bool = False) -> Tensor:
-    """True at the results that have a spoilt element of the operand in one of their products.
+    """Return a mask of the results that depend on a NaN or Inf of the operand.
 
     on_padding: products with the zeros of the padding count, too.
     """
@@ -65,7 +65,7 @@ def dependent(problem: ConvProblem, operand: str, *, on_padding: bool = False) -
 
 
 def kinds(results: Tensor) -> Tensor:
-    """0 where a result is finite, 1: infinite, -1: minus infinite, 2: NaN."""
+    """Return 0 for finite results, 1 for Inf, -1 for -Inf, and 2 for NaN."""
     return results.isposinf().int() - results.isneginf().int() + 2 * results.isnan().int()
 
 
@@ -77,9 +77,9 @@ UNEVEN_THREADS = 3  # divides no size of the suite
 
 
 def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
-    """Cut a mini-batch into micro-batches of this size and what is left over.
+    """Cut a mini-batch into micro-batches of this size and a remainder.
 
-    It stays undivided where the algorithm does not support slices of such a size.
+    It stays undivided if the algorithm does not support such slices.
     """
     rest = batch_size % micro_batch_size
     sizes = [micro_batch_size] * (batch_size // micro_batch_size) + [rest] * bool(rest)
@@ -88,7 +88,7 @@ def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_bat
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run what is inside with so many threads."""
+    """Use this number of torch threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -103,7 +103,7 @@ def threads(count: int) -> Iterator[None]:
 def check_result(
     algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float, *, has_bias: bool = False
 ) -> None:
-    """Require the convolution, computed between guard zones in the declared bytes.
+    """Require the correct result, computed between guard zones in the declared bytes.
 
     bound: largest relative L2 error against float64. has_bias: add a bias, in FORWARD.
     """
@@ -126,7 +126,7 @@ def check_epilogue(
     *,
     adds: bool = True,
 ) -> None:
-    """Require activation(convolution + bias + added), as torch has it where the sum is NaN or infinite, too."""
+    """Require activation(convolution + bias + added), also the same NaN and Inf as torch."""
     call = Call(problem, sum(micro_batches))
     bias = call.memory.vector(problem, problem.k).normal_()
     added = call.memory.tensor(problem, problem.y_shape(call.batch_size)).normal_(std=8) if adds else None
@@ -143,7 +143,7 @@ def check_epilogue(
 
 
 def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bound: float) -> None:
-    """Require the same result however the mini-batch is cut."""
+    """Require the same result, divided and undivided."""
     call = Call(problem, batch_size)
     undivided = call.run(algorithm, [batch_size]).clone()
     for n in range(1, batch_size):
@@ -153,7 +153,7 @@ def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bo
 
 
 def check_determinism(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int]) -> None:
-    """Require the same bits of every run, in several threads."""
+    """Require bitwise identical results from every run, with several threads."""
     with threads(UNEVEN_THREADS):
         call = Call(problem, sum(micro_batches))
         first = call.run(algorithm, micro_batches).clone()
@@ -164,9 +164,9 @@ def check_determinism(algorithm: Algorithm, problem: ConvProblem, micro_batches:
 
 
 def check_added(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float) -> None:
-    """Require that a filter gradient is added to what is there; for BACKWARD_FILTER.
+    """Require that BACKWARD_FILTER adds its gradient to dw.
 
-    One configuration may use several algorithms one after the other.
+    One configuration may use several algorithms, one after the other.
     """
     call = Call(problem, sum(micro_batches))
     expected = reference(problem, call.x, call.w, call.y) + 3.0
@@ -175,9 +175,9 @@ def check_added(algorithm: Algorithm, problem: ConvProblem, micro_batches: Seque
 
 
 def check_float32_sums(algorithm: Algorithm, problem: ConvProblem) -> None:
-    """Require that micro-batches of half precision are summed in float32 at least; for BACKWARD_FILTER.
+    """Require that BACKWARD_FILTER sums micro-batches of half precision in at least float32.
 
-    128 equal slices: in less than float32 the sum would stop growing, or lose the last bits at every addition.
+    It has 128 equal slices: below float32 the sum would stop growing, or lose its last bits at every addition.
     """
     call, one = Call(problem, 128), Call(problem, 1)
     call.x.copy_(call.x[:1].expand_as(call.x))
@@ -190,7 +190,7 @@ def check_float32_sums(algorithm: Algorithm, problem: ConvProblem) -> None:
 
 
 def check_workspace(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> None:
-    """Require that a workspace is told without allocating anything, in bytes that are no less than 0."""
+    """Require that ``workspace`` returns nonnegative bytes without allocating anything."""
     told = algorithm.workspace(problem, micro_batch_size)
     if not isinstance(told, Workspace) or min(told.prepared_bytes, told.scratch_bytes) < 0:
         raise AssertionError(f"workspace() is {told!r}; it must be a Workspace of bytes that are no less than 0")
@@ -200,18 +200,16 @@ def check_workspace(algorithm: Algorithm, problem: ConvProblem, micro_batch_size
 
 
 def check_reason(reason: str | None) -> None:
-    """Require that what is not supported has a reason in words; ``None``: it is supported."""
+    """Require that a refusal of ``supports`` has a reason in words; None if it is supported."""
     if reason is not None and len(reason.split()) <= 3:
         raise AssertionError(f"the reason why not is {reason!r}; it must be a sentence of more than three words")
 
 
-# What is not finite
+# NaN and Inf
 
 
 def check_nothing_is_hidden(algorithm: Algorithm, problem: ConvProblem) -> None:
-    """Require that what is not finite shows in every result that depends on it.
-
-    So whoever looks for it, as loss scaling does, finds it.
+    """Require that NaN and Inf propagate to every result that depends on them, as loss scaling needs."""
     """
     for operand in READ[problem.operation]:
         hidden = dependent(problem, operand) & spoilt_result(algorithm, problem, operand).isfinite()
@@ -222,7 +220,7 @@ def check_nothing_is_hidden(algorithm: Algorithm, problem: ConvProblem) -> None:
 
 
 def check_locality(algorithm: Algorithm, problem: ConvProblem) -> None:
-    """Require that what is not finite in x or dy spoils what it spoils in torch's own convolution, and no more."""
+    """Require that NaN and Inf in x or dy spread to the same results as in torch's own convolution."""
     image = IMAGE[problem.operation]
     expected, actual = torchs_spoilt_result(problem, image), spoilt_result(algorithm, problem, image)
     if problem.dtype != "float32":  # in bfloat16 torch's own spoils more than it must where the channels are odd
@@ -237,16 +235,16 @@ def check_locality(algorithm: Algorithm, problem: ConvProblem) -> None:
 
 
 def check_locality_of_padding(algorithm: Algorithm, problem: ConvProblem) -> None:
-    """Require that what is not finite in dy spoils no more of dw than zeros of the padding explain.
+    """Require that NaN and Inf in dy spread in dw no further than products with padding explain.
 
-    0 * NaN is NaN, and some of torch's own backends multiply the padding. For BACKWARD_FILTER.
+    0 * NaN is NaN, and some of torch's own backends multiply the padding.
     """
     allowed = dependent(problem, "y", on_padding=True)
     _require_no_more_spoilt(spoilt_result(algorithm, problem, "y"), allowed, "y")
 
 
 def spoilt_call(problem: ConvProblem, operand: str) -> Call:
-    """Return a call whose ``operand`` has elements that are not finite; the same for every algorithm."""
+    """Return a call whose ``operand`` has NaN and Inf; the same for every algorithm."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         call = Call(problem, SAMPLES)
@@ -255,13 +253,13 @@ def spoilt_call(problem: ConvProblem, operand: str) -> Call:
 
 
 def spoilt_result(algorithm: Algorithm, problem: ConvProblem, operand: str) -> Tensor:
-    """Run in micro-batches of 2, 2 and 1 samples where the algorithm can."""
+    """Return the result of this call in micro-batches of 2, 2 and 1 samples, if the algorithm supports them."""
     return spoilt_call(problem, operand).run(algorithm, split(algorithm, problem, SAMPLES, 2))
 
 
 @cache
 def torchs_spoilt_result(problem: ConvProblem, operand: str) -> Tensor:
-    """Return what torch's own convolution makes of the same call."""
+    """Return the result of torch's own convolution for the same call."""
     call = spoilt_call(problem, operand)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     third = None if problem.operation is Operation.FORWARD else call.y

@@ -36,7 +36,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _OWN_SIZES = (3, 2)  # mini-batch and micro-batch of problems that the caller gives
-_MOST_DRAWS = 300  # for one random problem that the algorithm supports
+_MOST_DRAWS = 300  # until a random problem is one that the algorithm supports
 
 _Case = tuple[ConvProblem, int, int]  # with its mini-batch and micro-batch sizes
 _Check = Callable[[], None]
@@ -51,22 +51,21 @@ def check_algorithm(
     seed: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> int:
-    """Check that an algorithm keeps the contract of ``mucudnn.Algorithm``; return how many checks it passed.
+    """Check that an algorithm keeps the contract of ``mucudnn.Algorithm``; return the number of checks passed.
 
     Each call runs on the CPU between guard zones, in exactly the bytes that ``workspace`` declares, and is compared
-    with float64. What is checked: results with and without a bias, for every split; bytes that are allocated inside;
-    sums in float32; reasons of ``supports``; the same bits in every run, where ``deterministic`` says so; what a NaN
-    spoils, where ``is_local`` says so; and calls drawn at random.
+    with float64. The checks are: results with and without a bias, for every split; bytes allocated inside; sums in
+    float32; reasons of ``supports``; bitwise identical runs if ``deterministic`` is true; the spread of NaN if
+    ``is_local`` is true; and random calls.
 
-    problems: more of them, each checked on 3 samples; for an algorithm that is made for a certain size.
-    max_relative_error: largest relative L2 error by dtype, such as ``{"float32": 1e-4}``; others as ``Config`` has
-    them. random_problems: how many calls are drawn. seed: of the operands, and of the first call that is drawn.
-    report: called at the end with one line that counts the problems, memory formats, dtypes and cuts that were
-    checked, such as ``print``; ``None``: nothing is printed. A reason of ``supports`` must be a sentence of more than
-    three words.
+    problems: additional problems, each checked on 3 samples, for an algorithm made for a certain size.
+    max_relative_error: largest relative L2 error by dtype, such as ``{"float32": 1e-4}``; for other dtypes that of
+    ``Config``. random_problems: number of random calls. seed: of the operands and the random calls. report: called at
+    the end with one line that counts the problems, memory formats, dtypes and splits checked, such as ``print``. A
+    reason of ``supports`` must be a sentence of more than three words.
 
-    Raises ``AssertionError`` for the first promise that is broken. It names the problem, the micro-batches and the
-    seed, what came, and what is allowed. It is raised too where the algorithm supports no problem of the suite.
+    Raises ``AssertionError`` for the first broken promise, with the problem, the micro-batches, the seed, and the
+    actual and allowed values; and if the algorithm supports no problem of the suite.
     """
     try:
         require_algorithm(algorithm)
@@ -87,7 +86,7 @@ def check_contract(
     seed: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> int:
-    """Do what ``check_algorithm`` does, for algorithms of this package too. bounds: of the relative error, by dtype."""
+    """Do what ``check_algorithm`` does, also for built-in algorithms. bounds: of the relative error, by dtype."""
     suite = _Suite(algorithm, bounds, seed)
     with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
         for case in _cases():
@@ -114,7 +113,7 @@ class _Suite:
     cuts: set[tuple[ConvProblem, tuple[int, ...]]] = field(default_factory=set)
 
     def summary(self) -> str:
-        """Return one line that counts what was checked."""
+        """Return one line with the number of checks, problems and splits."""
         problems = {problem for problem, _ in self.cuts}
         formats, dtypes = ({getattr(p, name) for p in problems} for name in ("memory_format", "dtype"))
         return (
@@ -124,16 +123,16 @@ class _Suite:
         )
 
     def check(self, case: _Case) -> None:
-        """Check the result, and where NaN and infinities spread."""
+        """Check the result and the spread of NaN and Inf."""
         self._run_all(self._checks_of_result, case)
 
     def check_thoroughly(self, case: _Case) -> None:
-        """Check splits, threads, sums and the bias, too."""
+        """Check also splits, threads, sums and the bias."""
         self._run_all(self._checks_of_result, case)
         self._run_all(self._checks_of_calls, case)
 
     def check_at_random(self, seed: int) -> None:
-        """Draw a call, and check its result; nothing where the draws are of what the algorithm does not support."""
+        """Check the result of a random call, if one is drawn that the algorithm supports."""
         random = Random(seed)
         drawn = (random_problem(random) for _ in range(_MOST_DRAWS))
         problem = next((p for p in drawn if p is not None and self.algorithm.supports(p) is None), None)
@@ -195,13 +194,13 @@ class _Suite:
 
 
 def _cases() -> Iterator[_Case]:
-    """Every geometry in float32."""
+    """Yield every geometry in float32."""
     for operation, name, memory_format in product(Operation, GEOMETRIES, MemoryFormat):
         yield geometry(name, operation, memory_format=memory_format)
 
 
 def _cases_of_each_kind() -> Iterator[_Case]:
-    """One geometry of each kind in every dtype."""
+    """Yield one geometry of each kind in every dtype."""
     kinds = product(Operation, ONE_OF_EACH_KIND, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
     for operation, name, memory_format, dtype in kinds:
         yield geometry(name, operation, memory_format=memory_format, dtype=dtype)
@@ -214,7 +213,7 @@ def _in_uneven_threads(check: _Check) -> None:
 
 @contextmanager
 def _told_of(call: str) -> Iterator[None]:
-    """Begin the message of every error with what was being called."""
+    """Prefix the message of every error with the call."""
     try:
         yield
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""Small problems that are awkward in every way the algorithms care about: by name, and at random."""
+"""Small problems with the edge cases of all algorithms: by name, and random ones."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def geometry(name: str, operation: Operation, **changes: object) -> tuple[ConvPr
     return ConvProblem(operation, **(arguments | changes)), batch_size, micro_batch_size  # type: ignore[arg-type]
 
 
-# Random ones: sizes of one, primes, and neighbours of the vectors and tiles.
+# Random problems have sizes of one, primes, and sizes near those of vectors and tiles.
 _CHANNELS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 37)
 _PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 14, 15, 16, 17, 19, 23, 29, 33)
 _FILTERS = (1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 7)
 _STEPS = (1, 1, 1, 1, 2, 2, 3, 5)
 _PADDINGS = (0, 0, 1, 1, 2, 2, 3, 5, 9)
-_MOST_MULTIPLICATIONS = 250_000  # of one problem: thousands of them take minutes
+_MOST_MULTIPLICATIONS = 250_000  # of one problem, so that thousands of problems take minutes
 
 
 def random_problem(random: Random) -> ConvProblem | None:
-    """Draw a problem; ``None`` where the draw is no convolution, or too large to try thousands like it."""
+    """Draw a problem; None if the draw is not a valid convolution or too large."""
     try:
         problem = _any_problem(random)
     except InvalidInputError:  # the filter is larger than the padded map
@@ -61,7 +61,7 @@ def random_problem(random: Random) -> ConvProblem | None:
 def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProblem) -> tuple[int, ...]:
     """Draw a split into slices that the algorithm supports.
 
-    Where it supports none of those drawn, there is one: undivided, or the smallest slice that it supports.
+    If it supports none of the draws, return one part: the undivided batch, or the smallest slice that it supports.
     """
     sizes = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
     supported = tuple(n for n in sizes if algorithm.supports_micro_batch(problem, n) is None)
@@ -82,7 +82,7 @@ def _any_problem(random: Random) -> ConvProblem:
     if random.random() < 0.1:  # depthwise
         groups, c, k = c, 1, random.choice((1, 2))
     r, s = pair(_FILTERS)
-    plain = r == s and random.random() < 0.6  # so that Winograd has its share
+    plain = r == s and random.random() < 0.6  # so that Winograd supports enough of them
     steps = (1,) if plain else _STEPS
     return ConvProblem(
         random.choice(list(Operation)),

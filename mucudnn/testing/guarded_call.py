@@ -1,6 +1,6 @@
-"""Runs an algorithm on buffers of exactly the declared size, between guard zones, and counts what torch allocates.
+"""A call of an algorithm on buffers of exactly the declared size, between guard zones, which counts allocations.
 
-Under AddressSanitizer (``make sanitize``) the zones are poisoned: reading them is reported, too, where it is done.
+Under AddressSanitizer (``make sanitize``) the zones are poisoned, so that reads are reported, too.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are chec
 
 @cache
 def sanitizer() -> ctypes.CDLL | None:
-    """AddressSanitizer's runtime, where the process runs under it."""
+    """Return AddressSanitizer's runtime; None if the process does not run under it."""
     process = ctypes.CDLL(None)
     return process if hasattr(process, "__asan_poison_memory_region") else None
 
 
 @dataclass
 class GuardedMemory:
-    """Aligned buffers full of NaN that know whether anything was written around them."""
+    """Aligned buffers filled with NaN, which detect writes around them."""
 
     device: str = "cpu"
     guard_bytes: int = _GUARD_BYTES
     buffers: list[tuple[GuardedBuffer, int]] = field(default_factory=list)  # each with its size in bytes
 
     def buffer(self, size_bytes: int) -> Tensor:
-        """A new one, 1-D uint8."""
+        """Return a new buffer, 1-D uint8."""
         guarded = GuardedBuffer(self.device, self.guard_bytes)
         guarded.require(size_bytes)
         guarded.arm(size_bytes)
@@ -48,7 +48,7 @@ class GuardedMemory:
         return guarded.part(size_bytes)
 
     def tensor(self, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
-        """A new tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+        """Return a new tensor in the problem's dtype and memory format. shape: (N, C, H, W)."""
         n, c, h, w = shape
         flat = self.vector(problem, n * c * h * w)
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
@@ -56,11 +56,11 @@ class GuardedMemory:
         return flat.view(shape)
 
     def vector(self, problem: ConvProblem, count: int) -> Tensor:
-        """A new 1-D tensor in the problem's dtype."""
+        """Return a new 1-D tensor in the problem's dtype."""
         return self.buffer(count * problem.item_bytes).view(torch_dtype(problem))
 
     def trespass(self) -> str | None:
-        """Say where around a buffer was written; ``None``: nowhere."""
+        """Return where something was written around a buffer; None if nowhere."""
         self._tell_sanitizer("unpoison")
         found = [where for buffer, size in self.buffers if (where := buffer.trespass(size)) is not None]
         self._tell_sanitizer("poison")
@@ -76,7 +76,7 @@ class GuardedMemory:
 
 @dataclass
 class Call:
-    """One call of one operation: its tensors, and after ``run`` what was seen.
+    """One call of one operation: its tensors, and after ``run`` the bytes it allocated.
 
     The operands are random numbers of torch's global generator.
     """
@@ -98,7 +98,7 @@ class Call:
 
     @property
     def written(self) -> Tensor:
-        """The output: full of NaN before, or zero where it is added to."""
+        """The output, at first filled with NaN, or with zeros if the algorithm adds to it."""
         return {
             Operation.FORWARD: self.y,
             Operation.BACKWARD_DATA: self.x,
@@ -115,7 +115,7 @@ class Call:
     ) -> Tensor:
         """Open, step over slices of these sizes, close; return the output. epilogue: for one that ``fuses``.
 
-        Raises ``AssertionError`` where a byte was written that is neither in the output nor in the workspace.
+        Raises ``AssertionError`` if a byte was written outside the output and the workspace.
         """
         read = [tensor for tensor in (self.x, self.w, self.y) if tensor is not self.written]
         before = [tensor.clone() for tensor in read]
@@ -143,7 +143,7 @@ class Call:
 
     @property
     def undeclared_bytes(self) -> int:
-        """Bytes that the worst open, step or close allocated inside beyond what is declared (negative: fewer)."""
+        """Most bytes that one open, step or close allocated beyond the declared ones; negative if fewer."""
         return max(self.excess_bytes)
 
     def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:
@@ -151,5 +151,5 @@ class Call:
 
 
 def _have_the_same_bits(one: Tensor, other: Tensor) -> bool:
-    """Compare the bits: NaN, which equals nothing, is equal to itself."""
+    """Return whether the tensors are bitwise identical, so that NaN equals itself."""
     return torch.equal(*(tensor.flatten().view(torch.uint8) for tensor in (one, other)))
