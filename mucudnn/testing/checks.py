@@ -210,7 +210,6 @@ def check_reason(reason: str | None) -> None:
 
 def check_nothing_is_hidden(algorithm: Algorithm, problem: ConvProblem) -> None:
     """Require that NaN and Inf propagate to every result that depends on them, as loss scaling needs."""
-    """
     for operand in READ[problem.operation]:
         hidden = dependent(problem, operand) & spoilt_result(algorithm, problem, operand).isfinite()
         if hidden.any():
