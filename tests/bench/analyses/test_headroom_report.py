@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -130,12 +129,6 @@ def test_a_module_that_is_called_with_two_shapes_has_both() -> None:
     assert [row.tuned.problem for row in rows if row.tuned] == [FORWARD, smaller]
 
 
-def test_what_does_not_run_in_the_step_is_no_row(known: Headroom) -> None:
-    """The filter of the first is not frozen in this table; in the step it is."""
-    frozen = headroom(CALLS[:4])
-    assert [row.call for row in headroom_rows(frozen, tuned(frozen, FIRST, SECOND))] == list(CALLS[:4])
-
-
 def test_operations_that_are_not_tuned_are_shown_without_a_configuration(known: Headroom) -> None:
     config = replace(CONFIG, operations=(Operation.FORWARD,))
     tuning = tuned(known, FIRST, SECOND, config=config)
@@ -159,19 +152,6 @@ def test_the_table_the_words_and_the_files_agree(
     assert [event["live_bytes"] for event in record["timeline"]["events"]] == [mib * MIB for mib in LIVE]
 
 
-def test_times_of_torch_that_are_not_known_are_not_summed(known: Headroom, tuning: TableTuning) -> None:
-    first, *others = headroom_rows(known, tuning)
-    assert first.tuned is not None
-    rows = [replace(first, tuned=replace(first.tuned, baseline_s=None)), *others]
-    assert "500.00" not in printed(headroom_table(known, tuning, rows))
-    assert in_words(known, rows).startswith("within PyTorch's own peak")
-
-
-def test_why_a_step_had_to_be_run_is_said(known: Headroom, rows: list[HeadroomRow]) -> None:
-    run = replace(known, timeline=replace(known.timeline, real_because="a value decides"))
-    assert "the step was traced by running it (a value decides)" in in_words(run, rows)
-
-
 def boxes(known: Headroom, rows: list[HeadroomRow]) -> tuple[list[Rectangle], list[Rectangle]]:
     """What is free, and what is used."""
     (axes,) = draw_headroom(known, "mynet", rows).axes
@@ -185,21 +165,3 @@ def test_workspaces_stand_on_what_is_in_use_and_end_below_the_peak(known: Headro
         assert box.get_y() == room.get_y() == row.call.in_use_bytes / MIB
         assert box.get_height() == row.workspace_bytes / MIB <= room.get_height()
         assert room.get_y() + room.get_height() == pytest.approx(100, abs=0.01)
-
-
-def test_calls_of_one_operator_stand_side_by_side_in_its_place(known: Headroom, rows: list[HeadroomRow]) -> None:
-    _, used = boxes(known, rows)
-    spans = [(box.get_x(), box.get_x() + box.get_width()) for box in used]
-    assert all(row.call.event - 0.5 <= a < b <= row.call.event + 0.5 for row, (a, b) in zip(rows, spans, strict=True))
-    assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(spans))
-
-
-def test_names_stand_where_there_is_room(known: Headroom, rows: list[HeadroomRow]) -> None:
-    (axes,) = draw_headroom(known, "mynet", rows).axes
-    assert [(text.get_position()[0], text.get_text()) for text in axes.texts] == [
-        *((0, "first"), (2, "second"), (4, "second"), (5, "first"))
-    ]
-    crowded = replace(known, timeline=replace(known.timeline, events=known.timeline.events * 100))
-    long = [replace(row, call=replace(row.call, name="backbone.stage4.block.11.conv")) for row in rows]
-    (axes,) = draw_headroom(crowded, "mynet", long).axes
-    assert [text.get_text() for text in axes.texts] == ["….stage4.block.11.conv"]

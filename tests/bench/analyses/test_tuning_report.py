@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -40,10 +39,6 @@ def test_tuning_table_has_a_row_for_each_operation_and_totals() -> None:
     assert_as_stored("tune", tuning_table(table_tuning()))
 
 
-def test_tuning_table_of_nothing_still_prints() -> None:
-    assert_as_stored("tune-nothing", tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, (), 5)))
-
-
 def test_a_slower_choice_has_its_reason_in_the_table() -> None:
     """Torch's own needs 100 MiB, and one layer of two has a limit below."""
     own = Measurement(MicroConfig(TORCHS_OWN, 32), 0.0, 0.02, 0, 100 << 20, 0.0)
@@ -72,12 +67,6 @@ def test_layers_table_lists_sizes() -> None:
     assert_as_stored("layers", layers_table(load_source("vgg16", batch=8)))
 
 
-def test_an_empty_tuning_has_no_speedup_in_its_record() -> None:
-    record = tuning_record(TableTuning("mynet", Config(), ENVIRONMENT, (), 1))
-    assert record["total"]["speedup"] is None
-    assert math.isclose(record["total"]["torch_s"], 0)
-
-
 def replayed(**bounds: object) -> TableTuning:
     config = Config(operations=(Operation.FORWARD,), **bounds)  # type: ignore[arg-type]
     return of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored()))
@@ -96,12 +85,3 @@ def test_under_a_limit_each_problem_has_an_account() -> None:
     record = json.loads(json.dumps(tuning_record(found)))
     assert [account["objective_s"] for account in record["accounts"]] == pytest.approx([0.08, 0.08])
     assert record["division"] is None
-
-
-def test_a_divided_budget_has_one_account() -> None:
-    found = replayed(workspace_budget="110MiB")
-    assert found.divided is not None
-    assert account_in_words(found) == str(found.divided.division)
-    record = json.loads(json.dumps(tuning_record(found)))
-    assert record["accounts"] is None
-    assert record["division"]["status"] == "optimal"

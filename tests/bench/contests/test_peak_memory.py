@@ -44,16 +44,6 @@ def test_allocator_peak_is_the_most_at_once() -> None:
     assert allocator_peak_bytes(step) == 3 * MIB
 
 
-def test_what_the_first_step_leaves_is_not_counted() -> None:
-    kept: list[torch.Tensor] = []
-
-    def step() -> None:
-        if not kept:
-            kept.append(torch.empty(MIB, dtype=torch.uint8))
-
-    assert allocator_peak_bytes(step) == 0
-
-
 def test_gradients_of_all_layers_are_counted() -> None:
     model, x = nn.Sequential(nn.Linear(256, 64), nn.Linear(64, 256)), torch.randn(2, 256)
     timeline = trace_step(model, x)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-import torch
 from support.clock.ticking import TickingClock
 from support.training_steps import CONFIG, FLOAT32, measured_variants, tiny
 from torch import Tensor, nn
@@ -18,10 +17,6 @@ from mucudnn.bench.suites.training.setting import How
 from mucudnn.bench.suites.training.step_job import StepParts, _Parts
 from mucudnn.enabling import switch
 from mucudnn.running import dispatcher
-from mucudnn.running.choices import Choices
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 
 class Slow(nn.Module):
@@ -55,19 +50,6 @@ def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> 
     assert torchs.more["rest_s"] == 100 + 5  # after each convolution until the next, and around all of them
     assert set(torchs.samples_s) == {101}  # nothing but the step, and the clock is read once
     assert ours.more["forward_convolutions_s"] == 2
-
-
-def test_convolutions_that_are_ours_are_timed_in_place(clock: TickingClock) -> None:
-    layer = mucudnn.Conv2d(3, 4, 3)
-    problem = ConvProblem(Operation.FORWARD, 3, 6, 6, 4, 3, 3)
-    ours = Configuration((MicroConfig("gemm", 1),) * 2, 1.0, 2**20)
-    layer.choices = choices = Choices.of({problem: {2: ours}})
-    model = nn.Sequential(layer)
-    splitter = StepSplitter(model, lambda: model(torch.zeros(2, 3, 6, 6)), clock, lambda call: call())
-    splitter.sample(4)
-    (split,) = splitter.samples
-    assert (split.forward_s, split.backward_s) == (1, 0)
-    assert [executable is not None for executable in choices.executables.values()] == [True]  # it was not torch's own
 
 
 def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +118,3 @@ def test_enabled_steps_are_those_of_one_variant_alone() -> None:
         assert row.more["forward_convolutions_s"] > 0
         assert row.subject["how"] == "enable"
     assert type(network[0]) is nn.Conv2d
-
-
-def test_what_cannot_be_enabled_says_why() -> None:
-    options = TrainingOptions(Config(workspace_budget="1MiB"), rounds=1, clock=TickingClock(), how=How.ENABLE)
-    torchs, ours = measured_variants(options=options, **FLOAT32)
-    assert torchs.samples_s
-    assert not ours.samples_s
-    assert "workspace_budget" in str(ours.failure)

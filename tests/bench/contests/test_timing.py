@@ -37,14 +37,6 @@ def test_every_round_runs_each_once() -> None:
     assert cells == [(1.0, 5.0, 1.0), (2.0, 2.0, 2.0)]
 
 
-def test_the_first_that_fails_ends_it() -> None:
-    def fail() -> None:
-        raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        time_in_turns([Contestant(fail)], 3, FakeClock())
-
-
 def test_the_clock_is_read_where_the_call_is_made() -> None:
     read_in = set()
 

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.folders.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header, read_header
+from mucudnn.bench.folders.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header
 from mucudnn.bench.folders.reading import LeftOut, read_folder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns, problem_of
 from mucudnn.bench.folders.writing import open_folder
@@ -71,19 +70,6 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
     assert read.problems == ()
 
 
-def test_samples_are_rows_in_the_order_of_the_rounds(folder: Path) -> None:
-    samples = read_folder(folder).samples
-    of_ours = samples[samples["row"] == 1]
-    assert list(of_ours["round"]) == [0, 1, 2]
-    assert tuple(of_ours["time_s"]) == SAMPLES["mucudnn"]
-
-
-def test_pandas_alone_reads_the_rows(folder: Path) -> None:
-    frame = pandas.read_json(folder / ROWS_FILE, lines=True)
-    assert list(frame["samples_s"].map(len)) == [3, 3]
-    assert json.loads((folder / HEADER_FILE).read_text())["environment"]["device"] == ENVIRONMENT.device
-
-
 def test_a_problem_is_in_its_columns() -> None:
     problem = ConvProblem(
         *("backward_filter", 8, 10, 12, 16, 3, 5), (2, 1), (1, 2), (1, 2), 4, "bfloat16", MemoryFormat.CHANNELS_LAST
@@ -91,14 +77,6 @@ def test_a_problem_is_in_its_columns() -> None:
     columns = problem_columns(problem, 32)
     assert tuple(columns) == PROBLEM_COLUMNS
     assert problem_of(json.loads(json.dumps(columns))) == problem
-
-
-def test_a_folder_without_rows_has_their_columns(tmp_path: Path) -> None:
-    with open_folder(tmp_path / "results", HEADER) as writer:
-        writer.write_summary([LeftOut("conv1", "no time was left")])
-    read = read_folder(tmp_path / "results")
-    assert read.rows.empty
-    assert {"layer", "turns", "contestant", "policy", "limit_bytes", "samples_s", "time_s"} <= set(read.rows)
 
 
 def test_a_run_goes_on_where_it_stopped(folder: Path) -> None:
@@ -165,11 +143,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_writers_are_one_too_many(folder: Path) -> None:
-    with (
-        open_folder(folder, HEADER),
-        pytest.raises(OutputError, match="another process"),
-        open_folder(folder, HEADER),
-    ):
+    with open_folder(folder, HEADER), pytest.raises(OutputError, match="another process"), open_folder(folder, HEADER):
         pass
 
 
@@ -230,11 +204,6 @@ def test_an_environment_file_that_cannot_be_used_is_refused(
     with pytest.raises(InvalidInputError, match=re.escape(told)) as caught:
         read_folder(folder)
     assert str(path) in str(caught.value)
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="name a folder that a benchmark wrote with --out"):
-        read_header(tmp_path)
 
 
 def test_a_summary_that_cannot_be_read_is_told(folder: Path) -> None:

@@ -146,17 +146,6 @@ def test_columns_are_sorted_in_both_directions(opened: Browser) -> None:
         assert texts[: len(filled)] == filled
 
 
-def test_keys_reach_buttons_and_boxes_and_show_where_they_are(opened: Browser) -> None:
-    from selenium.webdriver.common.keys import Keys
-
-    button = opened.find_element("css selector", "#problems ~ .box th button")
-    opened.execute_script("arguments[0].focus({focusVisible: true})", button)
-    assert opened.execute_script("return getComputedStyle(arguments[0]).outlineStyle", button) == "solid"
-    button.send_keys(Keys.ENTER)
-    assert button.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
-    assert opened.execute_script("return [...document.querySelectorAll('.box')].every((box) => box.tabIndex === 0)")
-
-
 def test_rows_are_filtered_by_words_and_choices(opened: Browser) -> None:
     every = column(opened, "problems", "operation")
     form = opened.find_element("css selector", "#problems ~ form")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas
@@ -17,14 +15,10 @@ from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.pages import candidate_pictures, row_pictures
-from mucudnn.bench.pages.drawing import SERIES, STYLE, one_line, plain, series_label
 from mucudnn.bench.pages.layer_rows import gains
-from mucudnn.bench.pages.pictures import DRAW, embedded, write_picture
 from mucudnn.bench.pages.report import Report, report_of
-from mucudnn.bench.report.plots import new_figure
 from mucudnn.bench.sources.published import published_gains
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.results import MicroConfig, counts_in
+from mucudnn.words.results import counts_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,10 +54,6 @@ def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
 
 
-def with_configuration(report: Report, text: str) -> Report:
-    return replace(report, rows=report.rows.assign(configuration=text))
-
-
 def test_speedups_are_drawn_where_they_are(report: Report) -> None:
     rows = report.rows
     figure = drawn(row_pictures.speedups(report))
@@ -72,24 +62,6 @@ def test_speedups_are_drawn_where_they_are(report: Report) -> None:
         points = [line for line in axes.lines if line.get_label()[0] != "_"]
         assert sorted(ends(points)) == sorted(expected["speedup"])
         assert set(expected["speedup_low"]) | set(expected["speedup_high"]) <= set(ends(axes.lines))
-
-
-def test_rates_and_boxes_are_those_of_the_rows(report: Report) -> None:
-    rows = report.rows
-    figure = drawn(row_pictures.limits(report))
-    rates, boxes = figure.axes
-    found = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in rates.lines[:-1]])
-    assert sorted(found) == pytest.approx(sorted(rows["flops_per_s"] / 1e9))
-    medians = rows.groupby(["contestant", "limit_bytes", "kind"], dropna=False)["over_bound"].median()
-    assert all(np.isclose(ends(boxes.lines), value).any() for value in medians)
-
-
-def test_the_samples_of_the_longest_operations_are_all_drawn(report: Report) -> None:
-    rows = report.rows
-    longest = rows[rows["contestant"] == "torch"].nlargest(1, "time_s")["turns"].iloc[0]
-    figure = drawn(row_pictures.samples(report))
-    expected = {sample * 1e3 for samples in rows[rows["turns"] == longest]["samples_s"] for sample in samples}
-    assert expected <= set(ends(figure.axes[0].lines))
 
 
 def test_bars_are_cut_as_configurations_are(report: Report) -> None:
@@ -102,60 +74,6 @@ def test_bars_are_cut_as_configurations_are(report: Report) -> None:
     subpaths = sum(np.count_nonzero(patch.get_path().codes == 1) for axes in figure.axes for patch in axes.patches)
     ours = rows[rows["contestant"] == "mucudnn"]["configuration"]
     assert subpaths == sum(count if count <= 16 else 1 for text in ours for _, count in counts_in(text))
-
-
-def test_configurations_that_are_none_are_not_drawn(report: Report) -> None:
-    for text in (
-        "",
-        "torch's own",
-        "gemm",
-        "gemm x",
-        "gemm 2 +",
-        " 3",
-    ):
-        assert row_pictures.cuts(with_configuration(report, text)) is None
-
-
-def test_configurations_with_huge_counts_are_drawn_at_once(report: Report) -> None:
-    assert counts_in("gemm 1×999999999") == ((MicroConfig("gemm", 1), 999999999),)
-    assert row_pictures.cuts(with_configuration(report, "gemm 1×999999999")) is not None
-
-
-def test_without_rows_there_is_no_picture(tmp_path: Path) -> None:
-    empty = report_of(read_folder(write_random_folder(tmp_path / "folder", (), settings={"workspace_budget": "1MiB"})))
-    assert [name for name, draw in DRAW.items() if draw(empty) is not None] == []
-
-
-def test_a_page_holds_the_whole_picture() -> None:
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(5, 3, "")
-        figure.subplots().plot([1, 2], [3, 4], "o", color=SERIES[0], label=one_line("a <b> & $x$"))
-        figure.axes[0].legend()
-        kind, _, data = embedded(figure).partition(",")
-    assert kind == "data:image/svg+xml;base64"
-    assert "a <b> & $x$" in "".join(ElementTree.fromstring(b64decode(data)).itertext())
-
-
-def test_labels_are_one_short_line() -> None:
-    assert plain("a\nb\x1b\x00") == "a b  "
-    assert len(plain("x" * 99)) == 44
-    assert series_label("mucudnn", "all", 8 * MIB) == "mucudnn, all, 8 MiB"
-    assert series_label("mucudnn", "all", float("nan")) == "mucudnn, all, no limit"
-    assert series_label("undivided", "undivided", MIB) == "undivided, 1 MiB"
-    assert series_label("torch", None, float("nan")) == "torch"
-
-
-def test_subjects_are_those_that_take_torch_longest_first(report: Report) -> None:
-    torchs = report.rows[report.rows["contestant"] == "torch"].sort_values("time_s", ascending=False)
-    names = [f"{layer} {operation}" for layer, operation in zip(torchs["layer"], torchs["operation"], strict=True)]
-    assert [subject.name for subject in report.subjects] == names
-
-
-def test_layers_can_be_kept_alone(report: Report) -> None:
-    name = report.rows["layer"].iloc[0]
-    of_one = report.of_layers([name])
-    assert len(of_one.subjects) == 3
-    assert set(of_one.rows["layer"]) == set(of_one.folder.candidates.measured["layer"]) == {name}
 
 
 def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
@@ -201,13 +119,6 @@ def test_every_sample_of_an_algorithm_is_drawn(report: Report) -> None:
     assert labels == list(whole[whole["algorithm"] != "bad"].sort_values("step_s")["algorithm"])
 
 
-def test_without_samples_there_are_no_violins(report: Report) -> None:
-    measured = report.folder.candidates.measured
-    candidates = replace(report.folder.candidates, measured=measured.assign(step_samples_s=[[]] * len(measured)))
-    known = replace(report, folder=replace(report.folder, candidates=candidates))
-    assert candidate_pictures.algorithms(known) is None
-
-
 def test_the_largest_error_of_each_algorithm_is_drawn(report: Report) -> None:
     figure = drawn(candidate_pictures.errors(report))
     largest = report.folder.candidates.measured.groupby(["subject", "algorithm"])["relative_error"].max()
@@ -233,10 +144,7 @@ def test_segments_are_those_of_the_rows(report: Report) -> None:
 
 def test_of_several_budgets_the_smallest_that_suffices_is_drawn(report: Report) -> None:
     """As recipes have them: a row for each budget, whose limit is the budget."""
-    for failed, expected in (
-        (False, 8 * MIB),
-        (True, 64 * MIB),
-    ):
+    for failed, expected in ((False, 8 * MIB), (True, 64 * MIB)):
         rows = report.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
         is_first = rows["limit_bytes"] == 8 * MIB
         rows["limit_bytes"] = rows["limit_bytes"].where(is_first | (rows["contestant"] != "mucudnn-wd"), 64 * MIB)
@@ -248,16 +156,6 @@ def test_of_several_budgets_the_smallest_that_suffices_is_drawn(report: Report) 
         ours = rows[(rows["contestant"] == "mucudnn-wd") & (rows["limit_bytes"] == expected)]
         widths = [patch.get_width() for patch in segments.patches[: len(ours)]]
         assert sorted(widths) == pytest.approx(sorted(ours["workspace_bytes"] / MIB))
-
-
-def test_without_a_budget_there_are_no_segments(report: Report) -> None:
-    for given in (
-        None,
-        "much",
-        [],
-        ["much"],
-    ):
-        assert candidate_pictures.budget(with_budget(report, given)) is None
 
 
 def test_memory_is_that_of_the_problems(report: Report) -> None:
@@ -276,18 +174,6 @@ def test_memory_is_that_of_the_problems(report: Report) -> None:
     assert row_pictures.memory(report) is not None
 
 
-def test_bars_of_tuning_begin_where_the_one_before_ends(report: Report) -> None:
-    figure = drawn(row_pictures.tuning(report))
-    bars, solving = (axes.patches for axes in figure.axes)
-    ours = report.rows[report.rows["policy"].notna()]
-    sums = ours.groupby(["contestant", "limit_bytes"], dropna=False, sort=False)[["tuning_s", "solve_s"]].sum()
-    assert [bar.get_width() for bar in bars] == pytest.approx(list(sums["tuning_s"]))
-    assert [bar.get_x() for bar in bars] == pytest.approx(list(sums["tuning_s"].cumsum() - sums["tuning_s"]))
-    assert [bar.get_width() for bar in solving] == pytest.approx(list(sums["solve_s"] * 1e3))
-    bare = report.rows.drop(columns=["tuning_s", "solve_s"])
-    assert row_pictures.tuning(replace(report, rows=bare)) is None
-
-
 def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
     """Yield the rows of the undivided and of ours by layer and limit, each in one order."""
     rows = rows[rows["contestant"] != "torch"].sort_values("operation")
@@ -301,14 +187,6 @@ def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
     assert sorted(found["gain"]) == pytest.approx(sorted(expected))
     assert (found["gain_low"] < found["gain"]).all()
     assert (found["gain"] < found["gain_high"]).all()
-
-
-def test_a_layer_with_a_failed_operation_has_no_gain(report: Report) -> None:
-    rows = report.rows
-    failed = (rows["contestant"] == "mucudnn") & (rows["operation"] == "forward")
-    changed = rows.assign(samples_s=[[] if fails else of for fails, of in zip(failed, rows["samples_s"], strict=True)])
-    assert gains(changed)["gain"].isna().all()
-    assert gains(rows[rows["contestant"] != "undivided"]).empty
 
 
 def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None:
@@ -330,10 +208,3 @@ def test_the_published_file_is_read_whole() -> None:
     seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
     alike = [float(line[7]) for line in lines if line[1:3] == ["512", "7"]]
     assert seven["128MiB"] == pytest.approx(sum(alike) / len(alike))
-
-
-def test_a_mini_batch_of_one_sample_has_no_sizes_to_compare(tmp_path: Path) -> None:
-    layer = training_layers(1)[0]
-    folder = read_folder(write_random_folder(tmp_path / "folder", [replace(layer, batch_size=1)], rounds=3))
-    with pytest.raises(InvalidInputError, match=r"more than one micro-batch size: take a --batch of 2 or more"):
-        write_picture("micro-batches", folder, tmp_path / "x.svg")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
@@ -13,16 +12,9 @@ import pytest
 from rich.console import Console
 from support.database_rows import FAST, HERE, PAIRS, PROBLEM, SAMPLES, VERIFIED, VERSIONS, fill
 
-from mucudnn.bench.report.export import write_csv, write_json
+from mucudnn.bench.report.export import write_csv
 from mucudnn.bench.report.records import Record
-from mucudnn.bench.report.samples import (
-    in_words,
-    sample_rows,
-    samples_record,
-    samples_table,
-    series,
-    wanted,
-)
+from mucudnn.bench.report.samples import sample_rows, samples_table, series, wanted
 from mucudnn.database.database import Database
 from mucudnn.database.schema import Row
 from mucudnn.words.problem import Operation
@@ -82,25 +74,12 @@ def test_each_time_is_a_series(rows: list[Row]) -> None:
     }
 
 
-def test_rows_have_a_sample_each(rows: list[Row]) -> None:
-    found = [(row["of"], row["sample"], row["sample_s"]) for row in sample_rows(every(rows))]
-    assert found == [(one["of"], n, sample) for one in every(rows) for n, sample in enumerate(one["samples_s"])]
-    assert found[1:3] == [("step_s", 0, SAMPLES.step_samples_s[0]), ("step_s", 1, SAMPLES.step_samples_s[1])]
-
-
 def test_pandas_reads_the_file_to_the_last_bit(rows: list[Row], tmp_path: Path) -> None:
     write_csv(tmp_path / "samples.csv", sample_rows(every(rows)))
     read = pandas.read_csv(tmp_path / "samples.csv")
     medians = read.groupby(["kind", "of"])["sample_s"].median()
     assert medians["measurement", "step_s"] == median(SAMPLES.step_samples_s)
     assert list(read["sample_s"]) == [row["sample_s"] for row in sample_rows(every(rows))]
-
-
-def test_json_has_a_list_for_each_series(rows: list[Row], tmp_path: Path) -> None:
-    write_json(tmp_path / "samples.json", samples_record(every(rows)))
-    read = json.loads((tmp_path / "samples.json").read_text())
-    assert read["series"] == every(rows)
-    assert read["format_version"] == 1
 
 
 def text_of(rows: list[Row]) -> list[list[str]]:
@@ -133,13 +112,3 @@ def test_what_was_run_whole_is_told(tmp_path: Path) -> None:
     text = "gemm 8×2 + fft 4"
     endings = ("", ", fresh workspace", ", filter kept", ", with addition and ReLU6")
     assert told == [f"{text}{ending}" for ending in (*endings, f"{endings[2]}{endings[3]}")]
-
-
-def test_a_convolution_is_named_once(rows: list[Row]) -> None:
-    assert [cells[0] for cells in text_of(rows)] == [str(PROBLEM), "", "", ""]
-
-
-def test_measurements_without_samples_are_counted(rows: list[Row]) -> None:
-    kept, none = 1 + 5 + 3 + 3, "1 have none"
-    assert in_words(wanted(rows, [HERE])) == f"{kept} samples of 2 measurements and whole runs; {none}"
-    assert in_words(wanted(rows, [ELSEWHERE])) == "6 samples of 1 measurements and whole runs"

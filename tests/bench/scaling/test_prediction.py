@@ -10,9 +10,9 @@ from support.problems.made_up_scaling import GRADIENTS, MIB, RING, UP_TO, made_u
 from support.problems.made_up_sweeps import layer, measured_ms, tuning
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.scaling.local_batches import Convolutions, along, local_batches
+from mucudnn.bench.scaling.local_batches import Convolutions, local_batches
 from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
-from mucudnn.bench.scaling.report import draw_scale, in_words, scale_record, scale_rows, scale_tables
+from mucudnn.bench.scaling.report import in_words, scale_tables
 from mucudnn.solver.all_reduce import all_reduce_s
 from mucudnn.words.communication import Link
 from mucudnn.words.errors import InvalidInputError
@@ -44,18 +44,6 @@ def test_a_limit_that_holds_torchs_own_too_is_kept() -> None:
     assert local_batches(free, 2, 2).times_s[OURS][1:] == pytest.approx([1e-3, 1e-3])
 
 
-def test_an_interrupted_tuning_has_no_local_batches() -> None:
-    with pytest.raises(InvalidInputError, match="only 1 of 2"):
-        local_batches(replace(made_up_tuning(), wanted=2), UP_TO, 8)
-
-
-def test_what_is_along_lines() -> None:
-    assert along({2: 2.0, 4: 6.0}, 6) == pytest.approx([0, 0, 2, 4, 6, 8, 10])
-    assert along({2: 4.0}, 4) == pytest.approx([0, 2, 4, 6, 8])
-    assert along({1: 5.0, 2: 1.0}, 3) == pytest.approx([5, 5, 1, 1])
-    assert np.isinf(along({}, 2)).all()
-
-
 def test_the_rest_is_what_convolutions_leave_of_a_step() -> None:
     device = made_up_device()
     n = np.arange(1, 33)
@@ -81,18 +69,6 @@ def test_steps_of_ours_are_met_where_they_were_measured() -> None:
     factor = np.interp(between, [first, second], [1 + first / 10, 1 + second / 10])
     assert device.compute_s(OURS)[between] == pytest.approx(factor * alone_s[between] + rest_s[between])
     assert device.compute_s(TORCH) == pytest.approx(known.compute_s(TORCH))
-
-
-def test_steps_are_met_where_they_were_measured_even_if_convolutions_by_themselves_take_longer() -> None:
-    known = made_up_device()
-    quicker = [
-        replace(step, step_s=0.75 * known.convolutions.times_s[TORCH][step.local_batch]) for step in known.steps.steps
-    ]
-    device = Device(known.convolutions, replace(known.steps, steps=tuple(quicker)))
-    assert not device.rest_s.any()
-    for step in quicker:
-        assert device.compute_s(TORCH)[step.local_batch] == pytest.approx(step.step_s)
-    assert device.compute_s(OURS) == pytest.approx(0.75 * known.convolutions.times_s[OURS])
 
 
 def test_a_batch_beyond_all_that_were_measured_takes_no_less_time() -> None:
@@ -153,11 +129,6 @@ def test_strong_scaling_shares_one_batch_and_weak_scaling_keeps_the_local_one() 
     assert strong[2].efficiency == pytest.approx(strong[0].step_s / (4 * strong[2].step_s))
 
 
-def test_a_share_that_is_not_whole_is_rounded_up() -> None:
-    (found, *_) = predict(made_up_device(), RING, (3,), batch=32, local_batch=1)
-    assert (found.local_batch, found.global_batch) == (11, 32)
-
-
 def test_buckets_are_sent_one_after_the_other_and_what_ends_after_the_backward_pass_is_waited_for() -> None:
     found = point(Scaling.STRONG, OURS, 4)
     assert found.default.ends == (1, 2, 3)  # a first of 1 MiB, one of 40, and what is left
@@ -187,23 +158,3 @@ def test_steps_without_torchs_convolutions_are_refused() -> None:
 def test_it_is_told_as_stored() -> None:
     result = made_up_result()
     assert_as_stored("scale", *scale_tables(result), in_words(result))
-
-
-def test_the_record_has_what_the_table_is_made_of() -> None:
-    result = made_up_result()
-    record = scale_record(result)
-    assert record["points"] == scale_rows(result)
-    assert len(record["points"]) == len(result.points) == 2 * 3 + 2 * 4
-    assert record["starving_below"] == {str(which): result.device.starving_below(which) for which in Convolutions}
-    assert [row["step_s"] for row in record["points"]] == [p.step_s for p in result.points]
-    assert len(record["rest_s"]) == len(record["convolutions_s"]["torch"]) == 33
-
-
-def test_the_plot_has_a_line_for_each_kind_of_scaling_and_convolutions() -> None:
-    pytest.importorskip("matplotlib")
-    result = made_up_result()
-    throughput, efficiency, communication, local = draw_scale(result).axes
-    for axes in (throughput, efficiency, communication):
-        assert len(axes.lines) == 4
-    assert [*throughput.lines[0].get_ydata()] == [p.throughput for p in result.of(Scaling.STRONG, TORCH)]
-    assert len(local.lines) == 4  # two curves, and where each starves

@@ -9,7 +9,7 @@ from support.clock.machine import ENVIRONMENT
 from support.problems.made_up_sweeps import layer, powers, tuning
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.scaling.shares import SharedBatch, in_words, share_out, share_record, share_rows, shares_table
+from mucudnn.bench.scaling.shares import SharedBatch, in_words, share_out, shares_table
 from mucudnn.bench.sources.table_tuning import TableTuning
 
 BATCH = 16
@@ -41,10 +41,3 @@ def test_the_rest_of_a_step_is_added_for_each_sample() -> None:
 
 def test_it_is_told_as_stored() -> None:
     assert_as_stored("share", shares_table(shared()), in_words(shared()), in_words(shared(1e-3, 1e-3)))
-
-
-def test_the_record_has_what_the_table_is_made_of() -> None:
-    record = share_record(shared())
-    assert record["devices"] == share_rows(shared())
-    assert [environment["device"] for environment in record["environments"]] == ["slow", "fast"]
-    assert record["step_s"] == pytest.approx(24e-3)

@@ -21,10 +21,3 @@ def test_outputs_follow_the_inputs_once_statistics_are_settled() -> None:
     assert difference_of_outputs(model) < 0.01  # the bias of the last layer is all that is left
     settle_statistics(model, (torch.randn(4, 3, 64, 64),))
     assert difference_of_outputs(model) > 0.1
-
-
-def test_what_has_no_batch_norm_stays_as_it_is() -> None:
-    model, _ = load_model("alexnet")
-    before = [tensor.clone() for tensor in model.state_dict().values()]
-    settle_statistics(model, (torch.randn(1, 3, 224, 224),))
-    assert all(map(torch.equal, before, model.state_dict().values()))

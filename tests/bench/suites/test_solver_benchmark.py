@@ -11,7 +11,7 @@ from support.command_line import invoke
 
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites import solver as solver_benchmark
-from mucudnn.bench.suites.solver import budgets, made_up_measurements, made_up_options, time_division, time_front
+from mucudnn.bench.suites.solver import budgets, made_up_measurements, made_up_options
 from mucudnn.solver.division import solve_wd
 from mucudnn.solver.front import desirable_sets
 
@@ -30,16 +30,9 @@ def test_the_made_up_budgets_matter() -> None:
     assert times == sorted(set(times), reverse=True)
 
 
-def test_each_time_is_sampled_in_its_rounds() -> None:
-    rounds = solver_benchmark.ROUNDS
-    for samples_s, number in ((time_front(8), rounds), (time_division(5, 4), rounds * len(solver_benchmark.BUDGETS))):
-        assert len(samples_s) == number
-        assert min(samples_s) > 0
-
-
-@pytest.fixture
-def samples(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was timed."""
+def test_the_command_keeps_what_it_prints_and_times_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timed: list[str] = []
 
     def times(what: str, *samples_s: float) -> list[float]:
@@ -48,32 +41,14 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     wanted = {"front 256": (partial(times, "front", 0.01, 0.012, 0.034), 0.1), "WD": (partial(times, "WD", 0.5), 0.3)}
     monkeypatch.setattr(solver_benchmark, "_WANTED", wanted)
-    return timed
-
-
-@pytest.mark.usefixtures("samples")
-def test_the_command_prints_and_writes_the_rows(tmp_path: Path) -> None:
-    result = invoke("bench", "solver", "--json", tmp_path / "solver.json")
-    assert result.exit_code == 0, result.output
-    assert "front 256: 12 ms, slowest 34 ms (bar 100 ms)" in result.output
-    record = json.loads((tmp_path / "solver.json").read_text())
-    assert [(row["what"], row["samples_s"], row["bar_s"]) for row in record["rows"]] == [
-        ("front 256", [0.01, 0.012, 0.034], 0.1),
-        ("WD", [0.5], 0.3),
-    ]
-    assert record["settings"]["program"] in ("HiGHS", "CBC")
-    assert record["environment"]["threads"] == 1
-    assert record["date"].startswith("20")
-
-
-def test_the_folder_has_the_samples_and_what_is_there_is_not_timed_again(tmp_path: Path, samples: list[str]) -> None:
-    first = invoke("bench", "solver", "--out", tmp_path / "folder")
-    again = invoke("bench", "solver", "--out", tmp_path / "folder")
+    asked = ("bench", "solver", "--json", tmp_path / "solver.json", "--out", tmp_path / "folder")
+    first, again = invoke(*asked), invoke(*asked)
     assert (first.exit_code, again.exit_code) == (0, 0), first.output
+    assert "front 256: 12 ms, slowest 34 ms (bar 100 ms)" in first.output
     assert first.stdout == again.stdout
-    assert samples == ["front", "WD"]
-    rows = read_folder(tmp_path / "folder").rows
-    assert list(rows["samples_s"]) == [[0.01, 0.012, 0.034], [0.5]]
-    shown = invoke("report", tmp_path / "folder", "--markdown").output
-    assert "front 256" in shown
-    assert "more: bar, ms" in shown
+    assert timed == ["front", "WD"]
+    record = json.loads((tmp_path / "solver.json").read_text())
+    expected = [("front 256", [0.01, 0.012, 0.034], 0.1), ("WD", [0.5], 0.3)]
+    assert [(row["what"], row["samples_s"], row["bar_s"]) for row in record["rows"]] == expected
+    assert record["settings"]["program"] in ("HiGHS", "CBC")
+    assert list(read_folder(tmp_path / "folder").rows["samples_s"]) == [samples for _, samples, _ in expected]

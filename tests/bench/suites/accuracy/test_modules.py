@@ -173,16 +173,13 @@ def test_a_module_that_fails_in_backward_has_a_row_with_the_reason(tmp_path: Pat
     assert "does not require grad" in rows.loc["backward_data", "failure"]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("iner", "the model has no module 'iner'; did you mean inner\\?"),
+def test_modules_that_are_not_there_or_not_called() -> None:
+    for name, expected in (
+        ("iner", r"the model has no module 'iner'; did you mean inner\?"),
         ("unused", "unused is not called with a floating tensor"),
-    ],
-)
-def test_modules_that_are_not_there_or_not_called(name: str, expected: str) -> None:
-    with pytest.raises(InvalidInputError, match=expected):
-        called_module(Around(Own()), name, (torch.randn(2, 6),))
+    ):
+        with pytest.raises(InvalidInputError, match=expected):
+            called_module(Around(Own()), name, (torch.randn(2, 6),))
 
 
 def test_without_float64_nothing_is_compared(tmp_path: Path) -> None:
@@ -204,7 +201,7 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_the_command_measures_a_module_of_a_model(own_model: str, tmp_path: Path) -> None:
-    asked = ("bench", "metrics", own_model, "--input", "3x6x6", "--batch", "3", "--threads", "1", "--rounds", "2")
+    asked = ("bench", "metrics", own_model, "--input", "3x6x6", "--batch", "3", "--threads", "1", "--rounds", "1")
     result = invoke(*asked, "--module", "2", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     for expected in (
@@ -219,4 +216,3 @@ def test_the_command_measures_a_module_of_a_model(own_model: str, tmp_path: Path
     assert set(rows["layer"]) == {"2"}
     assert set(rows["batch_size"]) == {3}
     assert "leave out --layer" in fail(*asked, "--module", "2", "--algorithms", "gemm")
-    assert "the model has no module '9'" in fail(*asked, "--module", "9")

@@ -6,7 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from itertools import product
-from math import inf, nan
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -123,9 +123,7 @@ def test_what_is_local_spoils_what_the_definition_says_and_fourier_transforms_al
         assert row["nan_results"] >= expected, name
 
 
-def test_transforms_overflow_earlier_and_lose_what_is_small_beside_an_outlier(
-    rows: Rows,
-) -> None:
+def test_transforms_overflow_earlier_and_lose_what_is_small_beside_an_outlier(rows: Rows) -> None:
     torchs = rows["native", Operation.FORWARD]
     for name in ("winograd-4x4", "winograd-6x6", "fft"):
         row = rows[name, Operation.FORWARD]
@@ -155,15 +153,6 @@ def test_the_numbers_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.relative_error > 1000 * honest.relative_error
     assert row.more["outlier_error"] > 1000 * honest.more["outlier_error"]
     assert row.more["largest"] <= 2.0**100 < honest.more["largest"]
-
-
-def test_the_pixel_is_one_element() -> None:
-    for operation in Operation:
-        problem = geometries(operation)[0]
-        operands = random_operands(problem, SAMPLES)
-        spoilt = with_pixel(problem, operands, nan)
-        changed = [int((a != b).sum()) for a, b in zip(_tensors(operands), _tensors(spoilt), strict=True)]
-        assert sorted(changed) == [0, 0, 1]
 
 
 # The table, the command and the page

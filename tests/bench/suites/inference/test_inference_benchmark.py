@@ -9,14 +9,12 @@ import pytest
 import torch
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
-from support.command_line import invoke
 from support.cuda.placeholders import on_cuda
 from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
-from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
+from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import run as run_module
 from mucudnn.bench.suites.inference.filters import benchmark_filters
 from mucudnn.bench.suites.inference.report import inference_tables
@@ -42,30 +40,21 @@ def measured(out: Path, model: nn.Module, x: Tensor, progress: Progress = silent
 
 
 def test_every_convolution_is_measured_in_three_variants_and_the_next_run_measures_nothing(tmp_path: Path) -> None:
-    model, x = tiny(), torch.randn(2, 3, 8, 8)
-    folder = measured(tmp_path / "folder", model, x)
+    model, x, seen = tiny().train(), torch.randn(2, 3, 8, 8), list[float]()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    folder = measured(tmp_path / "folder", model, x, lambda text, done: seen.append(done))
     assert [(line["layer"], line["contestant"]) for line in folder.lines] == [
         (layer, name) for layer in (WHOLE, "0", "3") for name in CONTESTANTS
     ]
     assert {tuple(line["samples_s"]) for line in folder.lines} == {(1.0,) * 3}
-    assert {line["layer"]: line.get("filter_bytes") for line in folder.lines} == {
-        WHOLE: None,
-        "0": 4 * 4 * 3 * 9,
-        "3": 4 * 4 * 4,
-    }
-    assert measured(tmp_path / "folder", model, x).lines == folder.lines
-
-
-def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
-    model, seen = tiny(), []
-    model.train()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measured(tmp_path / "folder", model, torch.randn(1, 3, 8, 8), lambda text, done: seen.append(done))
+    filter_bytes = {WHOLE: None, "0": 4 * 4 * 3 * 9, "3": 4 * 4 * 4}
+    assert {line["layer"]: line.get("filter_bytes") for line in folder.lines} == filter_bytes
     assert type(model[0]) is nn.Conv2d
     assert model.training
     torch.testing.assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
     assert seen == sorted(seen)
     assert 0 <= seen[0] <= seen[-1] < 1
+    assert measured(tmp_path / "folder", model, x).lines == folder.lines
 
 
 def test_the_table_shows_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,20 +69,6 @@ def test_the_table_shows_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monkey
             run.folder.add([Row(subject, name, (1.0,), configuration=chosen[name], more=more) for name in CONTESTANTS])
     (table,) = inference_tables(read_folder(tmp_path))
     assert_as_stored("bench-inference", table)
-
-
-def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    model = tiny().to(memory_format=torch.channels_last)
-    monkeypatch.setattr(models, "load_model", lambda source, **_: (model, (3, 8, 8)))
-    quick = ("--rounds", "1", "--cache-budget", "1KiB", "--time-limit", "50ms", "--runtimes", "none")
-    file = tmp_path / "inference.json"
-    done = invoke("bench", "inference", "tiny", *quick, "--memory-format", "channels-last", "--json", file)
-    assert done.exit_code == 0, done.output
-    assert "the whole model" in done.output
-    found = read_result_file(file)
-    assert found.header.settings["cache_budget"] == "1KiB"
-    assert found.rows.groupby("layer")["kept_bytes"].max().sum() <= 1024
-    assert {line["memory_format"] for line in found.lines} == {"channels_last"}
 
 
 def test_elsewhere_than_on_the_cpu_there_is_nothing_to_compare(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
 from support.in_threads import InThreads
 from support.snapshots import assert_as_stored, printed
-from torch import Tensor, nn
+from torch import nn
 
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
-from mucudnn.bench.sources import networks
 from mucudnn.bench.suites import memory as memory_benchmark
 from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
 from mucudnn.words.config import Config
@@ -66,9 +65,19 @@ def measured(out: Path, config: Config = CONFIG, model: nn.Module | None = None,
 
 @pytest.fixture(scope="module")
 def found(quickly: None, tmp_path_factory: pytest.TempPathFactory) -> ResultFolder:
+    """And the model stays as it is."""
     torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("memory")
-    return measured(path, replace(CONFIG, database=path / "database.sqlite"), rounds=3, clock=TickingClock())
+    path, model = tmp_path_factory.mktemp("memory"), tiny().eval()
+    state, seen = {name: tensor.clone() for name, tensor in model.state_dict().items()}, list[str]()
+    config = replace(CONFIG, database=path / "database.sqlite")
+    told: dict[str, Any] = {"clock": TickingClock(), "progress": lambda text, fraction: seen.append(text)}
+    found = measured(path, config, model, rounds=3, **told)
+    assert not model.training
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert {type(module) for module in model} == {nn.Conv2d, nn.BatchNorm2d, nn.ReLU}
+    assert seen[-2:] == ["peaks of memory", "training steps"]
+    return found
 
 
 @pytest.fixture
@@ -100,10 +109,9 @@ def test_all_run_and_ours_with_a_limit_stands_beside_the_headroom(found: ResultF
     assert found.left_out == ()
 
 
-def test_a_limit_stands_beside_a_budget_but_not_beside_itself(tmp_path: Path) -> None:
-    config = replace(CONFIG, workspace_limit="64MiB")
-    assert who(measured(tmp_path / "same", config, variants=[Variant.MUCUDNN])) == [("mucudnn", LIMIT)]
-    budget = measured(tmp_path / "budget", replace(config, workspace_budget="1MiB"), variants=[Variant.MUCUDNN])
+def test_a_limit_stands_beside_a_budget(tmp_path: Path) -> None:
+    config = replace(CONFIG, workspace_limit="64MiB", workspace_budget="1MiB")
+    budget = measured(tmp_path, config, variants=[Variant.MUCUDNN])
     assert who(budget) == [("mucudnn", "workspace budget 1 MiB"), ("mucudnn", LIMIT)]
 
 
@@ -115,6 +123,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path, monkeypatch
     variants = [Variant.TORCH_COMPILE, Variant.MUCUDNN]
     found = measured(tmp_path, replace(CONFIG, workspace_limit="64MiB"), variants=variants)
     _, failed, ours = found.lines
+    assert ours["bound"] == LIMIT  # and not twice
     assert (failed["failure"], failed["allocator_peak_bytes"], failed["samples_s"]) == ("no compiler", None, [])
     assert (ours["failure"], len(ours["samples_s"])) == (None, 2)
     table, words = map(printed, memory_tables(found))
@@ -127,17 +136,6 @@ def test_without_torch_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UnavailableError, match="PyTorch, with which all others are compared, fails: division by zero"):
         measured(tmp_path, variants=[])
     assert not read_folder(tmp_path / "folder").lines
-
-
-def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
-    model, seen = tiny().eval(), list[str]()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measured(tmp_path, model=model, variants=[Variant.MUCUDNN], progress=lambda text, fraction: seen.append(text))
-    assert not model.training
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert {type(module) for module in model} == {nn.Conv2d, nn.BatchNorm2d, nn.ReLU}
-    assert seen[-2:] == ["peaks of memory", "training steps"]
 
 
 def test_the_table_and_the_words(found: ResultFolder) -> None:
@@ -168,24 +166,6 @@ def test_the_command_measures_a_model_of_ones_own(
     monkeypatch.setattr(memory_benchmark, "Apart", None)
     again = invoke("bench", "memory", "trained_models:make", *options)  # what the folder has
     assert again.stdout == result.stdout
-
-
-def test_the_command_measures_a_network_with_sensible_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def stop(model: nn.Module, arguments: tuple[Tensor], config: Config, *_: object, **__: object) -> None:
-        seen.append((model, *arguments, config))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(networks, "build", lambda name: tiny())
-    monkeypatch.setattr(memory_benchmark, "benchmark_memory", stop)
-    for _ in range(2):
-        assert invoke("bench", "memory", "alexnet", "--batch", "3").exit_code == 130
-    (model, x, config), (again, _, _) = seen
-    assert (tuple(x.shape), config.workspace_limit) == ((3, 3, 224, 224), "headroom")
-    for one, other in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
-        assert one.isfinite().all()
 
 
 def test_a_model_that_cannot_be_trained_is_refused(own_model: None) -> None:

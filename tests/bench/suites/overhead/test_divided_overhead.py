@@ -71,23 +71,16 @@ def test_times_in_graphs_are_those_of_one_copy(clock: FakeClock, monkeypatch: py
     assert steps_s == [MICRO_BATCHES * STEP_S] * 2
 
 
-def test_the_command_writes_what_it_prints(clock: FakeClock, tmp_path: Path) -> None:
-    path = tmp_path / "overhead.json"
-    result = CliRunner().invoke(main, ["--rounds", "1", "--json", str(path)])
-    assert result.exit_code == 0, result.output
-    assert len(result.stdout.splitlines()) == 6
-    assert "small forward, gemm, 8 x 1, called from Python:" in result.output
-    record = json.loads(path.read_text())
-    assert record["settings"]["micro_batches"] == MICRO_BATCHES
-    assert len(record["rows"]) == 12
-
-
-def test_what_the_folder_has_is_not_measured_again(
+def test_the_command_writes_what_it_prints_and_measures_nothing_again(
     clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ["--rounds", "2", "--out", str(tmp_path / "folder")]
+    asked = ["--rounds", "2", "--out", str(tmp_path / "folder"), "--json", str(tmp_path / "overhead.json")]
     first = CliRunner().invoke(main, asked)
     assert first.exit_code == 0, first.output
+    assert len(first.stdout.splitlines()) == 6
+    assert "small forward, gemm, 8 x 1, called from Python:" in first.output
+    record = json.loads((tmp_path / "overhead.json").read_text())
+    assert record["settings"]["micro_batches"] == MICRO_BATCHES
     monkeypatch.setattr(divided_overhead, "_samples", None)
     assert CliRunner().invoke(main, asked).stdout == first.stdout
     rows = read_folder(tmp_path / "folder").rows

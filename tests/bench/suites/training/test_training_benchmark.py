@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import threading
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.torch_variants import OwnThread
 from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
@@ -41,8 +42,10 @@ QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--bat
 SOME = ("--variants", "mucudnn")
 
 
-def test_every_variant_is_measured_in_every_precision_and_format() -> None:
-    cells = measured_variants()
+def test_every_variant_is_measured_in_every_precision_and_format_and_the_model_is_left_as_it_is() -> None:
+    model = tiny()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    cells = measured_variants(model)
     assert [(c.subject["precision"], c.subject["memory_format"], c.contestant) for c in cells] == [
         (precision, memory_format, variant)
         for precision in (Precision.FLOAT32, Precision.BFLOAT16)
@@ -50,12 +53,6 @@ def test_every_variant_is_measured_in_every_precision_and_format() -> None:
         for variant in (Variant.TORCH, Variant.MUCUDNN)
     ]
     assert {(*cell.samples_s, cell.failure) for cell in cells} == {(1.0, 1.0, None)}
-
-
-def test_the_model_is_left_as_it_is() -> None:
-    model = tiny()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    measured_variants(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert type(model[0]) is nn.Conv2d
@@ -87,9 +84,9 @@ def wide(channels: int) -> nn.Sequential:
 
 
 class Seen(nn.Module):
-    """Remembers what comes out of it in training, and who asks."""
+    """Remembers what comes out of it in training, in which thread, and whether cuDNN searches there."""
 
-    def __init__(self, seen: list[tuple[torch.dtype, bool, str]]) -> None:
+    def __init__(self, seen: list[tuple[torch.dtype, bool, int, bool]]) -> None:
         super().__init__()
         self.seen = seen
 
@@ -98,97 +95,64 @@ class Seen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        self.seen.append((x.dtype, channels_last, threading.current_thread().name))
+        self.seen.append((x.dtype, channels_last, threading.get_ident(), torch.backends.cudnn.benchmark))
         return x
 
 
-def test_steps_are_in_the_precision_and_format_and_in_threads_of_their_own() -> None:
-    seen: list[tuple[torch.dtype, bool, str]] = []
+def test_steps_are_in_the_precision_and_format_and_in_threads_of_which_one_searches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = (Variant.TORCH, Variant.TORCH_BENCHMARK, Variant.MUCUDNN)
+    monkeypatch.setattr("mucudnn.bench.contests.variants.VARIANTS", {"cpu": every})
+    seen: list[tuple[torch.dtype, bool, int, bool]] = []
     network = tiny()
     network.insert(1, Seen(seen))
-    measured_variants(network)
-    assert {step[:2] for step in seen} == {
-        (dtype, channels_last) for dtype in (torch.float32, torch.bfloat16) for channels_last in (False, True)
-    }
-    places = {step[2] for step in seen if step[:2] == (torch.float32, False)}
-    assert len(places) == 2
-    assert threading.main_thread().name not in places
+    measured_variants(network, TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), variants=every))
+    for case in product((torch.float32, torch.bfloat16), (False, True)):
+        of_thread: dict[int, set[bool]] = {}
+        for *found, thread, searches in seen:
+            if (*found,) == case and thread != threading.get_ident():
+                of_thread.setdefault(thread, set()).add(searches)
+        assert sorted(map(sorted, of_thread.values())) == [[False], [False], [True]], case
 
 
-@pytest.mark.parametrize("steps_before", [0, 3])
-def test_a_variant_that_fails_has_its_reason_and_the_others_go_on(
-    steps_before: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learn, count = Trainee.learn, [0]
+def test_a_variant_that_fails_has_its_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn, left = Trainee.learn, [0]
 
     def failing(self: Trainee, *given: Any) -> Tensor:
         if isinstance(self.model[0], mucudnn.Conv2d):
-            count[0] += 1
-            if count[0] > steps_before:
+            left[0] -= 1
+            if left[0] < 0:
                 raise RuntimeError("CUDA out of memory.\nand a stack trace")
         return learn(self, *given)
 
     monkeypatch.setattr(Trainee, "learn", failing)
-    torchs, ours = measured_variants(**FLOAT32)
-    assert torchs.samples_s
-    assert (list(ours.samples_s), ours.failure) == ([], "CUDA out of memory.")
+    for left[0] in (0, 3):
+        torchs, ours = measured_variants(**FLOAT32)
+        assert torchs.samples_s
+        assert (list(ours.samples_s), ours.failure) == ([], "CUDA out of memory.")
 
 
 # What is set on CUDA: torch has the switches without a GPU, too
 
 
-def tf32() -> tuple[bool, bool]:
-    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+def test_tf32_is_allowed_where_it_is_asked_for_and_set_back_after_errors() -> None:
+    def tf32() -> tuple[bool, bool]:
+        return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
 
-
-def test_tf32_is_allowed_where_it_is_asked_for() -> None:
     for precision, expected in (
         (Precision.TF32, (True, True)),
         (Precision.FLOAT32, (False, False)),
         (Precision.BFLOAT16, (True, False)),
     ):
-        with step_job._rounding(replace(SETTING, device="cuda", precision=precision)):
+        with suppress(KeyError), step_job._rounding(replace(SETTING, device="cuda", precision=precision)):
             assert tf32() == expected
             assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
-        assert tf32() == (True, False)
-
-
-def test_switches_are_set_back_after_errors() -> None:
-    for context in (
-        lambda: step_job._rounding(replace(SETTING, device="cuda")),
-        lambda: searching(True),
-    ):
-        with pytest.raises(KeyError), context():
             raise KeyError
-        assert (*tf32(), torch.backends.cudnn.benchmark) == (True, False, False)
-
-
-def test_only_one_variant_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_thread: dict[int, set[bool]] = {}
-    every = (Variant.TORCH, Variant.TORCH_BENCHMARK, Variant.MUCUDNN)
-    monkeypatch.setattr("mucudnn.bench.contests.variants.VARIANTS", {"cpu": every})
-
-    class Searching(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if threading.current_thread() is not threading.main_thread():
-                of_thread.setdefault(threading.get_ident(), set()).add(torch.backends.cudnn.benchmark)
-            return x
-
-    network = tiny()
-    network.insert(1, Searching())
-    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), variants=every)
-    measured_variants(network, options, **FLOAT32)
-    assert sorted(map(sorted, of_thread.values())) == [[False], [False], [True]]
-
-
-def test_a_thread_of_its_own_runs_everything_and_ends() -> None:
-    with OwnThread() as thread:
-        first, second = (thread.call(threading.current_thread) for _ in range(2))
-        assert first is second
-        assert first is not threading.current_thread()
-        with pytest.raises(KeyError):
-            thread.call({}.__getitem__, 1)
-    assert not first.is_alive()
+        assert tf32() == (True, False)
+    with suppress(KeyError), searching(True):
+        raise KeyError
+    assert not torch.backends.cudnn.benchmark
 
 
 # Several networks
@@ -244,12 +208,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -
         (f"{tmp_path / 'missing.py'}:net", 2, OPTIONS, r"there is no file .*missing\.py"),
         (f"{tmp_path / 'json.py'}:net", 2, OPTIONS, r"there is another module json, .*: give the file another name"),
         ("alexnet", 2, tf32, "precision is tf32; device 'cpu' has float32, bfloat16"),
-        (
-            "alexnet",
-            2,
-            searching,
-            "variant is torch-benchmark; device 'cpu' has torch, torch-compile, mu",
-        ),
+        ("alexnet", 2, searching, "variant is torch-benchmark; device 'cpu' has torch, torch-compile, mu"),
     ):
         size = None if source in ("vgg-16", "alexnet", "deepbench-train") else (3, 6, 6)
         with pytest.raises(InvalidInputError, match=told):
@@ -372,27 +331,10 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     assert [float(line["rest_s"]) for line in lines] == [line["rest_s"] for line in found]
 
 
-@pytest.mark.usefixtures("two_networks")
-def test_the_command_measures_several_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    train_in_threads(monkeypatch)
-    asked = (*QUICK, *SOME, "--batch", "2,3", "--precisions", "float32", "--memory-format", "contiguous")
-    result = invoke("bench", "training", "alexnet", "vgg16", *asked, "--json", tmp_path / "out.json")
-    assert result.exit_code == 0, result.output
-    assert "alexnet, batch 2: training steps" in result.output
-    assert "vgg16, batch 3: training steps" in result.output
-    assert "their share" in result.output
-    lines = read_result_file(tmp_path / "out.json").lines
-    assert [(c["network"], c["batch_size"]) for c in lines] == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
-    for line in lines:
-        assert min(line[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s")) > 0
-
-
 def test_bad_values() -> None:
     assert "--batch has 2 sizes for 3 sources: give one for all, or one for each" in fail(
         "bench", "training", "alexnet", "vgg16", "resnet18", "--batch", "2,3"
     )
-    assert "did you mean alexnet?" in fail("bench", "training", "alexnt")
-    assert "device 'cpu' has float32, bfloat16" in fail("bench", "training", "alexnet", "--precisions", "tf32")
     assert "'half' is not known; allowed are tf32, float32, bfloat16" in fail(
         "bench", "training", "alexnet", "--precisions", "half"
     )

@@ -1,0 +1,17 @@
+"""A machine whose costs are known, for the benchmarks of convolutions and for recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.clock.known_machine import MadeUpMachine
+
+from mucudnn.bench.contests.bounds import MachineLimits
+
+
+@pytest.fixture
+def made_up_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUpMachine:
+    """Its limits are known, too: measuring those of this one takes seconds."""
+    monkeypatch.setattr(MachineLimits, "measured", lambda device, dtype: MachineLimits(200e3, 25e9))
+    return MadeUpMachine(tmp_path / "folder")
