@@ -1,5 +1,5 @@
 """The command line: one file for each command. Those of ``mucudnn bench`` are in ``bench``, helpers in ``shared``.
 
-A new command is a file here, whose function has the file's name, and a line in ``COMMANDS`` of ``main``. It imports
-what loads torch inside the function, so that ``--help`` stays quick; its paths have the types of ``terminal.files``.
+To add a command, add a file whose function has the file's name, and a line in ``COMMANDS`` of ``main``. Import torch
+only inside the function, so that ``--help`` stays fast, and use the types of ``terminal.files`` for paths.
 """

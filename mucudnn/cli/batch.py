@@ -1,4 +1,4 @@
-"""``mucudnn batch``: time and workspace per sample against batch size, the cliffs, and the cuts that remove them."""
+"""``mucudnn batch``: time and workspace per sample against batch size, with cliffs and the cuts that remove them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def batch(
 ) -> None:
     """Show time and workspace per sample of SOURCE against batch size, undivided and divided.
 
-    Cliffs are marked: a larger batch that is slower per sample, needs a jump in memory, or does not fit; with the cut
-    that removes each. The micro-batch sizes of the policy up to --up-to are measured, all other batch sizes are solved
-    from them. The curves need each algorithm at every size: so it always measures as with --thorough, which takes
-    minutes. SOURCE is as for mucudnn tune; batch sizes of its own are not used.
+    Cliffs are marked, where a larger batch is slower per sample, needs much more memory, or does not fit, each with the
+    division of the batch that removes it. The micro-batch sizes of the policy up to --up-to are measured, and all other
+    batch sizes are solved from them. The curves need each algorithm at every size, so that it always measures as with
+    --thorough, which takes minutes. SOURCE is as for mucudnn tune; its own batch sizes are ignored.
     """
     from mucudnn.bench.analyses.batch_report import (
         cliffs_table,
@@ -52,7 +52,7 @@ def batch(
     from mucudnn.bench.sources.layers import load_source
 
     require_sweepable(config)
-    tuning_environment(device, config)  # before a model is built for a device that is not there
+    tuning_environment(device, config)  # fails early if the device is missing
     table = load_source(source, batch=up_to, **sizes)
     tuning = tune_with_progress(table, config, device)
     require_complete(tuning)

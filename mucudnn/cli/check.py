@@ -1,4 +1,4 @@
-"""``mucudnn check``: whether PyTorch's own convolutions of a source are right on this machine."""
+"""``mucudnn check``: whether PyTorch's own convolutions of a source are correct on this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WRONG = 1  # exit status
 @options.threads
 @click.pass_context
 def check(context: click.Context, /, source: str, **sizes: Any) -> None:
-    """Run PyTorch's own convolutions of SOURCE in a process of their own, and compare them with float64.
+    """Run PyTorch's own convolutions of SOURCE in a separate process, and compare them with float64.
 
-    Each operation of each layer runs in both memory formats, between red zones and under checks of the heap. Shown is
-    what is wrong, ends the process, hangs, or takes more than 20 times as long as the arithmetic in float32, with lines
-    of plain PyTorch that show it. Nothing is tuned, and PyTorch's own is run on this processor only.
+    Each operation of each layer runs in both memory formats, between red zones and under checks of the heap. Listed are
+    those that give wrong results, crash, hang, or take more than 20 times as long as their float32 arithmetic, each
+    with a few lines of plain PyTorch that reproduce it. Nothing is tuned, and only the CPU is checked.
 
-    Exit status: 0, or 1 where something is wrong in the memory format that the model itself runs (--memory-format).
+    Exit status: 1 if something is wrong in the memory format that the model itself uses (--memory-format), else 0.
     """
     from mucudnn.bench.analyses.check import check as checked
     from mucudnn.bench.analyses.check import findings_table

@@ -1,4 +1,4 @@
-"""``mucudnn database``: look at the measurements, take them out, join and thin them."""
+"""``mucudnn database``: show, export, merge, prune and refresh measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """Forms in which rows are written; the members' values are what ``--format`` takes."""
+    """File formats of exports; the values are those of ``--format``."""
 
     CSV = "csv"
     JSON_LINES = "json-lines"
@@ -43,9 +43,9 @@ def database() -> None:
 @database.command(cls=FileCommand)
 @options.database
 def info(database: Path | None) -> None:
-    """Say where the database is and how much it has of each environment.
+    """Show the path of the database and the number of rows of each environment.
 
-    Doubtful are measurements and verifications that mucudnn database refresh would measure again.
+    Doubtful rows are measurements and verifications that mucudnn database refresh would repeat.
     """
     from mucudnn.database import schema
     from mucudnn.database.database import Database
@@ -62,18 +62,21 @@ def info(database: Path | None) -> None:
 @database.command(cls=FileCommand)
 @click.argument("target", type=OutputFile())
 @options.option(
-    "format", parameters.choice(ExportFormat), "Default: by the ending, .csv or .jsonl.", variable="export_format"
+    "format",
+    parameters.choice(ExportFormat),
+    "Default: by the suffix, .csv or .jsonl.",
+    variable="export_format",
 )
 @options.database
 def export(target: Path, export_format: ExportFormat | None, database: Path | None) -> None:
-    """Write all rows to FILE, as CSV or as JSON lines."""
+    """Write all rows to FILE, as CSV or JSON lines."""
     from mucudnn.database.database import Database
     from mucudnn.database.exports import export_csv, export_json_lines
 
     chosen = export_format or SUFFIXES.get(target.suffix.lower())
     if chosen is None:
         raise InvalidInputError(
-            f"the ending of {target} says no format; known are {', '.join(SUFFIXES)}: use one, or add --format csv or "
+            f"the suffix of {target} is not one of {', '.join(SUFFIXES)}: use one, or add --format csv or "
             "--format json-lines"
         )
     with Database(database, read_only=True) as opened, whole_text(target) as stream:
@@ -84,10 +87,10 @@ def export(target: Path, export_format: ExportFormat | None, database: Path | No
 @click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=InputFile())
 @options.database
 def merge(others: tuple[Path, ...], database: Path | None) -> None:
-    """Add the rows of OTHER databases, or of what export wrote (CSV or JSON lines), which stay as they are.
+    """Add the rows of OTHER databases or exports (CSV or JSON lines), which are not changed.
 
-    All others are looked at before the first row is added; of each, all rows are added or none. A database that is not
-    there is made. An export with values that there cannot be is refused.
+    All of them are opened before the first row is added; of each, all rows are added or none. A missing database is
+    created. An export with invalid values is refused.
     """
     from mucudnn.database.database import Database
     from mucudnn.database.exports import open_stored
@@ -101,10 +104,10 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
 
 
 @database.command(cls=FileCommand)
-@options.flag("other-environments", "Also remove what other machines, versions, threads and settings gave.")
-@options.flag("other-versions", "Also remove what other versions of the algorithms gave.")
-@options.flag("failures", "Also remove what is stored as impossible, so that it is tried and measured again.")
-@options.flag("dry-run", "Remove nothing, only say how many rows would go.")
+@options.flag("other-environments", "Also remove rows of other machines, library versions, threads and settings.")
+@options.flag("other-versions", "Also remove rows of other versions of the algorithms.")
+@options.flag("failures", "Also remove failures, so that they are tried again.")
+@options.flag("dry-run", "Remove nothing, only print how many rows would be removed.")
 @options.database
 def prune(other_environments: bool, other_versions: bool, failures: bool, dry_run: bool, database: Path | None) -> None:
     """Remove the rows that newer ones supersede."""
@@ -119,17 +122,23 @@ def prune(other_environments: bool, other_versions: bool, failures: bool, dry_ru
 
 
 @database.command(cls=FileCommand)
-@options.flag("all", "Measure all again, also what is not doubtful.", "everything")
-@click.option("--older-than", "days", type=parameters.Finite(min=0), metavar="DAYS", help="Also what is older.")
+@options.flag("all", "Measure everything again, not only doubtful rows.", "everything")
+@click.option(
+    "--older-than",
+    "days",
+    type=parameters.Finite(min=0),
+    metavar="DAYS",
+    help="Also repeat older rows.",
+)
 @options.threads
 @options.device
 @options.database
 def refresh(everything: bool, days: float | None, device: str, database: Path | None) -> None:
-    """Measure again what is doubtful: while other processes worked, or very noisy.
+    """Repeat doubtful measurements: those that are very noisy, or were made while other processes were busy.
 
-    That is done for this machine as it is, with this number of threads, once it is quiet: for that it waits a minute
-    at most. Each result is stored as it is made, so that Ctrl-C loses nothing. What is chosen changes with the next
-    tuning, which reads the new times.
+    Only measurements of this machine with this number of threads are repeated, once the machine is quiet, for which the
+    command waits a minute at most. Each result is stored at once, so that Ctrl-C loses nothing. Choices change with the
+    next tuning, which reads the new times.
     """
     from datetime import timedelta
 
@@ -146,7 +155,7 @@ def refresh(everything: bool, days: float | None, device: str, database: Path | 
 
 
 def _print_refreshed(found: Refreshed) -> None:
-    """Raises ``UnavailableError`` where the machine was too busy to go on, and ``KeyboardInterrupt`` after Ctrl-C."""
+    """Print results. Raises ``UnavailableError`` if the machine was too busy, ``KeyboardInterrupt`` after Ctrl-C."""
     from mucudnn.bench.analyses.tuning_report import measurements_table, refresh_in_words, whole_runs_table
     from mucudnn.terminal.console import output
     from mucudnn.words.errors import UnavailableError
@@ -160,7 +169,7 @@ def _print_refreshed(found: Refreshed) -> None:
     if found.interrupted:
         raise KeyboardInterrupt(f"{found.left} of {found.doubtful} are left as they were")
     if found.busy:
-        raise UnavailableError(f"the machine is busy: {found.busy}; end what works beside it, and refresh again")
+        raise UnavailableError(f"the machine is busy: {found.busy}; end other processes, and refresh again")
 
 
 @database.command(cls=FileCommand)
@@ -169,10 +178,10 @@ def _print_refreshed(found: Refreshed) -> None:
 @options.option(
     "algorithms",
     parameters.Text("NAME,...", parameters.parse_names),
-    "Only measurements of these, and whole runs that have one of them; default: all.",
+    "Only measurements of these, and whole runs with one of them; default: all.",
 )
 @options.environment
-@options.flag("all", "Also what newer measurements supersede.", "everything")
+@options.flag("all", "Also show superseded rows.", "everything")
 @options.database
 @outputs("csv", "json")
 def samples(
@@ -184,12 +193,12 @@ def samples(
     database: Path | None,
     outputs: Outputs,
 ) -> None:
-    """Show the raw samples of each measurement and whole run, and what the machine was like meanwhile.
+    """Show the raw samples of each measurement and whole run, and the state of the machine meanwhile.
 
-    PROBLEM is part of a convolution's description, such as 64x56x56, 3x3 or float32; several must all be in it. The
-    table has what the samples say; --csv has each sample, a line for each, and --json a list for each measurement.
-    Samples of a setup, of a step, of a baseline and of its whole run are seconds of one call, in the order in which
-    they were taken; those of a whole run and of its baseline with the same number ran in the same round.
+    PROBLEM is part of a convolution's description, such as 64x56x56, 3x3 or float32; several must all match. The table
+    summarizes the samples; --csv writes a line per sample, and --json a list per measurement. Samples of setups, steps,
+    baselines and whole runs are seconds per call, in the order in which they were taken; samples of a whole run and of
+    its baseline with the same number ran in the same round.
     """
     from mucudnn.bench.report import samples as report
     from mucudnn.database.database import Database
@@ -199,9 +208,7 @@ def samples(
         environments = chosen_environments(opened.environments(), environment)
     rows = report.wanted(every, environments, operations, algorithms, problem)
     if not rows:
-        raise InvalidInputError(
-            "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"
-        )
+        raise InvalidInputError("no stored row matches; ask for less, or see mucudnn database info")
     series = [*report.series(rows)]
     by_environment = [(one, [each for each in series if report.environment_of(each) == one]) for one in environments]
     outputs.tell(
@@ -213,9 +220,9 @@ def samples(
 
 
 def chosen_environments(every: Sequence[Environment], text: str | None) -> list[Environment]:
-    """Return those that a part of their description, or a number, means; all of them without one.
+    """Return the environments that match a number or part of their description; all of them for None.
 
-    Raises ``InvalidInputError`` where there is none.
+    Raises ``InvalidInputError`` if none matches.
     """
     from mucudnn.database.selection import numbers_of
 
@@ -228,7 +235,7 @@ def chosen_environments(every: Sequence[Environment], text: str | None) -> list[
 
 
 def environments_here() -> Iterator[Environment]:
-    """Yield the environment of the CPU, and that of the GPU where one can be used."""
+    """Yield the environment of the CPU, and that of the GPU if one is available."""
     from mucudnn.running.environment import current_environment
     from mucudnn.words.errors import UnavailableError
 
@@ -238,7 +245,7 @@ def environments_here() -> Iterator[Environment]:
 
 
 def info_table(environments: Sequence[EnvironmentRows]) -> Table:
-    """Return a table of the rows of each environment."""
+    """Return a table of the numbers of rows of each environment."""
     from rich.table import Table
 
     table = Table("environment")

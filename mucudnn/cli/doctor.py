@@ -1,4 +1,4 @@
-"""``mucudnn doctor``: what this machine has, which algorithms that gives, and how to get the others."""
+"""``mucudnn doctor``: the hardware and libraries of this machine, available algorithms, and how to get the others."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """Something that the machine has or lacks; ``remedy`` says how to get it, empty where nothing is amiss.
+    """Something that the machine has or lacks; ``remedy`` says how to get it, or is empty.
 
-    Of an algorithm: the kinds of convolution that it computes, and why not the others.
+    For an algorithm, ``state`` lists the kinds of convolution that it computes, ``remedy`` why not the others.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-_REMEDY = re.compile(r"[;:] (?=install |pip install |see )")  # before what is to be done, in the words of errors
-_CUPY_FOR: dict[int | None, str] = {13: "cupy-cuda13x", 12: "cupy-cuda12x"}  # by the major version of CUDA
-SAMPLES = 32  # in a micro-batch that a source is asked for
-# What is asked of every algorithm: the kinds of convolution that networks are made of.
+_REMEDY = re.compile(r"[;:] (?=install |pip install |see )")  # separates fault and remedy in error messages
+_CUPY_FOR: dict[int | None, str] = {13: "cupy-cuda13x", 12: "cupy-cuda12x"}  # package by major version of CUDA
+SAMPLES = 32  # in the micro-batch for which a source lists algorithms
+# Kinds of convolution, common in networks, for which every algorithm is examined.
 KINDS = {
     "1×1": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 1, 1),
     "3×3": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1)),
@@ -53,12 +53,12 @@ KINDS = {
     "3×3 depthwise": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1), groups=64),
     "5×5": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 5, 5, padding=(2, 2)),
 }
-_MOST_REASONS = 3  # that are shown, the newest
+_MOST_REASONS = 3  # the newest ones are shown
 
 
 @click.command(cls=FileCommand)
 def doctor() -> None:
-    """Say what this machine has, and which algorithms are available, on the CPU and on each kind of GPU."""
+    """Show what this machine has, and which algorithms are available on the CPU and on each kind of GPU."""
     from mucudnn.kernels.registry import algorithms
     from mucudnn.terminal.console import output
 
@@ -71,7 +71,7 @@ def doctor() -> None:
 
 
 def machine() -> Iterator[Finding]:
-    """Yield the CPU, how busy it is, PyTorch, its libraries and the place of the database."""
+    """Yield findings on the CPU and its load, PyTorch and its libraries, and the database."""
     from mucudnn.database.rows import default_path
     from mucudnn.measuring.timing.load import watch_of
     from mucudnn.measuring.timing.processor_use import Processors
@@ -89,7 +89,7 @@ def machine() -> Iterator[Finding]:
 
 
 def cores(threads: int, allowed: float) -> Finding:
-    """Say how many threads PyTorch uses, and how many cores this process may keep busy."""
+    """Compare PyTorch's number of threads with the number of cores that this process may use."""
     from mucudnn.measuring.timing.load import too_many_threads
 
     state = f"{threads}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
@@ -98,7 +98,7 @@ def cores(threads: int, allowed: float) -> Finding:
 
 
 def load(watch: Watch, here: Environment) -> Finding:
-    """Look for half a second at what others take of this machine, and at the rate of known work."""
+    """Measure the load of other processes and the speed of a reference kernel for half a second."""
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
 
@@ -107,12 +107,12 @@ def load(watch: Watch, here: Environment) -> Finding:
     mark = watch.mark()
     watch.pause()
     found = watch.since(mark)
-    remedy = "" if found.is_quiet else "end what works beside it, or measure later: mucudnn database refresh"
+    remedy = "" if found.is_quiet else "end other processes, or measure later: mucudnn database refresh"
     return Finding("load", str(found), remedy)
 
 
 def stored(path: Path, here: Environment) -> Iterator[Finding]:
-    """Say where the measurements are, how many of those of the CPU are doubtful, and what was barred when proven."""
+    """Yield the path of the database, its number of doubtful CPU measurements, and candidates that failed."""
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
 
@@ -132,7 +132,7 @@ def stored(path: Path, here: Environment) -> Iterator[Finding]:
 
 
 def proving() -> Finding:
-    """Say whether libraries' code can be proven in a process of its own, and what guards the heap of that process."""
+    """Tell whether foreign code can be proven in a separate process, and how the heap of that process is guarded."""
     from mucudnn.measuring.proving.prover import prover
 
     try:
@@ -146,7 +146,7 @@ def proving() -> Finding:
 
 
 def compiled() -> Finding:
-    """Say which build of mucudnn's own C++ is loaded, or why there is none."""
+    """Return which build of mucudnn's own C++ is loaded, or why there is none."""
     from mucudnn.kernels.compiled.library import loaded_build
 
     build = loaded_build()
@@ -160,7 +160,7 @@ def compiled() -> Finding:
 
 
 def accelerators() -> Iterator[Finding]:
-    """Yield the GPUs with their driver, cuDNN and CuPy, which the CPU does without."""
+    """Yield findings on GPUs, their driver, cuDNN and CuPy."""
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.running.environment import require_cuda
     from mucudnn.words.errors import UnavailableError
@@ -178,7 +178,7 @@ def accelerators() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Other packages that bring algorithms, or fail to."""
+    """Yield findings on installed packages that provide algorithms."""
     from mucudnn.kernels.registry import installed_plug_ins
 
     for plug_in in installed_plug_ins():
@@ -200,7 +200,7 @@ def _gpus_and_driver() -> Iterator[Finding]:
 
 
 def gpus() -> dict[str, list[int]]:
-    """Return the indices of the devices by their name; nothing where PyTorch can use none."""
+    """Return the indices of the GPUs that PyTorch can use, by device name."""
     import torch
 
     named: dict[str, list[int]] = {}
@@ -210,7 +210,7 @@ def gpus() -> dict[str, list[int]]:
 
 
 def driver() -> str:
-    """Return the version that nvidia-smi tells."""
+    """Return the driver version that nvidia-smi reports."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
@@ -233,7 +233,7 @@ def _unavailable(name: str, error: UnavailableError) -> Finding:
 
 
 def cupy() -> Finding:
-    """Import CuPy, since an installed one can lack what it needs of the system."""
+    """Return the state of CuPy after importing it, since an installed one may fail for lack of system libraries."""
     from mucudnn.kernels.cuda.cupy_launcher import cuda_of_torch, how_to_install
 
     if find_spec("cupy") is None:
@@ -245,14 +245,14 @@ def cupy() -> Finding:
         return Finding("CuPy", f"{installed}, and PyTorch is built for CUDA {cuda}", remedy)
     try:
         import_module("cupy")
-    except Exception as error:  # it loads libraries, which can fail in any way
+    except Exception as error:  # loading libraries can fail in any way
         reason = first_line(error)
         return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", f"mend what it needs, or {remedy}")
     return Finding("CuPy", installed)
 
 
 def _installed_cupy() -> tuple[str, str]:
-    """Return CuPy's distribution, and its version in words."""
+    """Return the name of CuPy's distribution, and a description of its version."""
     for distribution in (*_CUPY_FOR.values(), "cupy"):
         try:
             return distribution, f"{version(distribution)} ({distribution})"
@@ -262,7 +262,7 @@ def _installed_cupy() -> tuple[str, str]:
 
 
 def on_gpu(index: int) -> list[Finding]:
-    """Examine the algorithms of a CUDA device, and the sources of more where they can be asked."""
+    """Examine the algorithms of a CUDA device, and of its sources if they are available."""
     import torch
 
     from mucudnn.kernels.registry import algorithms, sources
@@ -277,7 +277,7 @@ def on_gpu(index: int) -> list[Finding]:
 
 
 def examine_source(source: AlgorithmSource) -> Finding:
-    """Ask a source for every kind of convolution, for micro-batches of ``SAMPLES``."""
+    """Count a source's algorithms for each of ``KINDS``, for micro-batches of ``SAMPLES``."""
     offered = {kind: len(source.offered(problem, [SAMPLES])) for kind, problem in KINDS.items()}
     computes = ", ".join(f"{kind} ({count} ways)" for kind, count in offered.items() if count)
     lacking = ", ".join(kind for kind, count in offered.items() if not count)
@@ -285,7 +285,7 @@ def examine_source(source: AlgorithmSource) -> Finding:
 
 
 def examine(algorithm: Algorithm) -> Finding:
-    """Ask an algorithm for every kind of convolution."""
+    """Find which of ``KINDS`` an algorithm computes."""
     refusals = {kind: algorithm.supports(problem) for kind, problem in KINDS.items()}
     computes = ", ".join(kind for kind, refusal in refusals.items() if refusal is None)
     reasons = dict.fromkeys(refusal for refusal in refusals.values() if refusal is not None)

@@ -1,4 +1,4 @@
-"""``mucudnn engines``: which engines cuDNN offers for a layer, and what each needs at every micro-batch size."""
+"""``mucudnn engines``: list cuDNN's engines for a layer, with the workspace of each at every micro-batch size."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @click.command(cls=FileCommand)
 @options.source
 @options.layer_of_source
-@options.option("operation", parameters.choice(Operation), "Which of the layer's three.", "forward")
+@options.option("operation", parameters.choice(Operation), "Operation of the layer.", "forward")
 @options.option(
     "micro-batches",
     parameters.COUNTS,
-    "Micro-batch sizes, as 1,8,32; default: powers of two up to the batch, and the batch itself.",
+    "Micro-batch sizes, such as 1,8,32; default: powers of two up to the batch, and the batch itself.",
 )
 @options.dtype
 @options.memory_format
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     "--device-properties",
     metavar="FILE|h200",
     type=NamedOrFile(),
-    help="List for a device that need not be here: h200, or a JSON file of its properties; default: the GPU.",
+    help="List for a GPU that may be absent: h200, or a JSON file of its properties; default: this machine's.",
 )
-@options.flag("all", "All engines with many settings of their knobs, not only the offered.", "every")
+@options.flag("all", "List all engines, with many settings of their knobs, not only the offered ones.", "every")
 @outputs("csv", "json")
 def engines(
     source: str,
@@ -48,9 +48,9 @@ def engines(
 ) -> None:
     """List cuDNN's engines for one layer of SOURCE, with the workspace that each needs for every micro-batch size.
 
-    They are those that cuDNN's heuristics offer, best first, then its fallbacks. Barred are those that PyTorch's
-    settings forbid (torch.backends.cudnn.allow_tf32, deterministic algorithms), with the reason. With
-    --device-properties no GPU is needed, only cuDNN 9.8 or later; engines that depend on cuBLASLt are not listed then.
+    Engines that cuDNN's heuristics offer come first, best first, then its fallbacks. Engines that PyTorch's settings
+    forbid (torch.backends.cudnn.allow_tf32, deterministic algorithms) are marked as barred, with the reason. With
+    --device-properties no GPU is needed, only cuDNN 9.8 or later, but engines that depend on cuBLASLt are not listed.
     SOURCE is as for mucudnn tune.
     """
     from mucudnn.bench.analyses.engines import engines_record, engines_rows, engines_table, list_engines
@@ -69,14 +69,14 @@ def engines(
 
 
 def _device(properties: str | None) -> Device:
-    """Raises ``UnavailableError`` and ``InvalidInputError``, saying what to do instead."""
+    """Return the device to list for. Raises ``UnavailableError`` if there is none, and ``InvalidInputError``."""
     from mucudnn.kernels.cudnn.device import current_device, described_device
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.words.errors import UnavailableError
 
     if properties is not None:
         return described_device(properties)
-    library()  # without one, no other device can be asked about either
+    library()  # raises if cuDNN is missing, without which nothing can be listed
     try:
         return current_device()
     except UnavailableError as error:

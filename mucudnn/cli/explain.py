@@ -1,4 +1,4 @@
-"""``mucudnn explain``: what a workspace budget buys, or where in a training step workspace costs nothing."""
+"""``mucudnn explain``: the benefit of a workspace budget, or the free memory in a training step."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 @options.dtype
 @options.memory_format
 @options.option(
-    "budget", parameters.Text("SIZE", parameters.parse_size), "Most workspace of all operations in sum, as 256MiB."
+    "budget",
+    parameters.Text("SIZE", parameters.parse_size),
+    "Largest workspace of all operations together, as 256MiB.",
 )
-@options.flag("headroom", "Instead: the memory of a training step, and what is free in it.")
+@options.flag("headroom", "In place of --budget: show the memory of a training step, and how much is free in it.")
 @options.option(
     "from",
     InputFile(),
-    "Measure nothing: solve from this database, or from a profile that mucudnn database export wrote.",
+    "Solve from this database, or from an export of mucudnn database export, without measuring.",
     variable="stored",
 )
 @options.environment
@@ -50,29 +52,28 @@ def explain(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Show what memory buys in the network SOURCE.
+    """Show how the time of the network SOURCE depends on memory.
 
-    With --budget: what each operation of each layer gets of it, what the next faster configuration needs more and
-    saves; for the whole network what more or less memory would change, and the curve of time against budget, which
-    --csv writes beside the table, into FILE-curve.csv. Only measured candidates appear: without --thorough the best
-    two algorithms of each problem at all sizes, and the others at one.
+    With --budget: the share of each operation of each layer, and how much more memory its next faster configuration
+    needs and how much time that saves; for the whole network, the effect of more or less memory, and the curve of time
+    against budget, which --csv writes into a second file FILE-curve.csv. Only measured candidates appear: without
+    --thorough the best two algorithms of each problem at all sizes, and the others at one.
 
-    With --headroom: the memory in use in a training step, call by call, and the workspace that costs nothing, since it
-    stays below the peak. What is not yet measured is measured, as by mucudnn tune.
+    With --headroom: the memory in use in each call of a training step, and the workspace that fits below the peak.
+    Missing measurements are made as by mucudnn tune.
     """
-
     context = click.get_current_context()
     if headroom == (budget is not None):
         raise click.UsageError("give either --budget SIZE or --headroom", context)
     if stored is None and environment is not None:
-        raise click.UsageError("--environment picks from what --from reads: give --from FILE, too", context)
+        raise click.UsageError("--environment picks from the measurements of --from: give --from FILE too", context)
     if stored is not None and config.database is not None:
         raise click.UsageError("--from FILE is read instead of the database: give it or --database, not both", context)
     if stored is not None and device != "cpu" and not headroom:
         raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
     config = replace(config, workspace_limit=HEADROOM) if headroom else replace(config, workspace_budget=budget)
     if stored is None or headroom:
-        tuning_environment(device, config)  # before a model is built for a device that is not there
+        tuning_environment(device, config)  # fails early if the device is missing
     tell = _headroom if headroom else _budget
     tell(source, sizes, config, device, (stored, environment), outputs)
 

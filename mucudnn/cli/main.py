@@ -1,4 +1,4 @@
-"""The command ``mucudnn``. Nothing here, nor in the modules of the commands, loads torch before a command runs."""
+"""The command ``mucudnn``. Neither this module nor the modules of commands import torch before a command runs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ COMMANDS = (
     "solve",
     "tune",
 )
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 class CommandGroup(click.Group):
-    """Turns mucudnn's own errors into exit status 2, and Ctrl-C into 130 and a word on what is kept."""
+    """A group of commands that turns a lack of memory into exit status 2, and Ctrl-C into 130, with a message."""
 
     def main(self, *args: Any, **rest: Any) -> Any:
-        """Run the command, and tell at the end, with status 2, if standard output failed: files are written first.
+        """Run the command; if standard output failed, report it at the end, after all files, with status 2.
 
-        A reader of a pipe may stop before the end: that is status 0.
+        A closed pipe is no error: the status is 0.
         """
         with guarded_streams() as output:
             try:
@@ -63,7 +63,7 @@ class CommandGroup(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
                 return super().invoke(ctx)
-        except click.exceptions.Exit:  # which --help raises: a RuntimeError, and no lack of memory
+        except click.exceptions.Exit:  # a RuntimeError of --help, not a lack of memory
             raise
         except (RuntimeError, MemoryError) as error:
             if (lack := _lack_of_memory(error)) is None:
@@ -81,8 +81,8 @@ class CommandGroup(click.Group):
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """Return what torch says of a lack of memory; ``None`` for other errors."""
-    from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # here and not above: it loads torch
+    """Return torch's message if the error is a lack of memory, else None."""
+    from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # imported here, since it loads torch
 
     return first_line(error) if is_out_of_memory(error) else None
 
@@ -101,10 +101,10 @@ for name in COMMANDS:
 
 
 def run() -> NoReturn:
-    """Run the command as this process, which ends with it.
+    """Run the command and end this process.
 
-    A rank of torchrun ends at once. One that ends as usual aborts now and then: a thread of gloo gives back the tensors
-    of the last collective while Python goes down (github.com/pytorch/pytorch/pull/179291).
+    A rank of torchrun ends by ``os._exit``: at a normal exit it sometimes aborts, since a thread of gloo frees tensors
+    while Python shuts down (github.com/pytorch/pytorch/pull/179291).
     """
     try:
         raise SystemExit(main(prog_name="mucudnn"))

@@ -1,4 +1,4 @@
-"""``mucudnn plot``: one picture of a result folder, as a file."""
+"""``mucudnn plot``: draw one picture of a result folder into a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
 
 @click.command(
     cls=FileCommand,
-    help=f"Draw one picture of the result folder DIR, as the page of mucudnn report has it.\n\n\b\n{_LIST}",
+    help=f"Draw one picture of the result folder DIR, as on the page of mucudnn report.\n\n\b\n{_LIST}",
 )
 @click.argument("kind", type=click.Choice([*KINDS]))
 @click.argument("folder", metavar="DIR", type=ResultFolder())
@@ -24,14 +24,14 @@ _LIST = "\n".join(f"{name:<14}{kind.summary}" for name, kind in KINDS.items())
     metavar="FILE.png|svg",
     required=True,
     type=OutputFile(suffix=(".png", ".svg")),
-    help="The file to draw into.",
+    help="Image file to write.",
 )
 @click.option(
     "--layer",
     "layers",
     type=parameters.Text("NAME", str),
     multiple=True,
-    help="Only this layer; may be given several times.",
+    help="Draw only this layer; may be repeated.",
 )
 def plot(kind: str, folder: Path, out: Path, layers: tuple[str, ...]) -> None:
     from mucudnn.bench.folders.reading import read_folder

@@ -1,4 +1,4 @@
-"""``mucudnn recipe``: experiments as files: what is measured, and what must come out."""
+"""``mucudnn recipe``: run experiments that are described in TOML files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FAILED = 1
 
 @click.group()
 def recipe() -> None:
-    """Experiments as TOML files: what is fixed, what is tried, and what must come out (docs/benchmarks.md)."""
+    """Experiments as TOML files: fixed settings, varied ones, and criteria for the results (docs/benchmarks.md)."""
 
 
 @recipe.command("list", cls=FileCommand)
 def list_recipes() -> None:
-    """List the recipes of the paper's experiments, and about how long each takes on two CPU cores."""
+    """List the recipes of the paper's experiments, and roughly how long each takes on two CPU cores."""
     from mucudnn.bench.recipes.recipe_file import shipped_recipes
     from mucudnn.bench.recipes.sections import read_sections
     from mucudnn.bench.report.tables import new_table
@@ -36,7 +36,7 @@ def list_recipes() -> None:
 @recipe.command(cls=FileCommand)
 @click.argument("name", metavar="NAME", type=NamedOrFile())
 def show(name: str) -> None:
-    """Print the recipe NAME, to begin one of your own with: mucudnn recipe show NAME > mine.toml."""
+    """Print the recipe NAME, as a start for your own: mucudnn recipe show NAME > mine.toml."""
     from mucudnn.bench.recipes.recipe_file import find_recipe
     from mucudnn.bench.recipes.sections import read_sections
 
@@ -51,9 +51,9 @@ def show(name: str) -> None:
 @outputs("out", required=True)
 @click.pass_context
 def run(context: click.Context, name: str, database: Path | None, device: str, outputs: Outputs) -> None:
-    """Run the recipe FILE, or a shipped one by its name: measure its grid, judge its criteria, draw its figure.
+    """Run the recipe FILE, or a shipped one by name: measure its grid, check its criteria, draw its figure.
 
-    Exit status 1: a criterion is not met. DIR has a result folder for each network, recipe.toml and outcome.json.
+    Exit status 1 if a criterion is not met. DIR has a result folder for each network, recipe.toml and outcome.json.
     """
     from mucudnn.bench.recipes.benchmarks import Place
     from mucudnn.bench.recipes.recipe_file import find_recipe, read_recipe

@@ -1,4 +1,4 @@
-"""``mucudnn report``: what a result folder has, as a page, a table for programs, or text."""
+"""``mucudnn report``: show a result folder as a web page, CSV files or text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.terminal.files import FileCommand, OutputFile, ResultFolder
 
-_SECOND = "operations"  # what is beside the layers of --csv
+_SECOND = "operations"  # suffix of the second CSV file, which has a row per operation
 
 
 @click.command(cls=FileCommand)
@@ -19,17 +19,17 @@ _SECOND = "operations"  # what is beside the layers of --csv
     "html_file",
     metavar="FILE.html",
     type=OutputFile(suffix=".html"),
-    help="Write one page that needs nothing else: tables to sort and to filter, and pictures.",
+    help="Write one self-contained page, with plots and with tables to sort and filter.",
 )
 @options.option(
     "csv",
     OutputFile(second=_SECOND),
-    "Write the layers to this CSV file, in DeepBench's columns, and each operation beside it.",
+    "Write the layers to this CSV file, in DeepBench's columns, and operations to a second file beside it.",
     variable="csv_file",
 )
 @options.flag("markdown", "Print the tables as Markdown.")
 def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown: bool) -> None:
-    """Show the result folder DIR, which a benchmark wrote with --out, or all result folders inside of DIR together.
+    """Show the result folder DIR, which a benchmark wrote with --out, or all result folders in DIR together.
 
     Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
     with --json.

@@ -1,4 +1,4 @@
-"""``mucudnn scale``: data-parallel training predicted from what one device measures."""
+"""``mucudnn scale``: predict data-parallel training from measurements of one device."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from mucudnn.bench.scaling.steps import MeasuredSteps
     from mucudnn.bench.sources.table_tuning import TableTuning
 
-_STEPS = 4  # local batches of which whole steps are measured
+_STEPS = 4  # number of local batch sizes for which whole steps are measured
 
 
 def _latency(text: str) -> float:
     seconds = parse_seconds(text)
     if seconds is None:
-        raise InvalidInputError(f"{text!r} is no latency; write for example 5us")
+        raise InvalidInputError(f"{text!r} is not a latency; write for example 5us")
     return seconds
 
 
@@ -41,27 +41,30 @@ def _latency(text: str) -> float:
 @options.option(
     "up-to",
     parameters.Count(2, most=parameters.MOST_SOLVED),
-    "The largest local batch that is measured; larger ones are extrapolated.",
+    "Largest local batch to measure; larger ones are extrapolated.",
     64,
 )
 @options.option(
     "local-batch",
     parameters.Count(most=parameters.MOST_SOLVED),
-    "Samples of each rank, under weak scaling; default: the largest that is measured.",
+    "Samples of each rank, under weak scaling; default: the largest local batch that is measured.",
 )
-@options.option("latency", parameters.Text("TIME", _latency), "Of a message between two ranks.", "5us")
+@options.option("latency", parameters.Text("TIME", _latency), "Latency of a message between two ranks.", "5us")
 @options.option(
-    "bandwidth", parameters.Text("SPEED", parse_bandwidth), "Of a rank's link, each way; also as 100Gbit/s.", "25GB/s"
+    "bandwidth",
+    parameters.Text("SPEED", parse_bandwidth),
+    "Bandwidth of a rank's link, each way, as 100Gbit/s.",
+    "25GB/s",
 )
 @options.option("all-reduce", parameters.choice(AllReduce), "Algorithm of the all-reduces.", "ring")
-@options.flag("measure", "Take latency and bandwidth from all-reduces of the ranks that torchrun has started.")
+@options.flag("measure", "Measure latency and bandwidth by all-reduces of the ranks of torchrun.")
 @click.option(
     "--overlap/--no-overlap",
     "overlaps",
     default=True,
-    help="Whether communication runs beside the backward pass; on CPUs it takes the same cores.",
+    help="Whether communication overlaps with the backward pass; on CPUs both use the same cores.",
 )
-@options.rounds(5, "Steps that are measured of each local batch.")
+@options.rounds(5, "Steps to measure for each local batch size.")
 @options.input_shape
 @options.dtype
 @options.memory_format
@@ -88,10 +91,10 @@ def scale(
 ) -> None:
     """Predict data-parallel training of SOURCE, a network or package.module:factory, on many equal ranks.
 
-    Convolutions are tuned once, at the largest local batch that is measured, which tells their times at every other
-    one; whole steps of PyTorch are measured at a few. Communication is that of DistributedDataParallel, by latency and
-    bandwidth. Shows step time, throughput and efficiency with PyTorch's convolutions and with ours, the best bucket
-    sizes, and the local batch below which a device starves.
+    Convolutions are tuned once, at the largest local batch, from which their times at all other sizes follow; whole
+    steps of PyTorch are measured at a few sizes. Communication is that of DistributedDataParallel, modelled by latency
+    and bandwidth. Shows step time, throughput and efficiency with PyTorch's convolutions and with mucudnn's, the best
+    bucket sizes, and the local batch below which a device is underused.
     """
     import torch.distributed as dist
 
@@ -102,7 +105,7 @@ def scale(
 
     _refuse_given(measure)
     require_sweepable(config)
-    tuning_environment(device, config)  # before a model is built for a device that is not there
+    tuning_environment(device, config)  # fails early if the device is missing
     rank = launched_rank() if measure else 0
     up_to = max(2, min(up_to, batch))
     measure_steps = partial(_measured_steps, source, up_to, sizes, config, device, rounds)
@@ -134,7 +137,7 @@ def scale(
 
 
 def _refuse_given(measure: bool) -> None:
-    """Refuse a link beside the one that is measured; defaults do not count."""
+    """Raise ``UsageError`` if --latency or --bandwidth is given with --measure."""
     for name in ("latency", "bandwidth"):
         if measure and options.is_given(name):
             raise click.UsageError(f"--measure finds the {name} itself: leave one of them out")
@@ -169,9 +172,9 @@ def _measured_steps(
     is_ours: bool = False,
     together: Callable[[], object] = lambda: None,
 ) -> MeasuredSteps:
-    """Measure steps of a few sizes of the policy, the smallest and the largest among them.
+    """Measure steps at a few sizes of the policy, including the smallest and the largest.
 
-    is_ours: with the choices of the database; else with PyTorch's convolutions. together: see ``measure_steps``.
+    is_ours: use the database's choices in place of PyTorch's convolutions. together: see ``measure_steps``.
     """
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model

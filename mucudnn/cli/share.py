@@ -1,4 +1,4 @@
-"""``mucudnn share``: how many samples of one batch each of several unlike devices takes."""
+"""``mucudnn share``: divide a batch among different devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _profiles(text: str) -> tuple[Path, ...]:
 def _times(text: str) -> tuple[float, ...]:
     times = [parse_seconds(part) for part in text.split(",")]
     if None in times:
-        raise InvalidInputError(f"{text!r} has none; write a time for each profile, as 3ms,5ms")
+        raise InvalidInputError(f"{text!r} contains none; write a time for each profile, such as 3ms,5ms")
     return tuple(time for time in times if time is not None)
 
 
@@ -34,12 +34,12 @@ def _times(text: str) -> tuple[float, ...]:
     "--profiles",
     required=True,
     type=parameters.Text("FILE,...", _profiles),
-    help="What mucudnn database export wrote on each device (or its database); one named twice is two devices.",
+    help="Exports of mucudnn database export on each device, or databases; a file given twice is two devices.",
 )
 @options.option(
     "rest",
     parameters.Text("TIME,...", _times),
-    "Seconds of a step on each device that are not convolutions, for one sample, as 3ms,5ms; default: none.",
+    "Time per sample on each device that is not convolutions, such as 3ms,5ms; default: 0.",
 )
 @options.input_shape
 @options.dtype
@@ -57,10 +57,10 @@ def share(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Share a batch of SOURCE out to unlike devices, so that all of them finish together.
+    """Divide a batch of SOURCE among different devices such that all of them finish together.
 
-    The times of every device come from its exported measurements; nothing is measured. Shows the shares, and how much
-    faster a step is with them than with equal ones, and than on the fastest device alone. They are the shares of
+    Times come from exported measurements of each device; nothing is measured. Shows the share of each device, and how
+    much faster a step is than with equal shares and than on the fastest device alone. Use the shares with
     mucudnn.distributed.UnevenBatchSampler.
     """
     from mucudnn.bench.scaling.shares import in_words, share_out, share_record, share_rows, shares_table

@@ -17,7 +17,7 @@ from mucudnn.words.config import Config
 @click.command(cls=FileCommand)
 @click.argument("stored", metavar="DATABASE|PROFILE", type=InputFile())
 @click.option(
-    "--network", metavar="NAME", required=True, type=SOURCE, help="Whose convolutions; any SOURCE of mucudnn tune."
+    "--network", metavar="NAME", required=True, type=SOURCE, help="Network to solve for; any SOURCE of mucudnn tune."
 )
 @options.batch()
 @options.input_shape
@@ -36,17 +36,17 @@ def solve(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Choose for the convolutions of a network from what is stored, without a device and without measuring.
+    """Choose configurations for a network from stored measurements, without a device and without measuring.
 
-    DATABASE is an SQLite file of mucudnn, PROFILE what mucudnn database export wrote. Measurements of several
-    environments (machine, threads, versions) are never mixed: --environment picks one. The answer is that of mucudnn
-    tune; where no whole run of a configuration is stored, its predicted time counts.
+    DATABASE is an SQLite file of mucudnn, PROFILE an export of mucudnn database export. Measurements of different
+    environments (machine, threads, versions) are never mixed: --environment picks one. The result is the same as that
+    of mucudnn tune; for a configuration without a stored whole run, its predicted time is used.
     """
     from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
     from mucudnn.running.environment import current_environment
 
     if config.has_headroom_limit:
-        current_environment(device)  # says what is missing for it
+        current_environment(device)  # fails early if the device is missing
     table, limits = load_limited(network, sizes, config, device)
     tuning, notes = solve_stored(stored, table, config, environment, limits)
     outputs.tell(

@@ -1,4 +1,4 @@
-"""``mucudnn tune``: measure the convolutions of a source, choose for each, and print what was chosen."""
+"""``mucudnn tune``: measure the convolutions of a source, choose a configuration for each, and print them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mucudnn.words.config import Config
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
 SOURCE is a network ({", ".join(NETWORKS)}), a built-in table ({", ".join(TABLES)}), a CSV file of layers, or
-package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224). What
-was measured before is not measured again.
+package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224).
+Stored measurements are reused.
 
-With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is dealt out over
+With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is divided among
 several devices.
 """
 

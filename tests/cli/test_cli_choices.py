@@ -63,7 +63,7 @@ def test_whether_the_limit_holds_torchs_own_is_handed_on(
 @pytest.mark.parametrize("option", ["--limit-torch", "--no-limit-torch"])
 def test_a_budget_always_holds_torchs_own(option: str) -> None:
     message = fail("tune", "alexnet", "--batch", "2", "--workspace-budget", "1MiB", option)
-    assert "a budget holds PyTorch's own convolution in any case" in message
+    assert "a budget always applies to PyTorch's own convolution too" in message
 
 
 def test_what_only_enable_knows_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

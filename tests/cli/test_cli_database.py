@@ -128,7 +128,7 @@ def test_a_refresh_on_a_busy_machine_says_so(layers: Path, database: Path, monke
     processors = SharedProcessors(others=1.0)
     monkeypatch.setattr(whole_runs, "watch_of", lambda device: processors.watch())
     message = fail("database", "refresh", "--threads", "1")
-    assert "the machine is busy: others take 100% of a core; end what works beside it, and refresh again" in message
+    assert "the machine is busy: others take 100% of a core; end other processes, and refresh again" in message
 
 
 def test_an_interrupted_refresh_says_what_is_left(
@@ -175,8 +175,8 @@ def test_superseded_samples_are_shown_on_demand(full: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (("9x9x9",), "nothing that is stored is what you ask for; ask for less, or see mucudnn database info"),
-        (("--algorithms", "fft"), "nothing that is stored is what you ask for"),
+        (("9x9x9",), "no stored row matches; ask for less, or see mucudnn database info"),
+        (("--algorithms", "fft"), "no stored row matches"),
         (("--operations", "sideways"), "'sideways' is not known"),
         (("--environment", "abacus"), f"environment is 'abacus', which is none of those stored: 1: {HERE}"),
         (("--environment", "2"), f"environment is '2', which is none of those stored: 1: {HERE}"),

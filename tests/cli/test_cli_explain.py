@@ -177,11 +177,11 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
     [
         ((), "give either --budget SIZE or --headroom"),
         (("--budget", "1MiB", "--headroom"), "give either --budget SIZE or --headroom"),
-        (("--budget", "none"), "'none' is no size; give one, such as 64MiB"),
+        (("--budget", "none"), "'none' is not a size; give one, such as 64MiB"),
         (("--budget", "much"), "'much' is not understood"),
         (("--budget", "1B", "--algorithms", "gemm"), "Raise the workspace budget to"),
         (("--budget", "1MiB", "--workspace-limit", "1MiB"), "No such option '--workspace-limit'"),
-        (("--budget", "1MiB", "--environment", "a cpu"), "--environment picks from what --from reads"),
+        (("--budget", "1MiB", "--environment", "a cpu"), "--environment picks from the measurements of --from"),
         (("--budget", "1MiB", "--from", "full.sqlite", "--database", "mine.sqlite"), "or --database, not both"),
         (
             ("--budget", "1MiB", "--from", "full.sqlite", "--device", "cuda"),

@@ -66,7 +66,7 @@ def test_ranks_of_torchrun_measure_their_link_and_one_of_them_tells(
         (("--measure", "--latency", "1us"), "--measure finds the latency itself"),
         (("--workspace-budget", "1MiB"), "is valid at one batch size only"),
         (("--ranks", "4,2"), "do not ascend"),
-        (("--latency", "none"), "is no latency"),
+        (("--latency", "none"), "is not a latency"),
         (("--bandwidth", "25GB"), "write for example 25GB/s"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_budget_is_divided_and_the_default_limit_does_not_count(folder: Path, 
 @pytest.mark.parametrize("limit", ["64MiB", "none"])
 def test_limit_and_budget_are_not_given_together(command: tuple[str, ...], limit: str) -> None:
     message = fail(*command, "alexnet", "--workspace-budget", "1GiB", "--workspace-limit", limit)
-    assert "give --workspace-limit or --workspace-budget, not both" in message
+    assert "--workspace-limit and --workspace-budget exclude each other" in message
 
 
 @pytest.mark.parametrize("command", [("tune",), ("bench", "network")])

@@ -1,6 +1,6 @@
-"""Holds the commands of ``mucudnn bench``, one file each; what they run lives in the top folder ``bench``.
+"""The commands of ``mucudnn bench``, one file each; the benchmarks themselves are in the top folder ``bench``.
 
-A new one is a file here, whose function has the file's name, and a line in ``COMMANDS``.
+To add a command, add a file whose function has the file's name, and a line in ``COMMANDS``.
 """
 
 from __future__ import annotations

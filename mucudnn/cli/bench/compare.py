@@ -15,29 +15,29 @@ _SLOWER = 1  # exit status
 
 
 def parse_tolerance(text: str) -> float:
-    """Read a share as a fraction. Raises ``InvalidInputError``.
+    """Parse a percentage as a fraction. Raises ``InvalidInputError``.
 
     >>> parse_tolerance("5%"), parse_tolerance("2.5 %")
     (0.05, 0.025)
     """
     match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%\s*", text)
     if match is None:
-        raise InvalidInputError(f"{text!r} is no share; write for example 5%")
+        raise InvalidInputError(f"{text!r} is not a percentage; write for example 5%")
     return float(match.group(1)) / 100
 
 
 @click.command(cls=FileCommand)
 @click.argument("before", type=ResultFolder())
 @click.argument("after", type=ResultFolder())
-@options.option("tolerance", parameters.Text("PERCENT", parse_tolerance), "Changes up to this count as none.", "5%")
-@options.flag("all", "Show the rows that are the same or undecided, too.", "all_rows")
+@options.option("tolerance", parameters.Text("PERCENT", parse_tolerance), "Ignore changes up to this size.", "5%")
+@options.flag("all", "Also show rows that are the same or undecided.", "all_rows")
 @click.pass_context
 def compare(context: click.Context, before: Path, after: Path, tolerance: float, all_rows: bool) -> None:
     """Compare the result folder AFTER with BEFORE: rows that became faster or slower, are the same, or are undecided.
 
-    The samples' spread decides, never one number. Where PyTorch and the machine are the same in both, times are
-    compared over PyTorch's in the same round. Exit status 1: something became slower by more than the tolerance; 2: no
-    row is in both.
+    Verdicts take the spread of the samples into account. If PyTorch and the machine are the same in both folders, times
+    are compared relative to PyTorch's in the same round. Exit status 1: a row became slower by more than the tolerance;
+    2: no row is in both.
     """
     from mucudnn.bench.analyses.comparison import compare_folders, comparison_table, in_words
     from mucudnn.bench.analyses.verdicts import Verdict

@@ -1,4 +1,4 @@
-"""``mucudnn bench data-parallel``: steps of data-parallel training, on several ranks."""
+"""``mucudnn bench data-parallel``: steps of data-parallel training on several ranks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from mucudnn.bench.folders.rows import Row
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
 
-_MOST_RANKS = 64  # processes that are started on one machine
+_MOST_RANKS = 64  # processes on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
 _LARGEST_CAP = 65536.0  # MiB
-_LONGEST_PERIOD = 1000  # steps, all of which are run for a sample
+_LONGEST_PERIOD = 1000  # steps: a sample runs a whole period
 
 
 def parse_caps(text: str) -> tuple[float | None, ...]:
-    """Read values of ``bucket_cap_mb``; ``default`` stands for PyTorch's. Raises ``InvalidInputError``.
+    """Parse values of ``bucket_cap_mb``; ``default`` is PyTorch's. Raises ``InvalidInputError``.
 
     >>> parse_caps("default, 0.5, 25")
     (None, 0.5, 25.0)
@@ -45,13 +45,13 @@ def _cap(part: str, text: str) -> float | None:
     except ValueError:
         cap = inf
     if not 0 < cap <= _LARGEST_CAP:
-        raise InvalidInputError(f"{part!r} in {text!r} is no size of buckets in MiB; write for example default,1,5,25")
+        raise InvalidInputError(f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25")
     return cap
 
 
 @dataclass(frozen=True, slots=True)
 class _Measuring:
-    """Work of each rank; ``data_parallel`` has the options."""
+    """The job of each rank; ``data_parallel`` has the options."""
 
     setting: Setting
     input_shape: tuple[int, int, int] | None
@@ -92,22 +92,22 @@ class _Measuring:
 @options.option(
     "ranks",
     parameters.Count(most=_MOST_RANKS),
-    "Ranks, each a process of its own; default: 2, or those that torchrun has started.",
+    "Number of ranks, each a process; default: 2, or those of torchrun.",
 )
 @options.option("batch", parameters.Count(), "Samples of each rank; default: 64 on cuda, 8 on cpu.")
 @options.option(
-    "communication", parameters.choice(Communication), "What the ranks send each other, and how.", "allreduce"
+    "communication", parameters.choice(Communication), "Method by which the ranks communicate.", "allreduce"
 )
 @options.option(
     "period",
     parameters.Count(2, most=_LONGEST_PERIOD),
-    "Of post-local-sgd and hierarchical-sgd: steps from one averaging over all ranks to the next.",
+    "For post-local-sgd and hierarchical-sgd: steps between averagings over all ranks.",
     4,
 )
 @options.option(
     "bucket-cap-mb",
     parameters.Text("MIB,...", parse_caps),
-    "Bucket sizes of DistributedDataParallel, interleaved, as default,1,25.",
+    "Bucket sizes of DistributedDataParallel to compare, interleaved, such as default,1,25.",
     "default",
     "bucket_caps",
 )
@@ -144,9 +144,9 @@ def data_parallel(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Steps of data-parallel training of SOURCE, a network or package.module:factory: PyTorch and mucudnn, interleaved.
+    """Time data-parallel training of SOURCE, a network or package.module:factory, PyTorch and mucudnn interleaved.
 
-    Every rank trains on samples of its own, in PyTorch's DistributedDataParallel. The time of a step is split into
+    Every rank trains on its own samples, in PyTorch's DistributedDataParallel. The time of a step is split into
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
@@ -167,7 +167,7 @@ def data_parallel(
         return
     with outputs.shown(data_parallel_tables) as path, open_folder(path, measuring.header()) as folder:
         known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
-        if known and ranks_of_torchrun() is None:  # ranks of torchrun measure it again: they are waiting
+        if known and ranks_of_torchrun() is None:  # ranks of torchrun wait for this one, so that they measure again
             folder.write_summary()
             return
         rows = on_every_rank(measuring, ranks, device) or []
@@ -178,7 +178,7 @@ def data_parallel(
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
-    """Raises ``UsageError`` for what PyTorch cannot send, or sends in a way that changes what is measured."""
+    """Raise ``UsageError`` for communication that PyTorch does not support, or that changes the memory format."""
     if communication is Communication.BF16 and device == "cpu":
         raise click.UsageError("PyTorch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
     if communication.averages_parameters and memory_format is MemoryFormat.CHANNELS_LAST:
@@ -196,7 +196,7 @@ def _number_of_ranks(given: int | None) -> int:
 
 
 def _require_gpus(ranks: int) -> None:
-    """Raises ``UnavailableError`` where there are fewer GPUs than ranks on this machine."""
+    """Raise ``UnavailableError`` if this machine has fewer GPUs than ranks."""
     import torch
 
     from mucudnn.running.environment import require_cuda

@@ -1,4 +1,4 @@
-"""``mucudnn bench deepbench``: DeepBench's convolutions, into a result folder."""
+"""``mucudnn bench deepbench``: measure DeepBench's convolutions into a result folder."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _TABLES = {
 
 
 @click.command(cls=FileCommand)
-@options.option("set", click.Choice(list(_TABLES)), "Which of DeepBench's tables.", _TRAINING, "set_name")
+@options.option("set", click.Choice(list(_TABLES)), "Table of DeepBench.", _TRAINING, "set_name")
 @options.option(
     "batch-scale",
     parameters.Finite(min=0, min_open=True),
-    "DeepBench's own mini-batches, times this; at least one sample.",
+    "Factor on DeepBench's own batch sizes; at least one sample remains.",
 )
-@options.option("batch", parameters.Count(), "Instead, samples in every mini-batch.")
+@options.option("batch", parameters.Count(), "Samples in every mini-batch, in place of DeepBench's own batch sizes.")
 @options.dtype
 @options.memory_format
 @options.filters("--filter", "all")
 @options.option(
     "workspace-limit",
     parameters.Text("SIZE,...", parameters.parse_sizes),
-    "Most memory that any one operation may take beside its tensors; several, each as 64MiB, or none.",
+    "Workspace limits of any one operation, each a size such as 64MiB, or none.",
     "8MiB,64MiB,512MiB",
     "limits",
 )
 @options.option(
     "policy",
     parameters.several(BatchSizePolicy),
-    "Micro-batch sizes of ours; whole mini-batches are measured in any case.",
+    "Micro-batch sizes of mucudnn; whole mini-batches are always measured.",
     "power-of-two",
     "policies",
 )
 @options.option(
     "operations",
     parameters.several(Operation),
-    "Which operations; default: all three of the training set, forward of the others.",
+    "Operations; default: all three for the training set, forward for the others.",
 )
-@options.rounds(15, "Least samples of each contestant; short calls get more.")
+@options.rounds(15, "Smallest number of samples of each contestant; short calls get more.")
 @options.run_time_limit
 @options.config(
     options.algorithms,
@@ -87,10 +87,10 @@ def deepbench(
 ) -> None:
     """Benchmark DeepBench: PyTorch, the best undivided algorithm, and mucudnn under each limit and policy.
 
-    Samples are interleaved, and all are kept in the folder DIR, where the same command continues after it was stopped.
+    Samples are interleaved, and all are kept in the folder DIR; run the same command again to resume.
     """
     if batch_scale is not None and batch is not None:
-        raise click.UsageError("--batch is instead of DeepBench's own sizes: give it or --batch-scale, not both")
+        raise click.UsageError("--batch replaces DeepBench's own sizes: give it or --batch-scale, not both")
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.choices import Choices

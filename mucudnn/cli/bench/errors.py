@@ -1,4 +1,4 @@
-"""``mucudnn bench errors``: how far a network's training step is from float64."""
+"""``mucudnn bench errors``: errors of a network's training step against float64."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def errors(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """One training step of SOURCE's model in float32, by PyTorch and by mucudnn, against the same step in float64.
+    """Compare one float32 training step of SOURCE's model, by PyTorch and by mucudnn, with the same step in float64.
 
-    Output, loss and gradients, with the same parameters, images and random numbers, without dropout. On the CPU.
-    SOURCE is a network of mucudnn layers, or a model of your own, as for mucudnn tune.
+    Compares output, loss and gradients on the CPU, with the same parameters, images and random numbers, without
+    dropout. SOURCE is a network of mucudnn layers, or a model of your own, as for mucudnn tune.
     """
     import torch
 

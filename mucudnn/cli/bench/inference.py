@@ -1,4 +1,4 @@
-"""``mucudnn bench inference``: what kept filters bring, and other runtimes in comparison."""
+"""``mucudnn bench inference``: the benefit of cached filters, and a comparison with other runtimes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mucudnn.words.units import parse_bytes
 
 
 def parse_runtimes(text: str) -> tuple[Runtime, ...]:
-    """Read names of runtimes, all or none. Raises ``InvalidInputError``.
+    """Parse names of runtimes, or all, or none. Raises ``InvalidInputError``.
 
     >>> [runtime.value for runtime in parse_runtimes("openvino, mucudnn")]
     ['openvino', 'mucudnn']
@@ -27,7 +27,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in [*Runtime]:
-            raise InvalidInputError(f"{name!r} is no runtime; allowed are {', '.join(Runtime)}, or all, or none")
+            raise InvalidInputError(f"{name!r} is not a runtime; allowed are {', '.join(Runtime)}, or all, or none")
     return tuple(map(Runtime, names))
 
 
@@ -41,7 +41,7 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
     options.option(
         "cache-budget",
         parameters.Text("SIZE", parameters.checked_by(parse_bytes)),
-        "Most memory for what is prepared from filters and kept from call to call, as 64MiB, or none.",
+        "Most memory for prepared filters that are kept between calls, such as 64MiB, or none for no limit.",
         "none",
     ),
     options.memory_bounds("none"),
@@ -52,15 +52,15 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @options.option(
     "runtimes",
     parameters.Text("NAME,...|none", parse_runtimes),
-    f"Compare calls of the whole network by these, each in its own process, interleaved: {', '.join(Runtime)}.",
+    f"Runtimes to compare on the whole network, each in its own process, interleaved: {', '.join(Runtime)}.",
     ",".join(Runtime),
 )
 @click.option(
     "--fuse/--no-fuse",
     default=True,
-    help="Whether ours in that comparison has batch norm, additions and ReLUs in its convolutions.",
+    help="Whether mucudnn fuses batch norm, additions and ReLUs with convolutions in that comparison.",
 )
-@click.option("--layers/--no-layers", default=True, help="Time every convolution by itself.")
+@click.option("--layers/--no-layers", default=True, help="Whether to time every convolution separately.")
 @outputs("json", "out")
 def inference(
     source: str,
@@ -74,14 +74,14 @@ def inference(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Inference of SOURCE: PyTorch, mucudnn, and mucudnn with kept filters, whole and layer by layer.
+    """Time inference of SOURCE: PyTorch, mucudnn, and mucudnn with cached filters, as a whole and layer by layer.
 
     SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
-    own PyTorch model (with --input 3x224x224). Then PyTorch, torch.compile with frozen parameters, ONNX Runtime,
-    OpenVINO, mucudnn, and mucudnn under torch.compile take turns in calls of the whole model: images a second, and
-    where layers are not compiled the share of each kind in the time. What is not installed (pip install
-    'mucudnn[runtimes]') is told, and the others go on. On the CPU, where alone filters are kept. What the folder of
-    --out has already is not measured again.
+    own PyTorch model (with --input 3x224x224). Calls of the whole model by PyTorch, torch.compile with frozen
+    parameters, ONNX Runtime, OpenVINO, mucudnn, and mucudnn under torch.compile are interleaved: images per second, and
+    for models that are not compiled the share of each kind of layer in the time. Runtimes that are not installed (pip
+    install 'mucudnn[runtimes]') are reported and skipped. Runs on the CPU, since only there filters are cached. Rows
+    that the folder of --out already has are not measured again.
     """
     if not (layers or runtimes):
         raise click.UsageError("nothing to measure: leave out --no-layers, or name --runtimes")
@@ -101,7 +101,7 @@ def inference(
     parts = [*([FILTERS] if layers else []), *(f"{RUNTIMES}: {runtime}" for runtime in runtimes)]
     with (
         outputs.shown(inference_tables) as path,
-        importable(source),  # processes inherit the path
+        importable(source),  # child processes inherit the path
         InferenceRun.opened(path, source, arguments[0].shape, memory_format, fusing, rounds, parts) as run,
         progress_bar() as progress,
     ):

@@ -23,10 +23,10 @@ from mucudnn.words.problem import Pair
 @options.option(
     "limits",
     parameters.Text("SIZE,...", parameters.parse_sizes),
-    "Most memory that any one operation may take beside its tensors; no limit at all is compared, too.",
+    "Workspace limits of any one operation; a run without limit is always added.",
     "8MiB,64MiB,128MiB,256MiB,512MiB",
 )
-@options.rounds(7, "Least samples of each whole run; short calls get more.")
+@options.rounds(7, "Smallest number of samples of each whole run; short calls get more.")
 @options.run_time_limit
 @options.config(*options.MEASURING, thorough=True)
 @options.threads
@@ -43,11 +43,11 @@ def limits(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Compare the best undivided algorithm with what mucudnn makes of micro-batches, under equal workspace limits.
+    """Compare the best undivided algorithm with mucudnn's micro-batches, under equal workspace limits.
 
-    SOURCE is as for mucudnn tune; by default DeepBench's training layers with 3x3 and 5x5 filters. All is measured
-    thoroughly, then whole runs decide under each limit, and without one. On CUDA PyTorch runs with
-    torch.backends.cudnn.benchmark, too. What the folder of --out has already is not measured again.
+    SOURCE is as for mucudnn tune; by default DeepBench's training layers with 3x3 and 5x5 filters. All candidates are
+    measured thoroughly, then whole runs decide under each limit and without one. On CUDA PyTorch also runs with
+    torch.backends.cudnn.benchmark. Rows that the folder of --out already has are not measured again.
     """
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions

@@ -15,17 +15,17 @@ from mucudnn.words.problem import MemoryFormat
 @click.command(cls=FileCommand)
 @options.source
 @options.memory_format
-@options.rounds(9, "Samples of each, of a step or several.", least=2)
+@options.rounds(9, "Samples of each variant; each is one step or several.", least=2)
 @options.option(
     "runs",
     parameters.Count(least=0),
-    "Processes of each for the peak of resident memory; 0: do not measure it. On cuda there are none.",
+    "Processes of each variant in which peak resident memory is measured; 0 skips it. Ignored on cuda.",
     3,
 )
 @options.option(
     "variants",
     parameters.several(Variant),
-    "Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
+    "Variants to compare with PyTorch's own; default: all that the device supports.",
 )
 @options.config(options.memory_bounds("headroom", headroom=True), *options.MEASURING)
 @options.threads
@@ -43,12 +43,12 @@ def memory(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Peak memory and time of a training step of SOURCE's model: PyTorch and mucudnn, both under torch.compile, too.
+    """Measure memory and time of a training step of SOURCE's model: PyTorch and mucudnn, both also under torch.compile.
 
     SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
-    own PyTorch model (with --input 3x224x224). mucudnn runs within the headroom, or within what is given, and beside it
-    with a limit of 64 MiB. Each has a process of its own, and they take turns. The peak in PyTorch's allocator, that of
-    the whole process, and the time of a step. What the folder of --out has already is not measured again.
+    own PyTorch model (with --input 3x224x224). mucudnn runs within the headroom or the given limit, and also with a
+    limit of 64 MiB. Each variant has its own process, and their steps are interleaved. Shows the peak of PyTorch's
+    allocator, that of the whole process, and the time of a step. Rows in the folder of --out are not measured again.
     """
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
     from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
@@ -58,11 +58,11 @@ def memory(
     from mucudnn.words.progress import progress_bar
 
     chosen_variants(variants, device)
-    current_environment(device)  # says at once what is missing for it
+    current_environment(device)  # fails early if the device is missing
     model, arguments = seeded_model(source, batch or 1, device, input_shape=input_shape, memory_format=memory_format)
     with undisturbed(model), blamed_in_training(source, arguments[0].shape):
-        training_step(model, arguments)  # to find out whether the model can be trained
-    # The processes of the runs inherit the path
+        training_step(model, arguments)  # fails early if the model cannot be trained
+    # Child processes inherit the path
     with outputs.shown(memory_tables) as folder, importable(source), progress_bar() as progress:
         benchmark_memory(
             *(model, arguments, config, folder),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def parse_configuration(text: str) -> Configuration:
-    """Read a configuration as tables write it. Raises ``InvalidInputError``.
+    """Parse a configuration as tables show it. Raises ``InvalidInputError``.
 
     >>> parse_configuration("gemm 8x2 + gemm 2").batch_size
     18
@@ -39,26 +39,26 @@ def parse_configuration(text: str) -> Configuration:
     "--algorithm",
     "algorithms",
     type=parameters.Text("NAME,...", parameters.parse_names),
-    help="Only these beside PyTorch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
+    help="Algorithms beside PyTorch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
 )
 @click.option(
     "--configuration",
     "configurations",
     type=parameters.Text("'NAME SIZE×COUNT + ...'", parse_configuration),
     multiple=True,
-    help="A way to divide the batch, as tables write it: 'gemm 8×2 + fft 4'; x is ×. Several: give it again.",
+    help="A division of the batch, as tables show it: 'gemm 8×2 + fft 4'; x may replace ×. May be repeated.",
 )
 @click.option(
     "--module",
     "module_name",
     metavar="NAME",
-    help="Instead of a layer: any module of SOURCE's model, as named_modules() calls it; '.' is the whole model.",
+    help="In place of a layer: any module of SOURCE's model, named as by named_modules(); '.' is the whole model.",
 )
 @options.operations
 @options.dtype
 @options.memory_format
-@options.rounds(15, "Least samples of each call; short calls get more.")
-@options.option("repetitions", parameters.Count(2), "Results compared bit by bit.", 5)
+@options.rounds(15, "Smallest number of samples of each call; short calls get more.")
+@options.option("repetitions", parameters.Count(2), "Number of results to compare bit by bit.", 5)
 @options.threads
 @options.device
 @outputs("csv", "plot", "out")
@@ -75,13 +75,13 @@ def metrics(
     outputs: Outputs,
     **sizes: Any,
 ) -> None:
-    """Measure one layer of SOURCE operator by operator, as level 0 of Deep500 does: PyTorch's own and each algorithm.
+    """Measure the operators of one layer of SOURCE, as level 0 of Deep500 does: PyTorch's own and each algorithm.
 
-    Or configurations, which divide the mini-batch, or any module of a model, against a copy of it in float64.
+    It can also measure configurations, which divide the mini-batch, or any module of a model against a float64 copy.
 
-    Errors against float64 (L1, L2, maximum, and with --plot where they are), a numerical check of gradients, whether
-    runs repeat bit by bit, time of a call through a module, samples a second, and what the module adds to the
-    algorithm's own time. SOURCE is as for mucudnn tune. docs/compatibility.md says more.
+    Shows errors against float64 (L1, L2, maximum, and with --plot their places), a numerical check of gradients,
+    whether runs repeat bit by bit, the time of a call through a module, samples per second, and the overhead of the
+    module over the algorithm's own time. SOURCE is as for mucudnn tune. See docs/compatibility.md.
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import seeded_model
@@ -92,7 +92,7 @@ def metrics(
     from mucudnn.words.progress import progress_bar
 
     if module_name is not None and (layer_name or algorithms or configurations):
-        raise click.UsageError("--module is measured as it is: leave out --layer, --algorithms and --configuration")
+        raise click.UsageError("--module excludes --layer, --algorithms and --configuration: leave them out")
     layer = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
     choices = Choices(operations, algorithms, rounds, repetitions, configurations)
     with outputs.shown(metrics_tables, _rows, draw_error_maps) as folder, progress_bar() as progress:
@@ -105,7 +105,7 @@ def metrics(
 
 
 def _rows(folder: ResultFolder) -> Callable[[Path], None]:
-    """Return what writes the CSV file, which has also what follows from the samples."""
+    """Return a function that writes the CSV file, which includes values derived from the samples."""
     from mucudnn.bench.pages.measured import measured
     from mucudnn.bench.pages.reports import write_frame
 

@@ -33,9 +33,9 @@ def network(
 ) -> None:
     """Benchmark all convolutions of SOURCE, each counted as often as it occurs.
 
-    Torch on contiguous and on channels_last tensors, mucudnn on contiguous and on channels_last: tuned first, then
-    measured. On CUDA also PyTorch with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them.
-    What seems slower than PyTorch's is measured once more. SOURCE is whatever mucudnn tune takes.
+    PyTorch and mucudnn run on contiguous and on channels_last tensors: tuned first, then measured. On CUDA also PyTorch
+    with torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them. Layers that seem slower than
+    with PyTorch are measured once more. SOURCE is as for mucudnn tune.
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions

@@ -1,4 +1,4 @@
-"""``mucudnn bench numerics``: what differs from PyTorch in the numbers."""
+"""``mucudnn bench numerics``: numerical differences from PyTorch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def numerics(
     operations: tuple[Operation, ...],
     outputs: Outputs,
 ) -> None:
-    """Tell how far NaN and infinities spread, range and errors of each algorithm of the CPU, beside PyTorch's own.
+    """Show how far NaN and infinities spread, and range and errors, for each CPU algorithm and PyTorch's own.
 
-    Computed on small images, in seconds. docs/compatibility.md says why, and what to do about it.
+    Takes seconds, on small images. docs/compatibility.md explains the differences and what to do about them.
     """
     from mucudnn.bench.suites.accuracy.numerics import benchmark_numerics, numerics_tables
     from mucudnn.words.progress import progress_bar

@@ -1,4 +1,4 @@
-"""``mucudnn bench solver``: the time that the solvers take."""
+"""``mucudnn bench solver``: the running time of the solvers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mucudnn.terminal.files import FileCommand
 @click.command(cls=FileCommand)
 @outputs("json", "out")
 def solver(outputs: Outputs) -> None:
-    """Time the solvers on made-up measurements, beside the times that they must not exceed."""
+    """Time the solvers on generated measurements, and compare with their time limits."""
     from mucudnn.bench.suites.solver import benchmark_solvers, solver_tables
 
     with outputs.shown(solver_tables) as folder:

@@ -1,4 +1,4 @@
-"""``mucudnn bench track``: few layers of each kind, version after version."""
+"""``mucudnn bench track``: measure a small fixed set of layers for each version."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _TABLE = "history.csv"
 
 
 def parse_name(text: str) -> str:
-    """Take what can be the name of a folder. Raises ``InvalidInputError``.
+    """Check the name of a folder. Raises ``InvalidInputError``.
 
     >>> parse_name("0.1.0-fe1cd7d0")
     '0.1.0-fe1cd7d0'
     """
     if re.fullmatch(r"\w[\w.+-]{0,99}", text) is None:
-        raise InvalidInputError(f"{text!r} is no name of a folder; use letters, digits, points and hyphens")
+        raise InvalidInputError(f"{text!r} is not a folder name; use letters, digits, points and hyphens")
     return text
 
 
 def machine_name(device: str, capability: str, threads: int) -> str:
-    """Name a machine as a folder.
+    """Return the folder name of a machine.
 
     >>> machine_name("AMD EPYC", "AVX2", 2)
     'amd-epyc-avx2-2-threads'
@@ -39,15 +39,15 @@ def machine_name(device: str, capability: str, threads: int) -> str:
 
 @click.command(cls=FileCommand)
 @click.argument("results", metavar="DIR", type=OutputFolder())
-@options.option("machine", parameters.Text("NAME", parse_name), "This machine's folder; default: its device.")
+@options.option("machine", parameters.Text("NAME", parse_name), "Folder of this machine; default: from its device.")
 @options.option(
     "as",
     parameters.Text("NAME", parse_name),
-    "Folder of this version; default: version and commit.",
+    "Folder name of this version; default: version and commit.",
     variable="version",
 )
-@options.flag("history", "Measure nothing: show what there is.", "only_history")
-@options.rounds(81, "Samples of PyTorch and of ours; with fewer, smaller changes are not found.")
+@options.flag("history", "Only show the history, without measuring.", "only_history")
+@options.rounds(81, "Samples of PyTorch and of mucudnn; more samples detect smaller changes.")
 @options.threads
 @options.device
 def track(
@@ -60,8 +60,8 @@ def track(
 ) -> None:
     """Measure a fixed set of layers into DIR/MACHINE/VERSION, and show the history of the machine.
 
-    The layers are few and small, one of each kind, and tuned anew: it takes some minutes. A version that is there is
-    not measured again. The history is printed, and written to DIR/MACHINE/history.csv. Needs scipy.
+    The layers are few and small, one of each kind, and are tuned from scratch, in a few minutes. A version that has a
+    folder is not measured again. The history is printed, and written to DIR/MACHINE/history.csv. Needs scipy.
     """
     from mucudnn.bench.analyses import history as tracked
     from mucudnn.bench.analyses.verdicts import require_scipy

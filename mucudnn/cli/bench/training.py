@@ -20,24 +20,24 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 @options.option(
     "batch",
     parameters.COUNTS,
-    "Samples in a mini-batch: of all sources, or of each in turn, as 16,8; default: 64 on cuda, 8 on cpu.",
+    "Samples in a mini-batch, one size for all sources or one for each, such as 16,8; default: 64 on cuda, 8 on cpu.",
     variable="batch_sizes",
 )
 @options.input_shape
-@options.option("precisions", parameters.several(Precision), "Which precisions; default: all that the device has.")
+@options.option("precisions", parameters.several(Precision), "Precisions; default: all that the device supports.")
 @options.memory_formats
 @options.option(
     "variants",
     parameters.several(Variant),
-    "Which, beside PyTorch's own, with which all are compared; default: all that the device has.",
+    "Variants to compare with PyTorch's own; default: all that the device supports.",
 )
 @options.option(
     "how",
     parameters.choice(How),
-    "How mucudnn gets into the step: modules tuned before, or all convolutions as they are met.",
+    "How mucudnn enters the step: optimize tunes modules before, enable all convolutions as they occur.",
     "optimize",
 )
-@options.rounds(9, "Samples of each variant, of a step or several.")
+@options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
 @options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, *options.IN_STEPS)
 @options.threads
@@ -57,14 +57,14 @@ def training(
     outputs: Outputs,
     config: Config,
 ) -> None:
-    """Training steps of each SOURCE: PyTorch, mucudnn, both under torch.compile, on CUDA also PyTorch with
+    """Time training steps of each SOURCE: PyTorch, mucudnn, both under torch.compile, on CUDA also PyTorch with
     benchmark=True.
 
-    Each has a process of its own, and they take turns. SOURCE is a network of mucudnn layers, or package.module:factory
-    or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224), which learns to give
-    small outputs. Forward pass, loss, backward pass and gradient descent, in every precision and memory format: images
-    a second, and peak memory. On the CPU, in steps of their own, each layer is timed in place, so that convolutions and
-    what is left can be compared, too. What the folder of --out has already is not measured again.
+    Each variant has its own process, and their steps are interleaved. SOURCE is a network of mucudnn layers, or
+    package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224),
+    which is trained to minimize its outputs. A step is forward pass, loss, backward pass and gradient descent, in every
+    precision and memory format; shown are images per second and peak memory. On the CPU, separate steps time each layer
+    in place, to compare convolutions and the rest. Rows that the folder of --out already has are not measured again.
     """
     from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
     from mucudnn.bench.suites.training.report import training_tables
@@ -80,18 +80,18 @@ def training(
 
 
 def _require_enable(how: How) -> None:
-    """Raises ``UsageError`` for what only ``mucudnn.tuned`` has, beside another way into the step."""
+    """Raise ``UsageError`` for options of ``--how enable`` without it."""
     options_of_enable = {"first_call_time": "--first-call-time", "background": "--background"}
     given = [option for name, option in options_of_enable.items() if options.is_given(name)]
     if given and how is not How.ENABLE:
         raise click.UsageError(
-            f"{' and '.join(given)}: for convolutions that are tuned as they are met: add --how enable, or leave out",
+            f"{' and '.join(given)}: only for convolutions tuned as they occur: add --how enable, or leave out",
             click.get_current_context(),
         )
 
 
 def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:
-    """One for each network. Raises ``UsageError`` where they do not go together."""
+    """Return one batch size for each source. Raises ``UsageError`` if the numbers do not match."""
     if len(given) not in (1, len(sources)):
         raise click.UsageError(
             f"--batch has {len(given)} sizes for {len(sources)} sources: give one for all, or one for each"

@@ -1,4 +1,1 @@
-"""Holds the options and steps that several commands share.
-
-No command lives here.
-"""
+"""Options and steps that several commands share."""

@@ -1,4 +1,4 @@
-"""Layer tables for commands: loading one, tuning it with a progress bar, or solving it from stored measurements."""
+"""Layer tables for commands: load one, tune it with a progress bar, or solve it from stored measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def load_limited(
     source: str, sizes: dict[str, Any], config: Config, device: str = "cpu"
 ) -> tuple[LayerTable, Limits | None]:
-    """Load the table of a source; if the config asks for the headroom, module by module and with that of each.
+    """Load the table of a source; if the config's limit is the headroom, with a row per module and its limits.
 
-    sizes: as for ``load_source``. device: where the training step is, whose headroom it is.
+    sizes: as for ``load_source``. device: of the training step whose headroom is traced.
     """
     if not config.has_headroom_limit:
         from mucudnn.bench.sources.layers import load_source
@@ -37,9 +37,9 @@ def load_limited(
 
 
 def tuning_environment(device: str, config: Config) -> Environment:
-    """Return the environment in which a device is tuned: PyTorch's settings, and what the config asks beyond them.
+    """Return the environment in which a device is tuned, with PyTorch's settings as the config changes them.
 
-    Raises ``UnavailableError`` for a device that is not there.
+    Raises ``UnavailableError`` for a device that this machine does not have.
     """
     from mucudnn.running.environment import current_environment
     from mucudnn.words.torch_settings import deterministic_torch
@@ -49,7 +49,7 @@ def tuning_environment(device: str, config: Config) -> Environment:
 
 
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
-    """Tune all of the table, or the rows that are ready when Ctrl-C comes. Arguments as for ``tune_table``."""
+    """Tune a table; after Ctrl-C return the rows that are ready. Arguments as for ``tune_table``."""
     from mucudnn.bench.sources.table_tuning import tune_table
     from mucudnn.words.progress import progress_bar
 
@@ -58,7 +58,7 @@ def tune_with_progress(table: LayerTable, config: Config, device: str, limits: L
 
 
 def require_complete(tuning: TableTuning) -> None:
-    """Raises ``KeyboardInterrupt`` with what is ready, if the tuning was interrupted."""
+    """Raise ``KeyboardInterrupt`` with the number of finished rows, if the tuning was interrupted."""
     if tuning.interrupted:
         raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
 
@@ -66,7 +66,7 @@ def require_complete(tuning: TableTuning) -> None:
 def solve_stored(
     path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
 ) -> tuple[TableTuning, tuple[str, ...]]:
-    """Solve the table from a database or profile. Returns, and prints, notes: what was set aside, and is not known.
+    """Solve a table from a database or profile; return and print notes on unused and missing measurements.
 
     environment: as for ``select_measurements``.
     """
@@ -93,9 +93,9 @@ def solve_stored(
 
 
 def named_layer(table: LayerTable, name: str | None) -> Layer:
-    """Return the layer that goes by this name, alone or with equal ones; ``None``: the only one there is.
+    """Return the layer of this name, which equal layers may share; for None return the only layer.
 
-    Raises ``InvalidInputError``.
+    Raises ``InvalidInputError`` if there is no such layer.
     """
     by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.names)}
     if name in by_name:

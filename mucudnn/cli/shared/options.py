@@ -1,4 +1,4 @@
-"""Options that more than one command has, and the types that read their values."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def together(*options: Decorator) -> Decorator:
-    """Return one decorator that adds several options, listed by --help in this order."""
+    """Return one decorator that adds several options, in the order in which --help lists them."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -49,37 +49,38 @@ def batch(default: int | None = None) -> Decorator:
 
 
 def rounds(default: int, what: str, least: int = 1) -> Decorator:
-    """Add ``--rounds`` with a default; what: is repeated, in words."""
+    """Add ``--rounds``. what: its help text."""
     return option("rounds", Count(least), what, default)
 
 
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
-    """Return ``--name``, whose text is its help. variable: argument of the command, if it has another name."""
+    """Return the option ``--name``. text: its help. variable: its argument of the command, if named otherwise."""
     variable = variable or name.replace("-", "_")
     return click.option(f"--{name}", variable, type=kind, default=default, help=text)
 
 
 def flag(name: str, text: str, variable: str = "") -> Decorator:
-    """Return ``--name``, which is off by default."""
+    """Return the flag ``--name``, which is off by default."""
     return click.option(f"--{name}", variable or name.replace("-", "_"), is_flag=True, help=text)
 
 
 input_shape = option(
-    "input", Text("CxHxW", parse_shape), "One sample of your own model, as 3x224x224.", variable="input_shape"
+    "input",
+    Text("CxHxW", parse_shape),
+    "Shape of one sample for your own model, as 3x224x224.",
+    variable="input_shape",
 )
-dtype = option("dtype", click.Choice(list(ITEM_BYTES)[::-1]), "Of all tensors.", "float32")
-memory_format = option(
-    "memory-format", choice(MemoryFormat), "How activations and filters lie in memory.", "contiguous"
-)
+dtype = option("dtype", click.Choice(list(ITEM_BYTES)[::-1]), "Data type of all tensors.", "float32")
+memory_format = option("memory-format", choice(MemoryFormat), "Memory format of activations and filters.", "contiguous")
 memory_formats = option(
-    "memory-format", several(MemoryFormat), "Which memory formats.", "contiguous,channels-last", "memory_formats"
+    "memory-format", several(MemoryFormat), "Memory formats to compare.", "contiguous,channels-last", "memory_formats"
 )
-operations = option("operations", several(Operation), "Which operations.", "forward,backward-data,backward-filter")
+operations = option("operations", several(Operation), "Operations to use.", "forward,backward-data,backward-filter")
 database = option("database", InputFile(), "SQLite file of the measurements; default: in your cache folder.")
 
 
 def use_threads(threads: int | None) -> None:
-    """Let PyTorch compute with so many threads; ``None``: as many as it takes by itself."""
+    """Set PyTorch's number of threads; None keeps it."""
     import torch
 
     if threads is not None:
@@ -95,19 +96,19 @@ def _with_threads(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_threads
 
 
-known_threads = option("threads", Count(most=MOST_THREADS), "CPU threads; default: what PyTorch uses.")
+known_threads = option("threads", Count(most=MOST_THREADS), "CPU threads; default: PyTorch's own number.")
 threads = together(known_threads, _with_threads)
-"""They are set before the command runs."""
+"""Sets the number of threads before the command runs."""
 
 
 def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell the command the type of the device alone."""
+    """Make a numbered GPU the current one, and pass only its type to the command."""
 
     @wraps(function)
     def on_device(*args: Any, device: str, **rest: Any) -> Any:
         if ":" not in device:
             return function(*args, device=device, **rest)
-        from mucudnn.running.devices import device_named, made_current  # here and not above: it loads torch
+        from mucudnn.running.devices import device_named, made_current  # imported here, since it loads torch
 
         place = device_named(device)
         with made_current(place):
@@ -119,11 +120,11 @@ def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
 known_device = option(
     "device",
     Text("TEXT", parse_device),
-    "Where to run: cpu, cuda (the current GPU), or a GPU by its number, cuda:1.",
+    "Where to run: cpu, cuda (the current GPU), or a GPU by number, such as cuda:1.",
     "cpu",
 )
 device = together(known_device, _made_current)
-"""A GPU by its number is the current one while the command runs."""
+"""Makes a GPU given by number the current one while the command runs."""
 
 
 def filters(option: str, default: str) -> Decorator:
@@ -133,68 +134,68 @@ def filters(option: str, default: str) -> Decorator:
         "filters",
         type=Text("RxS,...", parse_filters),
         default=default,
-        help="Only the layers with a filter of these sizes, or all.",
+        help="Use only layers with filters of these sizes, or all.",
     )
 
 
 layer_of_source = click.option(
-    "--layer", "layer_name", metavar="NAME", help="Of SOURCE's layers; mucudnn layers SOURCE lists them."
+    "--layer", "layer_name", metavar="NAME", help="Layer of SOURCE; mucudnn layers SOURCE lists them."
 )
 devices = option(
     "devices",
     Text("TEXT,...", lambda text: tuple(parse_device(part.strip()) for part in text.split(","))),
-    "Several instead, as cuda:0,cuda:1: each measures a part, in a process of its own.",
+    "Several devices, such as cuda:0,cuda:1: each measures a part, in a separate process.",
     (),
 )
-policy = option("policy", choice(BatchSizePolicy), "Micro-batch sizes that are measured.", "power-of-two")
+policy = option("policy", choice(BatchSizePolicy), "Micro-batch sizes to measure.", "power-of-two")
 algorithms = option(
     "algorithms",
     Text("NAME,...", parse_names),
-    "Choose from these only (mucudnn doctor lists them); PyTorch's own is always a candidate.",
+    "Choose only from these (mucudnn doctor lists them); PyTorch's own is always a candidate.",
 )
 max_relative_error = option(
     "max-relative-error",
     Finite(min=LEAST_MAX_RELATIVE_ERROR),
-    "Bar algorithms whose relative L2 error against float64 is above this; default: by dtype, 1e-5 in float32.",
+    "Exclude algorithms with a larger relative L2 error against float64; default: by dtype, 1e-5 for float32.",
 )
 environment = option(
     "environment",
     Text("TEXT|NUMBER", str),
-    "Where it was measured, if there are several: part of the description, or its number in the list.",
+    "Environment of the measurements, if there are several: part of its description, or its number in the list.",
 )
-deterministic = flag("deterministic", "Only algorithms that give the same bits on every run.")
-strict = flag("strict", "Only algorithms with which NaN and infinities spread no further than with PyTorch.")
-thorough = flag("thorough", "Measure every candidate that is not surely slower: minutes instead of seconds.")
+deterministic = flag("deterministic", "Use only algorithms that give the same bits on every run.")
+strict = flag("strict", "Use only algorithms with which NaN and infinities spread no further than with PyTorch.")
+thorough = flag("thorough", "Measure every candidate that may win: minutes instead of seconds.")
 confirm = click.option(
     "--confirm/--no-confirm",
     default=None,
-    help="End tuning with interleaved steps, and put PyTorch's own back where ours is slower. Default: if short.",
+    help="After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: if short.",
 )
 _time = Text("TIME", checked_by(parse_time_limit))
-time_limit = option("time-limit", _time, "Most measuring per problem, as 60s or 2min.")
+time_limit = option("time-limit", _time, "Most time to measure one problem, such as 60s or 2min.")
 run_time_limit = option(
     "run-time-limit",
     Text("TIME", parse_seconds),
-    "Of the whole run, as 10min: begin nothing that would not be done by then. Default: everything.",
+    "Time limit of the whole run, such as 10min: skip rows that would end after it. Default: measure all.",
 )
 first_call_time = option(
     "first-call-time",
     _time,
-    "With --how enable: most measuring of a problem that is met, as 60s, or none: no bound but --time-limit.",
+    "With --how enable: most time to measure a problem when it first occurs, such as 60s; none: only --time-limit.",
     Config().first_call_time,
 )
-background = flag("background", "With --how enable: measure between steps, not in the call that meets a problem.")
+background = flag("background", "With --how enable: measure between steps, not in a problem's first call.")
 limits_torch = click.option(
     "--limit-torch/--no-limit-torch",
     "limits_torch",
     default=None,
-    help="Whether the limit holds PyTorch's own convolution, too, so that something slower runs where it needs more. "
-    f"Default: yes, but for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
+    help="Whether the limit applies to PyTorch's own convolution too, so that a slower algorithm may replace it. "
+    f"Default: yes, except for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
 )
 share_tuning = click.option(
     "--share-tuning/--no-share-tuning",
     default=True,
-    help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 tells.",
+    help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 prints the result.",
 )
 
 
@@ -202,7 +203,7 @@ def _limit(text: str) -> str:
     if text == HEADROOM:
         raise InvalidInputError(
             f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
-            "none (mucudnn tune, solve and bench memory know the headroom)"
+            "none (mucudnn tune, solve and bench memory support the headroom)"
         )
     return checked_by(parse_bytes)(text)
 
@@ -212,35 +213,35 @@ def _limit_or_headroom(text: str) -> str:
 
 
 def workspace_limit(default: str, headroom: bool = False) -> Decorator:
-    """Add ``--workspace-limit``. headroom: whether it may be that, too."""
+    """Add ``--workspace-limit``. headroom: whether ``headroom`` is allowed."""
     return option(
         "workspace-limit",
         Text("SIZE", _limit_or_headroom if headroom else _limit),
-        "Most memory that any one operation may take beside its tensors: as 64MiB, none"
-        + (", or headroom: what is free below the peak of a training step." if headroom else ".")
-        + " The right bound where calls run one after another: they share one buffer.",
+        "Largest workspace of any one operation: a size such as 64MiB, or none"
+        + (", or headroom: the memory free below the peak of a training step." if headroom else ".")
+        + " The right limit if calls run one after another, since they share one buffer.",
         default,
     )
 
 
 def memory_bounds(default: str, headroom: bool = False) -> Decorator:
-    """Add ``--workspace-limit``, with this default, ``--limit-torch``, and ``--workspace-budget`` instead of both."""
+    """Add ``--workspace-limit`` with this default, ``--limit-torch``, and ``--workspace-budget`` to replace both."""
     budget = option(
         "workspace-budget",
         Text("SIZE", parse_size),
-        "Instead of a limit for each: most memory of all operations in sum, divided as it saves most time. "
-        "The right bound where calls overlap, in threads or streams.",
+        "In place of a limit for each operation: workspace of all together, divided to save the most time. "
+        "The right limit if calls overlap, in threads or streams.",
     )
     return together(workspace_limit(default, headroom), limits_torch, budget)
 
 
 def is_given(name: str) -> bool:
-    """Whether the parameter of the running command is not at its default."""
+    """Whether the user gave this parameter of the running command."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
-    """Add options whose values a command gets as one argument: what ``make`` returns for them."""
+    """Add options whose values are passed to ``make``; the command gets its result as the argument ``name``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -257,21 +258,18 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
 
 
 def config(*options: Decorator, **fixed: Any) -> Decorator:
-    """Add options that have the names of a ``Config``'s fields; the command gets ``config``. fixed: other fields."""
+    """Add options named as fields of ``Config``; the command gets the argument ``config``. fixed: other fields."""
     return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
 
 
 def _config(**values: Any) -> Config:
-    """Refuse a limit, and what it holds, beside a budget; the default limit does not count."""
+    """Return the config; refuse a limit, or an option of a limit, that is given beside a budget."""
     if values.get("workspace_budget") is not None:
         if is_given("workspace_limit"):
-            raise click.UsageError(
-                "a budget is divided instead of a limit for each: give --workspace-limit or --workspace-budget, not "
-                "both"
-            )
+            raise click.UsageError("--workspace-limit and --workspace-budget exclude each other: give one of them")
         if values.pop("limits_torch") is not None:
             raise click.UsageError(
-                "a budget holds PyTorch's own convolution in any case: give --limit-torch or --no-limit-torch beside a "
+                "a budget always applies to PyTorch's own convolution too: give --limit-torch or --no-limit-torch with "
                 "--workspace-limit only"
             )
         del values["workspace_limit"]
@@ -279,13 +277,13 @@ def _config(**values: Any) -> Config:
 
 
 SOLVING = (policy, operations, algorithms, max_relative_error, strict)
-"""Options of a ``Config`` for what is stored."""
+"""Options of a ``Config`` for solving from stored measurements."""
 MEASURING = (policy, operations, algorithms, max_relative_error, deterministic, strict, thorough, time_limit, database)
-"""Options of a ``Config`` that do not bound its workspace."""
+"""Options of a ``Config`` for measuring, without those of the workspace."""
 
 IN_STEPS = (confirm, first_call_time, background)
 """Options of a ``Config`` for steps of a whole model."""
 
 source_argument = click.argument("source", type=SOURCE)
 source = together(source_argument, batch(), input_shape)
-"""Options that say where the convolutions come from."""
+"""Options that select the convolutions."""

@@ -1,4 +1,4 @@
-"""Results of commands: what is printed, and the files of ``--csv``, ``--json``, ``--plot`` and ``--out``."""
+"""Output of commands: printed tables, and the files of ``--csv``, ``--json``, ``--plot`` and ``--out``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from mucudnn.bench.folders.reading import ResultFolder
 
-_OUT_HELP = "Keep all samples in this result folder. The same command goes on there where it was stopped."
+_OUT_HELP = "Keep all samples in this result folder. Run the same command again to resume."
 
 
 Rows = Sequence[Mapping[str, Any]] | Callable[[Path], None]
@@ -32,7 +32,7 @@ Rows = Sequence[Mapping[str, Any]] | Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Files that were asked for."""
+    """The output files that the user asked for."""
 
     csv_file: Path | None = None
     json_file: Path | None = None
@@ -52,7 +52,7 @@ class Outputs:
         record: Mapping[str, Any] | None = None,
         figure: Callable[[], Figure] | None = None,
     ) -> None:
-        """Write the files, then print, also where a file fails. rows: of the CSV file, or what writes it."""
+        """Write the files, then print, even if a file fails. rows: of the CSV file, or a function that writes it."""
         from mucudnn.bench.report.plots import save_png
         from mucudnn.terminal.console import output
 
@@ -75,10 +75,10 @@ class Outputs:
         rows: Callable[[ResultFolder], Rows] | None = None,
         figure: Callable[[ResultFolder], Figure] | None = None,
     ) -> Iterator[Path]:
-        """Yield the result folder that a benchmark is to write; then tell what it has, however that ended.
+        """Yield a result folder for a benchmark to write; then show its results, even after an exception.
 
-        It is the folder of ``--out``, or else a temporary one. tables, rows, figure: as for ``tell``, made from the
-        folder; by default the CSV file has the folder's own rows.
+        It is the folder of ``--out``, or a temporary one. tables, rows, figure: functions of the folder that return the
+        arguments of ``tell``; by default the CSV file has the folder's own rows.
         """
 
         def show() -> None:
@@ -110,19 +110,19 @@ class Outputs:
 def outputs(*kinds: str, second: str = "", required: bool = False) -> Decorator:
     """Add some of ``csv``, ``json``, ``plot`` and ``out``; the command gets ``outputs``.
 
-    second: word for what is written beside the CSV file. required: whether ``--out`` is.
+    second: word in the name of a second CSV file. required: whether ``--out`` is required.
     """
     every = {
         "csv": options.option(
-            "csv", OutputFile(second=second), "Write the numbers to this CSV file, too.", variable="csv_file"
+            "csv", OutputFile(second=second), "Also write the numbers to this CSV file.", variable="csv_file"
         ),
-        "json": options.option("json", OutputFile(), "Write the results to this JSON file, too.", variable="json_file"),
+        "json": options.option("json", OutputFile(), "Also write the results to this JSON file.", variable="json_file"),
         "plot": click.option(
             "--plot",
             "plot_file",
             metavar="FILE.png",
             type=OutputFile(suffix=".png"),
-            help="Draw them into this PNG file, too.",
+            help="Also draw a plot into this PNG file.",
         ),
         "out": click.option("--out", type=OutputFolder(), required=required, help=_OUT_HELP),
     }

@@ -16,16 +16,16 @@ from mucudnn.words.problem import Pair
 from mucudnn.words.units import parse_bytes
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
-LARGEST = 2**31 - 1  # number that libraries in C take
-MOST_SOLVED = 65536  # batch sizes, each of which is solved
+LARGEST = 2**31 - 1  # largest int of C libraries
+MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved
 SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
-MOST_THREADS = 1024  # with very many more, OpenMP ends the process for want of memory
+MOST_THREADS = 1024  # with far more, OpenMP runs out of memory and ends the process
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A value that a function makes of the text; ``shown`` stands for it in --help.
+    """A value that a function parses from text; ``shown`` is its placeholder in --help.
 
-    The function's ``MucudnnError`` becomes a usage error, which names the option. Defaults are taken as they are.
+    The function's ``MucudnnError`` becomes a usage error that names the option. Defaults are not parsed.
     """
 
     def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
@@ -43,7 +43,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
 
 
 class Finite(click.FloatRange):
-    """A number in a range, and neither infinite nor NaN, which compares as if it were in every range."""
+    """A finite number in a range; click's range check alone would accept NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -66,7 +66,7 @@ def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(SIZE, part) for part in parts):
         raise InvalidInputError(
-            f"{text!r} is no list of whole numbers, each from 1 to at most 999999999; write for example 1,8,32"
+            f"{text!r} is not a list of whole numbers, each from 1 to at most 999999999; write for example 1,8,32"
         )
     return tuple(map(int, parts))
 
@@ -75,9 +75,9 @@ COUNTS = Text("N,...", _counts)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Read ascending numbers of ranks; dots before the last go on with the factor of the two before them.
+    """Parse ascending numbers of ranks; ``...`` continues with the factor between the two numbers before it.
 
-    Raises ``InvalidInputError``.
+    Raises ``InvalidInputError`` for other text.
 
     >>> parse_ranks("1,2,4,...,64"), parse_ranks("3, 5")
     ((1, 2, 4, 8, 16, 32, 64), (3, 5))
@@ -97,7 +97,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[Pair, ...]:
-    """``3x3,5x5`` -> ((3, 3), (5, 5)); all -> (). Raises ``InvalidInputError``."""
+    """Parse filter sizes: ``3x3,5x5`` as ((3, 3), (5, 5)), ``all`` as (). Raises ``InvalidInputError``."""
     parts = [] if text == "all" else [part.strip() for part in text.split(",")]
     if wrong := [part for part in parts if re.fullmatch(f"{SIZE}x{SIZE}", part) is None]:
         raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or all")
@@ -105,12 +105,12 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
 
 
 def choice(kind: type[StrEnum]) -> Text:
-    """Return the type of one member of ``kind``, written with hyphens or underscores."""
+    """Return the parameter type of one member of ``kind``, written with hyphens or underscores."""
     return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
 
 
 def several(kind: type[StrEnum]) -> Text:
-    """Return the type of several members of ``kind``, comma-separated: a tuple in the order of ``kind``."""
+    """Return the parameter type of comma-separated members of ``kind``, parsed to a tuple in the order of ``kind``."""
 
     def parse(text: str) -> tuple[StrEnum, ...]:
         chosen = {_member(kind, part) for part in text.split(",")}
@@ -132,7 +132,7 @@ def _member(kind: type[_Choice], text: str) -> _Choice:
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
-    """Read channels, height and width of one sample. Raises ``InvalidInputError``.
+    """Parse channels, height and width of one sample. Raises ``InvalidInputError``.
 
     >>> parse_shape("3x224x224")
     (3, 224, 224)
@@ -144,7 +144,7 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Read names that commas separate. Raises ``InvalidInputError`` where there is none.
+    """Parse comma-separated names. Raises ``InvalidInputError`` if there are none.
 
     >>> parse_names("gemm, direct")
     ('gemm', 'direct')
@@ -158,14 +158,14 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_size(text: str) -> str:
-    """Check a size, which ``Config`` takes as text. Raises ``InvalidInputError``, also for none."""
+    """Check a size and return it as text, for ``Config``. Raises ``InvalidInputError``, also for ``none``."""
     if parse_bytes(text) is None:
-        raise InvalidInputError(f"{text!r} is no size; give one, such as 64MiB")
+        raise InvalidInputError(f"{text!r} is not a size; give one, such as 64MiB")
     return text
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:
-    """Read workspace limits, each once; none is no limit. Raises ``InvalidInputError``.
+    """Parse distinct workspace limits; ``none`` is no limit. Raises ``InvalidInputError``.
 
     >>> parse_sizes("8MiB, none")
     (8388608, None)
@@ -174,7 +174,7 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
 
 
 def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a parser that refuses what this one refuses, and keeps the text: a ``Config`` takes it as text."""
+    """Return a parser that checks text by ``parse`` but returns it unchanged, for ``Config``."""
 
     def check(text: str) -> str:
         parse(text)
@@ -184,7 +184,7 @@ def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def parse_device(text: str) -> str:
-    """Take a device, be it there or not. Raises ``UnavailableError`` for what is none.
+    """Check the name of a device, which may be missing here. Raises ``UnavailableError`` for other text.
 
     >>> parse_device("cuda:1")
     'cuda:1'

@@ -1,7 +1,7 @@
-"""Runs a job on every rank of a process group: on those that torchrun has started, or in a process for each.
+"""Run a job on every rank of a process group: on the ranks of torchrun, or in worker processes.
 
-The command itself is no rank then: it watches over them. So a rank that fails or is killed is named at once, whatever
-the others wait for, and all of them end with it and with Ctrl-C.
+With workers the command itself is no rank but watches them: a rank that fails or is killed is reported at once, even if
+others wait for it, and all ranks end with it, as they do after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
-_OTHERS_S = 2.0  # how long others may take to end after the first that failed: one of them may be the reason
-_TIMEOUT_S = 1800.0  # of a rank that tunes, for another one: what torch has for gloo
-_INTERRUPTED_S = 60.0  # how long tuning may take after Ctrl-C to return what is ready: the sample under way is finished
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
+_OTHERS_S = 2.0  # grace period for other ranks after a failure: one of them may be the cause
+_TIMEOUT_S = 1800.0  # of waiting for another rank while tuning: torch's default for gloo
+_INTERRUPTED_S = 60.0  # grace period of tuning after Ctrl-C, to finish the current sample and return finished rows
 
 
 def ranks_of_torchrun() -> int | None:
-    """Return how many ranks torchrun has started; ``None``: this process is none of them."""
+    """Return the number of ranks that torchrun started; None if this process is not one of them."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _OF_TORCHRUN) else None
 
 
 def rank_of_torchrun() -> int | None:
-    """Return the rank that torchrun has given this process; ``None``: it has started none."""
+    """Return this process's rank under torchrun; None without torchrun."""
     return None if ranks_of_torchrun() is None else int(os.environ["RANK"])
 
 
 def ranks_here(ranks: int) -> int:
-    """Return how many of so many ranks are on this machine."""
+    """Return how many of the ranks are on this machine."""
     return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
 
 
 def cores_of_each(processes: int) -> int:
-    """Return how many cores each of so many processes has to itself, at least one."""
+    """Return the number of cores per process, at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
 
@@ -63,13 +63,13 @@ def cores_of_each(processes: int) -> int:
 def on_every_rank(
     job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0, interrupted_s: float = 0.0
 ) -> T | None:
-    """Run a job on every rank, inside of their process group. Returns what rank 0 returns; ``None`` on others.
+    """Run a job on every rank, within a process group. Return the result of rank 0; None on other ranks.
 
-    job: as it can be pickled. ranks: how many to start; torchrun's own are as many as they are. device: ``cpu`` or
-    ``cuda``, where each rank of a machine has the GPU of its number. timeout_s: how long a rank waits for another one.
-    interrupted_s: after Ctrl-C all ranks are interrupted, and rank 0 has so long to return all the same.
+    job: a picklable function. ranks: number of ranks to start, ignored under torchrun. device: ``cpu`` or ``cuda``,
+    where each rank of a machine uses the GPU of its number. timeout_s: how long a rank waits for another one.
+    interrupted_s: time that rank 0 has to return a result after Ctrl-C, which interrupts all ranks.
 
-    Raises ``SharingError`` that names the rank that failed first, if it was started here.
+    Raises ``SharingError`` that names the rank that failed first, if ranks were started here.
     """
     if ranks_of_torchrun() is None:
         return _in_workers(job, ranks, device, timeout_s, interrupted_s)
@@ -99,7 +99,7 @@ def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float,
 
 
 def _outcomes(workers: Sequence[Worker]) -> dict[int, object]:
-    """Wait for all ranks, or after a failure for those that end soon."""
+    """Wait for all ranks; after a failure only for ranks that end within ``_OTHERS_S``."""
     outcomes: dict[int, object] = {}
     left = {rank: worker.told for rank, worker in enumerate(workers)}
     left_s: float | None = None
@@ -118,11 +118,11 @@ def _outcome(worker: Worker) -> object:
     try:
         return worker.receive()
     except OwnProcessError as error:
-        return Failed(str(error), moment_s=0.0)  # before all others: they have only lost it
+        return Failed(str(error), moment_s=0.0)  # earlier than failures of other ranks, which only lost the connection
 
 
 def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]:
-    """Interrupt all ranks and return what rank 0 has ready. Raises ``KeyboardInterrupt`` if that is nothing."""
+    """Interrupt all ranks and return the result of rank 0. Raises ``KeyboardInterrupt`` if there is none."""
     if limit_s:
         for worker in workers:
             worker.process.terminate()
@@ -132,7 +132,7 @@ def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]
 
 
 def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
-    """Return the error of the rank that failed first, without naming it where all have met the same."""
+    """Return the error of the rank that failed first, without its number if all ranks failed in the same way."""
     rank, first = min(failed.items(), key=lambda item: item[1].moment_s)
     if first.trace:
         click.echo(first.trace, err=True)
@@ -150,21 +150,21 @@ def _work(
     if rank:
         warnings.simplefilter("ignore")  # rank 0 tells
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    here["TORCH_DIST_INIT_BARRIER"] = 1  # none is done, and gone, before all have joined
+    here["TORCH_DIST_INIT_BARRIER"] = 1  # no rank may finish and leave before all have joined
     os.environ.update({name: str(value) for name, value in here.items()})
     from mucudnn.distributed.link import joined
 
     with joined(device, meeting, timeout_s):
         outcome = attempt(job)
         told.send(outcome if rank == 0 or isinstance(outcome, Failed) else None)
-        # and only then leave the group, which others would notice
+        # sent before the rank leaves the group, which makes others fail
 
 
 @dataclass(frozen=True, slots=True)
 class TuneTable:
-    """A layer table to tune, on every rank alike.
+    """A job that tunes a layer table on every rank.
 
-    sizes: as for ``load_source``. threads: None: as many as torch takes. devices: of each rank; empty: it is given.
+    sizes: as for ``load_source``. threads: number, or None for torch's own. devices: one for each rank.
     """
 
     source: str
@@ -178,21 +178,21 @@ class TuneTable:
         return self.tune(self.devices[int(os.environ["RANK"]) % len(self.devices)])
 
     def tune(self, device: str) -> TableTuning:
-        """Tune on a device; with other ranks, where this process is in a group of several."""
+        """Tune on a device, together with the other ranks of the process group, if any."""
         from mucudnn.running.devices import device_named, made_current
 
         use_threads(self.threads)
         place = device_named(device)
         with made_current(place):
-            tuning_environment(place.type, self.config)  # before a model is built for a device that is not there
+            tuning_environment(place.type, self.config)  # fails early if the device is missing
             table, limits = load_limited(self.source, {**self.sizes}, self.config, place.type)
             return tune_with_progress(table, self.config, place.type, limits)
 
 
 def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> TableTuning | None:
-    """Tune on all ranks of torchrun, or on each of ``devices``, or here alone. None: another rank tells the result.
+    """Tune on all ranks of torchrun, on each of ``devices``, or in this process. Return None on ranks other than 0.
 
-    device: of this process; ``cuda``: under torchrun the GPU of its local rank.
+    device: of this process; ``cuda`` under torchrun means the GPU of its local rank.
     """
     if (ranks_of_torchrun() or 1) > 1:
         if devices:
@@ -204,7 +204,7 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
         order = _with_own_cores(order, devices)
     job = replace(order, devices=tuple(devices))
     limits = {"timeout_s": _TIMEOUT_S, "interrupted_s": _INTERRUPTED_S}
-    return on_every_rank(job, len(devices), "cpu", **limits)  # over gloo: they exchange text alone
+    return on_every_rank(job, len(devices), "cpu", **limits)  # over gloo, since they exchange only text
 
 
 def _of_local_rank(device: str) -> str:
@@ -216,7 +216,7 @@ def _of_local_rank(device: str) -> str:
 
 
 def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
-    """Let workers on the CPU share its cores."""
+    """Divide the CPU's cores among the workers on it."""
     on_cpu = devices.count("cpu")
     if order.threads is not None or on_cpu == 0:
         return order

@@ -142,7 +142,7 @@ def test_a_wrong_layer_is_answered_with_close_names(device: RecordedDevice) -> N
 
 def test_wrong_sizes_are_usage_errors(device: RecordedDevice) -> None:
     for sizes in ("", "0", "1,x", "-1", "1.5"):
-        assert "no list of whole numbers" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
+        assert "not a list of whole" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
     assert "give --batch or --micro-batches, not both" in fail("engines", "layers.csv", "--batch", "2", *SIZES)
 
 

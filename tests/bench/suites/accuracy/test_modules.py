@@ -215,4 +215,4 @@ def test_the_command_measures_a_module_of_a_model(own_model: str, tmp_path: Path
     rows = read_folder(tmp_path / "out").rows
     assert set(rows["layer"]) == {"2"}
     assert set(rows["batch_size"]) == {3}
-    assert "leave out --layer" in fail(*asked, "--module", "2", "--algorithms", "gemm")
+    assert "--module excludes --layer" in fail(*asked, "--module", "2", "--algorithms", "gemm")

@@ -212,4 +212,4 @@ def test_nothing_to_measure_and_unknown_names_are_refused(monkeypatch: pytest.Mo
     assert (done.exit_code, "leave out --no-layers, or name --runtimes" in done.output) == (2, True)
     done = on_the_command_line(monkeypatch, "--runtimes", "tensorrt")
     assert done.exit_code == 2
-    assert "'tensorrt' is no runtime; allowed are torch, torch-compile" in done.output
+    assert "'tensorrt' is not a runtime; allowed are torch, torch-compile" in done.output
