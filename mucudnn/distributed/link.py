@@ -28,7 +28,7 @@ def launched_rank() -> int:
     rank = os.environ.get("RANK", "")
     if not (rank.isdecimal() and dist.is_available()):
         raise UnavailableError(
-            "this process was not started by torchrun; use torchrun --nproc-per-node N -m mucudnn ..., or "
+            "this process is not a rank of torchrun; start it with torchrun --nproc-per-node N -m mucudnn ..., or "
             "give the latency and the bandwidth"
         )
     return int(rank)

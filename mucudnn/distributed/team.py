@@ -58,7 +58,7 @@ class Team:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
-        self._group: dist.ProcessGroup | None = None  # of several ranks
+        self._group: dist.ProcessGroup | None = None  # None for a single rank
         self._ranks: Sequence[int] = range(size)
         self._kinds: Sequence[Sequence[int]] = [range(size)]
         self._mates = self._kinds[0]
@@ -90,9 +90,9 @@ class Team:
         return self._mates[0] == self.rank
 
     def meet(self, fingerprint: Fingerprint) -> None:
-        """Exchange fingerprints: find the ranks of this kind, and who writes at this place.
+        """Exchange fingerprints: find the ranks of this kind, and the one that writes to this database.
 
-        Raises ``SharingError`` that names ranks and what differs where it must not.
+        Raises ``SharingError`` with ranks and differences if settings differ that must be equal.
         """
         every = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
         require_alike(every, ALONE)

@@ -148,7 +148,7 @@ class Session:
     def _decide(self, met: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
             met.ask_at = inf
-            met.use_torchs_own(f"the tuning of others failed {_MOST_FAILURES} times in a row")
+            met.use_torchs_own(f"tuning of other problems failed {_MOST_FAILURES} times in a row")
             return
         if not met.was_looked_up:
             met.was_looked_up = True

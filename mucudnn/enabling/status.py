@@ -21,7 +21,7 @@ from mucudnn.words.units import format_seconds
 if TYPE_CHECKING:
     import pandas
 
-_NOTHING = "no convolution was called: call mucudnn.enable(), or with mucudnn.tuned(), and run a model"
+_NOTHING = "no convolution was called: call mucudnn.enable(), or use mucudnn.tuned(), and run a model"
 
 
 class Origin(StrEnum):
@@ -131,7 +131,7 @@ class Status:
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each problem: geometry, calls, choice and reason, seconds."""
+        """Return a row for each problem: geometry, calls, choice and reason, seconds."""
         import pandas
 
         rows = []
@@ -146,7 +146,7 @@ class Status:
         return "convolution", "calls", *(str(operation).replace("_", " ") for operation in Operation)
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """One for each geometry with its batch size."""
+        """Yield a row for each geometry and batch size."""
         shapes: dict[tuple[object, ...], dict[Operation, ShapeStats]] = {}
         for one in self.problems:
             key = one.problem.with_operation(Operation.FORWARD), one.batch_size, one.device, one.threads

@@ -117,7 +117,7 @@ class Workshop:
 def _writable(database: Database) -> Database:
     if not database.read_only:
         return database
-    say_once(f"database {database.path} is read-only: tuned results are kept in this process only")
+    say_once(f"database {database.path} cannot be written: tuned results are kept in this process only")
     return database.copy_in_memory()
 
 

@@ -36,7 +36,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     steps.wait()
     torchs_s = _warm_up(steps)
     if automatic and steps.ranks.anywhere(not SHORTEST_S <= torchs_s <= LONGEST_S):
-        return f"a step takes {format_seconds(torchs_s)}; confirm=True"
+        return f"a step takes {format_seconds(torchs_s)}; Config(confirm=True) confirms anyway"
     recorded = Rounds.run(steps, recorded=True)
     lost = _put_back_losers(steps, _with_in_place(recorded, steps.tuned))
     if steps.ranks.anywhere(any(one.is_allowed for one in lost)):

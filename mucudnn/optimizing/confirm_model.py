@@ -139,10 +139,10 @@ def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progr
 def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
     """Return why the step is not confirmed without ``Config(confirm=True)``."""
     if not model.training:
-        return "the model is in eval mode; confirm=True"
+        return "the model is in eval mode; Config(confirm=True) confirms anyway"
     if has_hooks:
-        return "its parameters have hooks, which may train the model; confirm=True"
-    return "this process is one of several that do not tune together; confirm=True"
+        return "its parameters have gradient hooks, which may train the model; Config(confirm=True) confirms anyway"
+    return "this process is one of several that do not tune together; Config(confirm=True) confirms anyway"
 
 
 def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[str, dict[str, str]]:
@@ -155,7 +155,7 @@ def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[st
         for name, module in modules.items()
         for one in tuned_of(module)
     }
-    return {**convolutions, "the step": {"what it has shown": repr(found)}}
+    return {**convolutions, "the step": {"confirmation": repr(found)}}
 
 
 def _in_words(error: Exception) -> str:

@@ -76,7 +76,7 @@ class Report:
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Times, workspace, error and reason of each choice, each cached filter, and the confirmation."""
+        """Return times, workspace, error and reason of each choice, each cached filter, and the confirmation."""
         every = (*self.layers, *self.kept, *self.divided)
         if not every:
             return "\n".join(self._without_layers())
@@ -91,14 +91,14 @@ class Report:
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each operation of a layer: geometry, choice and reason, seconds and bytes."""
+        """Return a row for each operation of a layer: geometry, choice and reason, seconds and bytes."""
         import pandas
 
         rows = ({"layer": name, **row_of(tuned), "reason": tuned.reason} for name, tuned in self.layers)
         return pandas.DataFrame(list(rows))
 
     def _repr_html_(self) -> str:
-        """The same table for notebooks."""
+        """Return the same table as HTML for notebooks."""
         if not self.layers:
             return "".join(f"<p>{escape(line)}</p>" for line in self._without_layers())
         head = _html_row("th", self._heading())
@@ -107,7 +107,7 @@ class Report:
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
     def _without_layers(self) -> list[str]:
-        """Lines of a table without rows: why nothing is tuned."""
+        """Return the lines that replace an empty table: why nothing is tuned."""
         if not self.convolutions:
             return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}"]
         if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
@@ -126,7 +126,7 @@ class Report:
         return f"layer{alike}", *(str(operation).replace("_", " ") for operation in Operation), "speedup"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """One for each layer and each shape that it is called with."""
+        """Yield a row for each layer and shape of call."""
         calls: dict[tuple[str, int, ConvProblem], dict[Operation, TunedProblem]] = {}
         for name, tuned in self.layers:
             key = name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)
@@ -158,7 +158,7 @@ class Report:
             yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
             yield filled(f"{confirmation.heading}: {confirmation}")
-            yield from _named_in("PyTorch's own again, faster in the step,", confirmation.put_back)
+            yield from _named_in("PyTorch's own restored, as it is faster in the step,", confirmation.put_back)
             yield from _named_in(
                 "slower in the step, but PyTorch's own is above the workspace limit,", confirmation.kept
             )
@@ -172,7 +172,7 @@ class Report:
         yield from self._untuned_in_words()
 
     def _barred_in_words(self) -> Iterator[str]:
-        """A line for each reason why torch's own must not run, and one if libraries' code was not proven."""
+        """Yield a line for each reason why torch's own must not run, and one if libraries' code was not proven."""
         barred: dict[str, list[str]] = {}
         for name, tuned in self.layers:
             if tuned.barred is not None:
@@ -184,14 +184,14 @@ class Report:
             yield filled(f"code of libraries was not tried: {unproven}")
 
     def _fused_in_words(self) -> Iterator[str]:
-        """A line with the number of fused convolutions, and of each operation fused with them."""
+        """Yield a line with the number of fused convolutions, and of each operation fused with them."""
         if self.fused:
             counted = Counter(part for _, parts in self.fused for part in parts)
             several = ", ".join(f"{part} in {count}" for part, count in counted.items())
             yield filled(f"fused for inference: {len(self.fused)} convolutions; {several}")
 
     def _divided_in_words(self) -> Iterator[str]:
-        """A line for each ``Conv3d`` that runs in micro-batches."""
+        """Yield a line for each ``Conv3d`` that runs in micro-batches."""
         for name in dict.fromkeys(name for name, one in self.divided if one.micro_batch_size != UNDIVIDED):
             its_own = [one for named, one in self.divided if named == name and one.micro_batch_size != UNDIVIDED]
             samples = ", ".join(f"{one.operation} {one.micro_batch_size} of {one.x_shape[0]}" for one in its_own)
@@ -202,7 +202,7 @@ class Report:
             )
 
     def _untuned_in_words(self) -> Iterator[str]:
-        """A line for each reason."""
+        """Yield a line for each reason why torch's own runs."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.untuned:
             reasons.setdefault(reason, []).append(_named(name))

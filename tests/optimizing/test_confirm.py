@@ -273,9 +273,9 @@ def test_where_recording_weighs_the_step_is_timed_without() -> None:
 @pytest.mark.parametrize(
     ("rest_s", "runs", "reason"),
     [
-        (-0.0395, 3, "a step takes 500 us; confirm=True"),
+        (-0.0395, 3, "a step takes 500 us; Config(confirm=True) confirms anyway"),
         (0.0, 13, None),
-        (3.0, 2, "a step takes 3.04 s; confirm=True"),
+        (3.0, 2, "a step takes 3.04 s; Config(confirm=True) confirms anyway"),
     ],
 )
 def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(

@@ -62,7 +62,7 @@ def test_torchs_own_is_put_back_where_ours_is_slower_in_place(machine: Machine) 
     assert found.step.time_s == pytest.approx(REST_S + 2 * 0.002 + 3 * 0.001)
     text = str(mucudnn.report(net))
     assert f"confirmed: {found}"[:90] in text
-    assert "PyTorch's own again, faster in the step, in first" in text
+    assert "PyTorch's own restored, as it is faster in the step, in first" in text
     details = mucudnn.report(net).details()
     assert "why        PyTorch's own: slower in the step, 0.67 ± 0.00; tuning chose gemm 2" in details
     assert "all that is not a convolution takes 1.00 times as long" in details
@@ -114,7 +114,10 @@ def test_nothing_is_left_behind(machine: Machine) -> None:
 def test_in_eval_it_is_the_forward_pass(machine: Machine) -> None:
     net = tuned_net().eval()
     assert confirmed(net, Config()) is None
-    assert "not confirmed: the model is in eval mode; confirm=True" in mucudnn.report(net).details()
+    assert (
+        "not confirmed: the model is in eval mode; Config(confirm=True) confirms anyway"
+        in mucudnn.report(net).details()
+    )
     found = confirmed(net)
     assert found is not None
     assert found.step.torch_s == pytest.approx(REST_S + 2 * 0.002)
@@ -173,7 +176,9 @@ def test_a_step_that_fails_leaves_what_was_tuned(machine: Machine) -> None:
     def step(model: nn.Module) -> None:
         raise RuntimeError("no memory\nand a stack")
 
-    with pytest.warns(RuntimeWarning, match=r"not confirmed in the model's own step: RuntimeError: no memory$"):
+    with pytest.warns(
+        RuntimeWarning, match=r"could not be confirmed in the model's own step: RuntimeError: no memory$"
+    ):
         assert confirmed(net, step=step) is None
     assert not torchs(net)
     assert net.first.choices is not None
@@ -205,7 +210,7 @@ def test_too_short_steps_are_confirmed_if_asked_for(machine: Machine) -> None:
     machine.torchs_s, machine.ours_s = 2e-5, {3: 1e-5, 4: 1e-5}
     net = tuned_net()
     assert confirmed(net, Config()) is None
-    assert "not confirmed: a step takes 10 us; confirm=True" in str(mucudnn.report(net))
+    assert "not confirmed: a step takes 10 us; Config(confirm=True) confirms anyway" in str(mucudnn.report(net))
     assert confirmed(net, Config(confirm=True)) is not None
     assert "not confirmed" not in str(mucudnn.report(net))
 

@@ -241,7 +241,7 @@ def test_what_steps_of_the_model_have_shown_is_told(net: Net) -> None:
     report = mucudnn.report(net)
     assert report.confirmations == (found,)
     assert "confirmed: step 613 -> 487 ms, 1.26x ± 0.03; convolutions 1.61x; 76 % of the step were" in str(report)
-    assert "PyTorch's own again, faster in the step, in second" in lines(net)
+    assert "PyTorch's own restored, as it is faster in the step, in second" in lines(net)
     assert max(map(len, lines(net))) <= WIDTH
     assert "1.26x ± 0.03; convolutions 1.61x; 76 % of the step were convolutions, so at most" in report._repr_html_()
     details = report.details()
