@@ -35,7 +35,7 @@ class ExecutableSource(Protocol):
     executables: dict[ExecutableKey, Executable | None]
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make what runs ``problem`` on ``n`` samples; ``None``: torch's own. Raises ``MucudnnError``s."""
+        """Make the executable for ``problem`` on ``n`` samples; None for torch's own. Raises ``MucudnnError``s."""
 
 
 class Choices:
@@ -43,12 +43,11 @@ class Choices:
 
     Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
 
-    handle: names the contents and not the object. It is the same in every process: a graph that ``torch.compile``
-    stored, a copy and a pickle (which registers itself when it is loaded) all find it again. x_shapes: the
-    (N, C, H, W) for which there is any configuration. keeps_workspace: whether the CPU's workspace outlives a call;
-    else it is there only while a convolution runs. limit_bytes: what it has then and what is allocated inside must not
-    exceed together; ``None``: there is no limit. beside_torchs: the most that it may have beside torch's own, where
-    that was chosen, by operation.
+    handle: a digest of the contents, the same in every process: a graph stored by ``torch.compile``, a copy and a
+    pickle (which registers itself when loaded) find the choices by it. x_shapes: the (N, C, H, W) that have a
+    configuration. keeps_workspace: whether the CPU's workspace outlives a call; else it exists only while a convolution
+    runs. limit_bytes: limit of a kept workspace together with bytes allocated inside; None for no limit.
+    beside_torchs: the most that a kept workspace may have when torch's own was chosen, by operation.
     """
 
     __slots__ = (
@@ -96,12 +95,12 @@ class Choices:
         return Choices.of, (self.configurations, self.device_type, self.keeps_workspace, self.limit_bytes)
 
     def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
-        """Look up what was chosen; ``None``: torch's own convolution."""
+        """Look up the choice; None for torch's own convolution."""
         chosen = self.configurations.get(problem, {}).get(n)
         return None if chosen is None or chosen.is_baseline else chosen
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make the configuration ready to run on the current device. Raises as ``working_executable``."""
+        """Make the executable for the current device. Raises the errors of ``working_executable``."""
         configuration = self.configuration(problem, n)
         if configuration is None:
             return None
@@ -110,7 +109,7 @@ class Choices:
 
 
 def _within(limit_bytes: int, executable: Executable) -> Executable:
-    """Return the same with a kept workspace that is within a limit beside what is allocated inside."""
+    """Return the executable with its kept workspace limited, after deducting the bytes allocated inside."""
     scratch = min(algorithm.workspace(executable.problem, n).scratch_bytes for algorithm, n in executable.steps)
     handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in executable.stages)
     internal_bytes = executable.configuration.workspace_bytes - handed
@@ -121,15 +120,14 @@ _registered: dict[int, Choices] = {}
 
 
 def choices_of(handle: int) -> Choices | Measured | None:
-    """Find the choices of a handle; ``None``: there are none. Raises ``KeyError`` for a ``Measured`` that is gone."""
+    """Find the choices of a handle; None if there are none. Raises ``KeyError`` for a ``Measured`` that is gone."""
     return _registered.get(handle) if handle >= UNTUNED else _measured[handle]
 
 
 class Measured:
-    """One configuration under a handle of its own, as it is timed: what fails is an error, and nothing replaces it.
+    """One configuration that is being timed, under its own handle. Failures are errors: there is no fallback.
 
-    The handle is negative, and free again when the object is gone. Errors of making the executable ready are
-    raised here.
+    The handle is negative, and is freed with the object. Errors of preparing the executable are raised here.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class Measured:
         _measured[self.handle] = self
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Return the executable; ``None`` for another number of samples."""
+        """Return the executable; None for another number of samples."""
         return self._executable if n == self._executable.configuration.batch_size else None
 
 
@@ -164,13 +162,13 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
 def executable_of(
     choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
-    """Find the executable of a call; ``None``: torch's own convolution runs it. third: bias or dy.
+    """Find the executable of a call; None for torch's own convolution. third: bias or dy.
 
-    It is made when it is first needed, and cached by all that affects the choice. Calls that the extension does not
-    know come here, so that the key has plain numbers.
+    It is made on first use and cached by everything that affects the choice. The key has plain numbers, since calls
+    that the extension does not know come here.
 
-    Raises ``CapturingError`` where an executable would have to be made while a CUDA graph is captured; ``StepError``
-    where there is no memory to make it with.
+    Raises ``CapturingError`` if an executable would have to be made while a CUDA graph is captured, and ``StepError``
+    if there is no memory to make it.
     """
     *pairs, groups = geometry
     key = known_key(operation, x, w, third, *geometry) or (
@@ -190,7 +188,7 @@ def executable_of(
 
 
 def forget(choices: ExecutableSource, executable: Executable | None) -> None:
-    """Have the executable made anew when it is next asked for."""
+    """Drop a cached executable, so that the next call makes it anew."""
     for key, cached in list(choices.executables.items()):
         if cached is executable:
             choices.executables.pop(key, None)
@@ -201,7 +199,7 @@ def _resolve(
 ) -> Executable | None:
     """Make the executable of a call.
 
-    ``None`` too for what is no convolution (torch says what is wrong), and for algorithms that this machine lacks.
+    None also for an invalid convolution (torch reports the error), and for algorithms that this machine lacks.
     """
     tensors = [tensor for tensor in (x, w, third) if tensor is not None]
     alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}

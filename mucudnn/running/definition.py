@@ -1,4 +1,4 @@
-"""Defines operators of convolutions: what torch's subsystems ask of them besides their values.
+"""Definition of convolution operators for torch's subsystems: autograd, autocast, fake kernels and FLOPs.
 
 A convolution is three operators on the same tensors x, w and y (or dy). Each is the derivative of the others, so that
 gradients of any order are again these operators. They have no forward-mode derivative and no rules for ``torch.func``.
@@ -147,7 +147,7 @@ def _flops(
 
 
 def _cast_and_compute(operator: Callable[..., Tensor], device_type: str) -> Callable[..., Tensor]:
-    """Make what autocast calls: it casts to its type, float64 excepted, as for torch's convolution."""
+    """Return the autocast kernel: it casts all but float64 to autocast's dtype, as for torch's convolution."""
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
 
     def cast_and_compute(*args: Any) -> Tensor:

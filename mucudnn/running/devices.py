@@ -1,4 +1,4 @@
-"""Tells on which device a model is, and makes that device the current one."""
+"""The device of a model, and making it the current device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
 def device_named(device: object) -> torch.device:
     """Return the device of this name; a ``torch.device`` may be given as well.
 
-    Raises ``InvalidInputError`` for what names no device, ``UnavailableError`` for a GPU by a number that there is not.
+    Raises ``InvalidInputError`` for an invalid name, and ``UnavailableError`` for a GPU number that does not exist.
 
     >>> device_named("cpu")
     device(type='cpu')
@@ -73,9 +73,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def made_current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one inside: there torch allocates, counts and runs by default.
+    """Make a GPU the current one inside, on which torch allocates, counts and runs by default.
 
-    Nothing is done where it is the current one already: to ask costs less than to switch.
+    Does nothing if it is already current, since asking is cheaper than switching.
     """
     if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
         return nullcontext()

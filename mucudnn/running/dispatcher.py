@@ -1,4 +1,4 @@
-"""Puts wrappers around torch's own convolutions, in torch's dispatcher, for all that runs in the process.
+"""Wrappers around torch's own convolutions, in torch's dispatcher, for the whole process.
 
 ``aten::convolution`` and ``aten::convolution_backward`` are what each convolution of torch ends in, below autograd,
 autocast, ``torch.func`` and the graphs of ``torch.compile``: modules, subclasses and functional calls, of one to three
@@ -52,7 +52,7 @@ class Wrapper:
 
 
 def push(wrapper: Wrapper) -> None:
-    """Put a wrapper around all that there is: it is called first.
+    """Add an outermost wrapper, which is called first.
 
     The first one registers the kernels, unless they still are. That is best done while no other thread computes
     convolutions: torch changes its table without a lock for readers.
@@ -67,7 +67,7 @@ def push(wrapper: Wrapper) -> None:
 
 
 def pop(wrapper: Wrapper) -> None:
-    """Take this wrapper away, wherever it is; one that is not there is ignored.
+    """Remove this wrapper, at any position; a missing one is ignored.
 
     With the last one torch's own kernels run again: directly in a process of one thread, else through ours.
     """
@@ -81,7 +81,7 @@ def pop(wrapper: Wrapper) -> None:
 
 @contextmanager
 def wrapped(wrapper: Wrapper) -> Iterator[None]:
-    """Have a wrapper pushed inside."""
+    """Push a wrapper inside the context."""
     push(wrapper)
     try:
         yield
@@ -108,9 +108,9 @@ untouched = Untouched()  # to be entered: ``with untouched:``
 
 
 def torchs_kernel(operator: str, device_type: str) -> Kernel:
-    """Fetch torch's own kernel of ``convolution`` or ``convolution_backward``, whatever is pushed.
+    """Return torch's own kernel of ``convolution`` or ``convolution_backward``, without wrappers.
 
-    Raises ``UnavailableError`` as ``push``.
+    Raises ``UnavailableError`` like ``push``.
     """
     with _changing:
         for hook in _hooks:
@@ -134,7 +134,7 @@ def _fetched(operator: str, device_type: str) -> Kernel:
 
 
 def _require_unreplaced(operator: str, device_type: str) -> None:
-    """Raise ``UnavailableError`` where there is a kernel of this device but ours: torch has one for all devices."""
+    """Raise ``UnavailableError`` if another package has a kernel of this device; torch has one for all devices."""
     qualified, key = f"aten::{operator}", device_type.upper()
     registered = torch._C._dispatch_dump(qualified).splitlines()
     of_device = [line for line in registered if line.startswith((f"{key}:", f"{key} (inactive):"))]
@@ -145,7 +145,7 @@ def _require_unreplaced(operator: str, device_type: str) -> None:
 
 
 def _cpu_convolution(*arguments: Any) -> Any:
-    """Compute what the shared kernel of ``aten::convolution`` does: it makes this very call. Boxing takes longer.
+    """Call the same function as the shared kernel of ``aten::convolution``, without the overhead of boxing.
 
     The flags are of libraries for GPUs: search, determinism, whether to use them, rounding.
     """

@@ -1,4 +1,4 @@
-"""Describes the measuring machine: everything beside problem and algorithm that could change a measured time."""
+"""The measuring environment: everything beside problem and algorithm that could change a measured time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Environment:
-    """The measuring machine: part of the key of every measurement, as a time from another one says nothing here.
+    """The measuring machine: part of the key of every measurement, since times differ between machines.
 
     device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or of the GPU (``sm90``).
     threads: of one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which
@@ -51,14 +51,14 @@ def current_environment(device: str = "cpu") -> Environment:
 
     On the CPU it has torch's thread count at the time of the call, on the current CUDA device torch's settings.
 
-    Raises ``UnavailableError`` for any other device, and saying what is missing where CUDA is not to be had.
+    Raises ``UnavailableError`` for any other device, and with the reason if CUDA is not available.
     """
     require_known(device)
     return _on_cpu() if device == "cpu" else _on_cuda()
 
 
 def require_known(device: str) -> None:
-    """Refuse a device other than ``"cpu"`` and ``"cuda"``, be it there or not. Raises ``UnavailableError``."""
+    """Raise ``UnavailableError`` for a device other than ``"cpu"`` and ``"cuda"``."""
     if device not in ("cpu", "cuda"):
         raise UnavailableError(
             f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current "
@@ -124,7 +124,7 @@ def require_cuda() -> None:
 
 
 def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
-    """Refuse a device that is older than all for which torch has code. Raises ``UnavailableError``.
+    """Raise ``UnavailableError`` for a device that is older than all for which torch has code.
 
     architectures: those, as ``sm_75``, ``sm_90a``, ``compute_120``; empty if torch does not say.
     """
@@ -141,7 +141,7 @@ def _require_young_enough(capability: tuple[int, int], architectures: Sequence[s
 
 
 def cpu_model() -> str:
-    """Read the model name from ``/proc/cpuinfo``; the architecture (``aarch64``) where that gives none."""
+    """Return the model name from ``/proc/cpuinfo``, or the architecture (``aarch64``) if it has none."""
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
     return match.group(1) if match else platform.machine()

@@ -1,7 +1,6 @@
 """Executables: configurations made ready to run.
 
-What can be known beforehand (algorithms, slices, where everything lies in the workspace) is resolved once, so that a
-call does little more than the arithmetic.
+Algorithms, slices and places in the workspace are resolved once, so that a call does little more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from mucudnn.words.errors import InvalidInputError, LibraryError, MisalignedErro
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
-BUFFER_BYTES = 256  # on whose multiples each buffer begins: as CUDA allocates, and libraries may count on
+BUFFER_BYTES = 256  # alignment of each buffer, as in CUDA's allocations, which libraries may rely on
 
 
 class StepError(LibraryError):

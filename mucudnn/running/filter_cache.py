@@ -37,9 +37,9 @@ from mucudnn.words.warning import say_once
 
 @dataclass(frozen=True, slots=True)
 class CachedFilter:
-    """A filter that stays prepared for one forward problem: ``algorithm`` prepares it, in ``prepared_bytes``.
+    """A cached filter of one forward problem, prepared by ``algorithm`` in ``prepared_bytes``.
 
-    configurations: batch size -> the configuration that runs with it. reason: why it is worth that, for people.
+    configurations: those that use it, by batch size. reason: why it is worth caching, as text.
     """
 
     problem: ConvProblem
@@ -62,7 +62,7 @@ class CachedFilter:
 def fingerprint(tensor: Tensor) -> int:
     """Hash all bytes of a dense CPU tensor, in the order in which they lie in memory, to 64 bits.
 
-    Any thread count gives the same. Raises ``UnavailableError`` where nothing compiled can be used.
+    It is the same for any number of threads. Raises ``UnavailableError`` without compiled code.
     """
     fingerprinted: int = library().mucudnn_fingerprint(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
     return fingerprinted
@@ -96,16 +96,16 @@ class FilterCache:
         return FilterCache, (self.filters, self.keeps_workspace)
 
     def release(self) -> None:
-        """Give the memory back; the next call prepares again."""
+        """Free the memory; the next call prepares the filters again."""
         with self._preparing:
             self._prepared, self.kept = {}, {}
 
     def unlock(self) -> None:
-        """Forget a lock that another thread held while it prepared: in a process that was forked off."""
+        """Reset the lock in a forked process, since another thread may have held it."""
         self._preparing = Lock()
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make what runs ``problem`` on ``n`` samples with a cached filter, if there is one; else ``None``."""
+        """Make the executable for ``problem`` on ``n`` samples with a cached filter; None if there is none."""
         cached = self._of_problem.get(problem)
         configuration = None if cached is None else cached.configurations.get(n)
         if cached is None or configuration is None:
@@ -120,7 +120,7 @@ class FilterCache:
         geometry: Geometry,
         epilogue: Epilogue | None = None,
     ) -> Tensor | None:
-        """Compute y: (N, K, P, Q), newly allocated; ``None``: no cached filter is for this call, or memory is lacking.
+        """Compute y: (N, K, P, Q), newly allocated; None without a cached filter for this call or without memory.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
         nobody watches (``is_eager``). epilogue: of y; ``None`` too where no algorithm of the executable computes it.

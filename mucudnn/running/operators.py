@@ -38,7 +38,7 @@ def computed(
     choices: ExecutableSource,
     epilogue: Epilogue | None = None,
 ) -> Tensor | None:
-    """Compute a call as it was tuned, newly allocated; ``None`` where nothing is tuned, or it cannot be done now.
+    """Compute a call as it was tuned, newly allocated; None if it is not tuned or cannot run now.
 
     x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
     tensor that is written only shape and strides matter. Autograd takes no note of it: call it where gradients are
@@ -77,7 +77,7 @@ def computed(
 
 
 def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    """Compute what ``computed`` does, and torch's own where that is ``None``. ``Measured`` raises whatever fails.
+    """Compute a call by ``computed``, or by torch's own if that returns None. ``Measured`` raises any error.
 
     rest: stride, padding, dilation, groups, and ``Choices``, ``Measured`` or None.
     """
@@ -102,9 +102,9 @@ def as_measured(
     measured: Measured,
     epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Compute a call by the executable that is measured, as ``computed`` does. Raises whatever fails.
+    """Compute a call by the executable that is measured, without fallback: any error is raised.
 
-    epilogue: of y, in FORWARD: computed by the executable, or after it, in place, where that does not take it.
+    epilogue: of y, in FORWARD; computed by the executable, or in place afterwards if it does not support it.
     """
     result: object = None
     if epilogue is None:
@@ -124,7 +124,7 @@ def as_measured(
 def _run(
     executable: Executable, x: Tensor, w: Tensor, third: Tensor | None, epilogue: Epilogue | None
 ) -> Tensor | None:
-    """Compute what the operation writes; ``None`` where the executable does not take the epilogue."""
+    """Compute the result of the operation; None if the executable does not support the epilogue."""
     if epilogue is None and executable.bound is not None:
         return executable.bound(x, w, third)
     if epilogue is not None and not executable.takes(epilogue, x):

@@ -1,4 +1,4 @@
-"""Describes a call of a convolution as the problem that it is."""
+"""The problem (``ConvProblem``) of a call of a convolution."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.it
 def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -> ConvProblem:
     """Describe an operation of a convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
 
-    Its memory format is that in which torch would compute and answer. x has a dtype of ``DTYPE_NAMES``. Raises
-    ``InvalidInputError`` for what is no convolution.
+    Its memory format is the one in which torch would compute and return the result. x has a dtype of ``DTYPE_NAMES``.
+    Raises ``InvalidInputError`` for an invalid convolution.
     """
     _, c, height, width = x.shape
     k, _, r, s = w.shape
@@ -31,7 +31,7 @@ def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -
 def torchs_memory_format(
     x: Tensor, w: Tensor, geometry: Geometry, *, is_transposed: bool = False, output_padding: Pair = (0, 0)
 ) -> MemoryFormat:
-    """Tell in which memory format torch would compute and answer. Raises ``RuntimeError`` as torch does."""
+    """Return the memory format in which torch would compute the result. Raises ``RuntimeError`` as torch does."""
     *sizes, groups = geometry
     backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, output_padding, groups, None)
     return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]

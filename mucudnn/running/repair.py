@@ -1,4 +1,4 @@
-"""Repairs executables: where a step fails, another algorithm runs in its place, or else torch's own convolution."""
+"""Repair of executables: if a step fails, another algorithm runs in its place, or else torch's own convolution."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.warning import say_once
 
-# Steps that have failed, with the words of their library: for the rest of the process
+# Steps that have failed in this process, with the error of their library
 _failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
 
 
 def working_executable(
     problem: ConvProblem, configuration: Configuration, device_type: str, *, keeps_workspace: bool = True
 ) -> Executable | None:
-    """Make a configuration ready for the current device: built, with alternatives in the place of failed steps.
+    """Build the executable of a configuration for the current device, with alternatives in place of failed steps.
 
-    ``None``: torch's own convolution, where the device or torch's settings are not those that it was tuned for, or no
+    Returns None, for torch's own convolution, if the device or torch's settings are not those of the tuning, or no
     alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
-    problem, ``CapturingError`` where a CUDA graph is being captured, ``StepError`` where there is no memory to build.
+    problem, ``CapturingError`` while a CUDA graph is captured, and ``StepError`` if there is no memory to build it.
     """
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
@@ -41,9 +41,9 @@ def working_executable(
 
 
 def note_failure(error: StepError, device: torch.device) -> None:
-    """Remember a failure: from now on no executable that ``working_executable`` makes for this device has that step.
+    """Record a failure: from now on ``working_executable`` makes no executable with that step for this device.
 
-    Raises what torch raises where the error has broken the CUDA context: then nothing can run any more.
+    Raises torch's error if the failure has broken the CUDA context, since nothing can run any more.
     """
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
@@ -67,7 +67,7 @@ def _first_that_works(executable: Executable, device: torch.device) -> Executabl
 
 
 def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorithm, int] | None:
-    """Find the first step that has failed before, or cannot be built now; ``None`` once all are built."""
+    """Find the first step that has failed before or cannot be built now; None if all are built."""
     for step in executable.steps:
         key = device, executable.problem, _micro_config(*step)
         if key not in _failed:
@@ -85,7 +85,7 @@ def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorith
 def _alternatives(
     executable: Executable, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
 ) -> Iterator[Executable]:
-    """Make the executable anew with others in the place of the failed step, as far as the workspace goes."""
+    """Yield the executable with other algorithms in place of the failed step, within the workspace."""
     problem = executable.problem
     for another in failed.alternatives(problem, size):
         instead = _micro_config(another, size)
@@ -112,7 +112,7 @@ def _micro_config(algorithm: Algorithm, size: int) -> MicroConfig:
 
 
 def _why_not_here(executable: Executable) -> str | None:
-    """Tell why a step may not run now, in words; ``None``: all may."""
+    """Return why a step may not run now; None if all may."""
     for algorithm, size in executable.steps:
         if reason := algorithm.why_not_here(executable.problem, size):
             return f"{algorithm.name}: {reason}"

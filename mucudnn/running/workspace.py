@@ -1,4 +1,4 @@
-"""Holds memory: the workspace that each thread keeps, and huge pages for what is large.
+"""Memory: the workspace that each thread keeps, and huge pages for large tensors.
 
 Both save page faults. The first touch of fresh memory costs one for each 4 KiB, and a large result is fresh memory in
 every call: for the first layers of VGG-16 that costs as much as their convolution. Linux backs a range with pages of
@@ -31,8 +31,8 @@ _MADV_HUGEPAGE = 14
 def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes: float = inf) -> Tensor:
     """Return at least ``size_bytes``, 1-D uint8, uninitialised; both allocators align to 64 bytes or more.
 
-    keeps: on the CPU it is the thread's own, which outlives the call. most_bytes: what that may have where it has more
-    than ``size_bytes``; a larger one is given back.
+    keeps: on the CPU, use the thread's own, which outlives the call. most_bytes: limit of that one; if it has more than
+    this and ``size_bytes``, it is freed first.
     """
     if keeps and device.type == "cpu":
         if most_bytes != inf:
@@ -55,12 +55,12 @@ def lasting_buffer(size_bytes: int) -> Tensor:
 
 
 def is_advised(size_bytes: int) -> bool:
-    """Tell whether ``on_huge_pages`` asks for the huge pages of a tensor of this size."""
+    """Return whether ``on_huge_pages`` requests huge pages for a tensor of this size."""
     return size_bytes >= _SMALLEST_BYTES
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
-    """Ask for the huge pages of a tensor that is large, dense and on the CPU, on Linux. Returns the same tensor."""
+    """Request huge pages for a large dense CPU tensor, on Linux; return the same tensor."""
     if tensor.device.type == "cpu" and is_advised(tensor.numel() * tensor.itemsize):
         start, size = tensor.data_ptr(), tensor.numel() * tensor.itemsize
         first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
@@ -86,14 +86,14 @@ class Releasable(Protocol):
     """Memory that is kept for speed alone."""
 
     def release(self) -> None:
-        """Give it back."""
+        """Free it."""
 
     def unlock(self) -> None:
-        """Forget locks that other threads held: in a process that was forked off."""
+        """Reset locks in a forked process, since other threads may have held them."""
 
 
 def release_workspaces() -> None:
-    """Give back the workspace that every thread keeps for the CPU, and all cached filters.
+    """Free the CPU workspaces of all threads, and all cached filters.
 
     The next call that needs them allocates and prepares them again.
     """
@@ -104,7 +104,7 @@ def release_workspaces() -> None:
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
-    """Say once that torch's own convolution runs for lack of memory, and on the CPU give back what is kept for speed.
+    """Warn once that torch's own convolution runs for lack of memory, and on the CPU free memory kept for speed.
 
     Torch's own, which runs next, then has as much memory as without this package.
     """
@@ -114,7 +114,7 @@ def note_lack_of_memory(text: str, device: torch.device) -> None:
 
 
 def make_releasable(memory: Releasable) -> None:
-    """Let ``release_workspaces`` give it back from now on."""
+    """Register memory that ``release_workspaces`` frees."""
     with _listing:
         _releasable.add(memory)
 
@@ -150,7 +150,7 @@ _listing = threading.Lock()  # threads begin while another one releases
 
 
 def _unlock_in_child() -> None:
-    """Forget locks in a forked process, which has no other thread that could give them back."""
+    """Reset locks in a forked process, which lacks the threads that held them."""
     global _listing
     _listing = threading.Lock()
     for one in list(_releasable):

@@ -1,4 +1,4 @@
-"""Tunes: measures what is not known, and chooses configurations.
+"""Tuning: measures missing results and chooses configurations.
 
-Timers are in ``mucudnn/measuring``, the mathematics in ``solver``; ``optimizing`` puts the choices into models.
+Timers are in ``mucudnn/measuring``, solvers in ``solver``; ``optimizing`` puts the choices into models.
 """

@@ -1,4 +1,4 @@
-"""The benchmarker of one tuning: measures the candidates of a task in a race, and runs what was chosen whole."""
+"""The benchmarker of one tuning: measures the candidates of a task in a race, and makes whole runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Benchmarker:
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Start the proving process, where foreign code is to be measured."""
+        """Start the proving process if foreign code is to be measured."""
         if self.machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
             self.machine.prover.start()
             self.machine.watch.forget()
@@ -129,7 +129,7 @@ class Benchmarker:
             job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
-        """Measure the missing candidates; all of them where the quick race finds none within a small limit."""
+        """Measure the missing candidates; all of them if the quick race finds none within a small limit."""
         yield from self.quiet.measured(self._race(job, limit_bytes))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
             yield from self.quiet.measured(ThoroughRace(self._race_job(job, limit_bytes)))
@@ -177,7 +177,7 @@ class Benchmarker:
         return lambda task, configurations: self.outcomes(of_task[task], configurations)
 
     def outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return whole runs, made now if this rank measures the task; None: the rank that does has made none."""
+        """Return whole runs, made now if this rank measures the task; None for those its rank has not made."""
         if job.barred is not None:  # nothing can be compared with it
             return dict.fromkeys(configurations)
         unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
@@ -210,14 +210,14 @@ class Benchmarker:
         return known
 
     def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
-        """Return the whole runs that the store has of a task's problem, of any batch size."""
+        """Return the stored whole runs of a task's problem, for any batch size."""
         return self.store.whole_runs(task.problem, self.versions, task.how)
 
 
 def permitted_algorithms(
     machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
 ) -> list[Algorithm]:
-    """Return the algorithms that a config allows; for a problem also those of sources, and only strict ones if asked.
+    """Return the algorithms that a config allows; for a problem, also those of sources.
 
     Raises ``InvalidInputError`` for unknown names.
     """
@@ -233,7 +233,7 @@ def permitted_algorithms(
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """Whether its name or source is asked for and it is as deterministic as required; torch's own always is allowed."""
+    """Whether its name or source is selected and it is as deterministic as required; torch's own always is allowed."""
     name = algorithm.name
     named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
     return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)

@@ -1,8 +1,8 @@
-"""Chooses which filters to cache: one budget of memory divided over the layers of a model (WD), then whole runs.
+"""The choice of filters to cache: one memory budget divided over the layers of a model (WD), confirmed by whole runs.
 
-Every module has a filter of its own. It can cache nothing, or what one algorithm prepares: then that algorithm's setup
-is only the fingerprint of the filter, and its prepared bytes count against the budget instead of the workspace limit.
-So other configurations can be the fastest than without.
+A module can cache the filter as prepared by one algorithm. Then that algorithm's setup is only the fingerprint of the
+filter, and its prepared bytes count against the budget instead of the workspace limit. So the fastest configuration may
+be another one than without a cache.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def cache_filters(
 ) -> Division[str] | None:
     """Let the tuned convolutions of ``model`` cache the filters that are worth it within ``config.cache_budget``.
 
-    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. A cached filter was faster, by more than the noise, in whole
-    runs in turns with the same module without cache; what was run before is not run again. Returns how the budget was
-    divided: module and problem -> the configuration with the bytes that are cached, 0 where none are. ``None`` with a
-    budget of 0, where nothing is tuned, and, after a warning, where nothing compiled can take the fingerprints of
-    filters. On other devices than the CPU nothing is cached, after a warning, too.
+    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. A filter is cached if that was faster, by more than the noise, in
+    whole runs interleaved with the same module without cache; stored runs are not repeated. Returns the division of the
+    budget: module and problem -> the configuration with the cached bytes, which may be 0. Returns None if the budget is
+    0, if nothing is tuned, and, with a warning, if there is no compiled code for fingerprints. On other devices than
+    the CPU nothing is cached, also with a warning.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -86,7 +86,7 @@ def cache_filters_together(
 ) -> None:
     """Do what ``cache_filters`` does on ranks that choose alike: the first of each kind measures for the others.
 
-    Raises ``SharingError`` where a rank fails, or chooses differently.
+    Raises ``SharingError`` if a rank fails or chooses differently.
     """
     with team.propagate_errors(), closing(CopyingDatabase(database)) as known:
         modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
@@ -109,9 +109,9 @@ def _described(module: Conv2d) -> Mapping[str, str]:
 def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
     """Warn that nothing is cached on a GPU.
 
-    A filter's bytes tell whether it has changed. Its address and version are not enough: ``.data``, a view that was
-    taken before, CUDA graphs and other processes change bytes without telling. On a GPU each call would have to wait
-    for all that is queued before, to read them.
+    Changes of a filter show only in its bytes. Its address and version are not enough: ``.data``, an older view, CUDA
+    graphs and other processes change bytes without a new version. On a GPU each call would have to wait for all queued
+    work before it could read them.
     """
     devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
@@ -127,7 +127,7 @@ def cached_run(
 ) -> Callable[[], object]:
     """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it.
 
-    The epilogue of the operands is computed by the executable, or after it, in place, where that does not take it.
+    The epilogue of the operands is computed by the executable, or in place afterwards if it does not support it.
     """
     cache = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
@@ -153,9 +153,9 @@ def compare_cached(
     instead_of: Configuration,
     epilogue: WithEpilogue | None = None,
 ) -> WholeRun | Exception:
-    """Compare the convolution with a cached filter of ``algorithm`` with the same module without cache, in turns.
+    """Compare the convolution with a cached filter of ``algorithm`` and without cache, interleaved.
 
-    epilogue: of both; ``None``: nothing follows y.
+    epilogue: of both; None for none.
     """
     operands = followed_operands(problem, configuration.batch_size, epilogue, machine.device)
     uncached = machine.whole_run(problem, instead_of, operands)
@@ -166,7 +166,7 @@ def compare_cached(
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A filter that ``algorithm`` prepares, cached. cost: of all calls together, with the bytes that are cached.
+    """A cached filter, prepared by ``algorithm``. cost: of all calls together, with the cached bytes.
 
     configurations: for each tuned batch size.
     """
@@ -183,10 +183,10 @@ class _Chooser:
         self.config, self.machine, self.store = config, machine, store
         self.versions = {algorithm.name: algorithm.version for algorithm in machine.algorithms}
         self.options: dict[_Tuned, list[_Option]] = {}  # equal layers share theirs, and their whole runs
-        self.reasons: dict[tuple[_Tuned, str], str] = {}  # what whole runs have confirmed
+        self.reasons: dict[tuple[_Tuned, str], str] = {}  # of options confirmed by whole runs
 
     def divide(self, items: Mapping[str, _Tuned]) -> Division[str]:
-        """Divide again, without what whole runs refute, until they confirm all that is chosen."""
+        """Divide the budget until whole runs confirm all chosen options, each time without those they refute."""
         for tuned in items.values():
             self.options.setdefault(tuned, list(_options(tuned)))
         while True:
@@ -200,7 +200,7 @@ class _Chooser:
                 self.options[tuned].remove(option)
 
     def cached_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
-        """Return the cached filter of a cost that the division chose; ``None``: nothing is cached."""
+        """Return the cached filter of a cost that the division chose; None if nothing is cached."""
         option = self._option(tuned, cost)
         if option is None:
             return None
@@ -227,14 +227,14 @@ class _Chooser:
         return True
 
     def _is_refuted(self, tuned: TunedProblem, option: _Option, configuration: Configuration) -> bool:
-        """Whether it was once run whole, for a model with that batch size, and was not faster than torch's own."""
+        """Whether a stored whole run of this batch size was not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         how = WithCachedFilter(option.algorithm, (own,), tuned.epilogue)
         run = self.store.whole_run(tuned.problem, configuration, self.versions, how)
         return run is not None and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
-        """Run it in turns with the same module without cache; ``None`` if it cannot run."""
+        """Run it interleaved with the same module without cache; None if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
         how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs, tuned.epilogue)
         known = self.store.whole_run(problem, configuration, self.versions, how)
@@ -266,7 +266,7 @@ def _uncached(tuned: _Tuned) -> Configuration:
 
 
 def _options(tuned: _Tuned) -> Iterator[_Option]:
-    """Yield one for each algorithm that prepares anything and has a configuration within the workspace limits."""
+    """Yield an option for each algorithm that prepares filters and has a configuration within the workspace limits."""
     prepared_bytes: dict[str, int] = {}
     for m in (m for one in tuned for m in one.allowed_measurements):
         name = m.micro_config.algorithm
@@ -284,7 +284,7 @@ def _options(tuned: _Tuned) -> Iterator[_Option]:
 def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
     """Return the fastest of all if it has this algorithm, else the fastest of this algorithm alone.
 
-    The latter, since whole runs may have refuted a prediction that seems faster.
+    The latter may be confirmed even if whole runs have refuted a faster prediction.
     """
     n, limit = tuned.batch_size, tuned.limit_bytes
     measurements = _with_cached(name, tuned)
@@ -296,7 +296,7 @@ def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
 
 
 def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configuration]:
-    """Batch size -> configuration. Batches that were not tuned are there if their fastest has the cached filter."""
+    """Return configurations by batch size, also of untuned batches whose fastest uses the cached filter."""
     configurations: dict[int, Configuration] = {}
     for one in tuned:  # the largest first: what was tuned for a smaller one overrides
         sets = desirable_sets(_with_cached(option.algorithm, one), one.batch_size)

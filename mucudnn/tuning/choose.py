@@ -1,7 +1,6 @@
-"""Chooses the configuration that runs: the solver's answer, corrected by whole runs against torch.
+"""The choice of the configuration to run: the solver's answer, corrected by whole runs against torch.
 
-Nothing is measured here. Whole runs come from a callable: the tuner's makes those that are missing, that of a replay
-only looks them up.
+Whole runs come from a callable: the tuner's makes the missing ones, and the replay's only looks them up.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ JUST_AS_FAST = 1.07  # predictions this close mostly differ by noise alone
 _EVEN = 1.03  # times the fastest in whole runs: within their noise
 _COARSE = 4  # times the baseline's error: beyond it, half the error is preferred within JUST_AS_FAST
 
-# A smaller lead is ignored: another machine may not show it, and the baseline is never slower than torch.
+# A smaller lead is ignored, since another machine may not show it; the baseline is never slower than torch.
 LEAST_GAIN = 0.03
 _SURPRISING = 1.25  # times the prediction: a slower whole run is no noise, and others may be faster
 
@@ -42,15 +41,15 @@ def choose(
     baseline_bytes: int | None = None,
     margin: float = NEARLY_AS_FAST,
 ) -> TunedProblem:
-    """Choose the contender that is the fastest in whole runs; torch's own unless that is faster by more than the noise.
+    """Choose the fastest contender in whole runs, or torch's own unless that contender is faster beyond the noise.
 
-    measurements: those that the config allows; there is a configuration within the task's limit. baseline_bytes: what
-    torch's own needs where it is not among them; None: it is taken to need no more than its micro-batches. margin:
-    contenders are predicted to take at most so many times as long as the fastest. Where their whole runs take much
-    longer than predicted, what may be faster by prediction is run too.
+    measurements: those that the config allows; some configuration must be within the task's limit. baseline_bytes: the
+    workspace of an unmeasured baseline; if None, it is taken to need no more than its micro-batches. margin: contenders
+    are predicted to take at most this multiple of the fastest's time. If their whole runs take much longer than
+    predicted, further candidates are run, too.
 
-    Raises the error of the whole runs if none succeeds, and torch's own is not within the limit either;
-    ``InfeasibleError`` where torch's own alone may be within the limit, and nobody has run it.
+    Raises the error of the whole runs if all fail and torch's own does not fit the limit, and ``InfeasibleError`` if
+    only torch's own may fit the limit but has never been run.
     """
     account = _account(task, measurements)
     baseline = baseline_or_declared(measurements, task.batch_size, baseline_bytes)
@@ -71,7 +70,7 @@ def _surprising_s(
     baseline: Configuration,
     measurements: Sequence[Measurement],
 ) -> float | None:
-    """Return the predicted seconds below which further candidates deserve a whole run; ``None``: none do.
+    """Return the predicted seconds below which further candidates deserve a whole run; None if none do.
 
     A slowdown that the baseline shares is no surprise, nor is a baseline faster than it was measured.
     """
@@ -122,7 +121,7 @@ def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
 def refuted(
     task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
-    """Return configurations of smaller batches that were no gain in whole runs, where the baseline fits the limit."""
+    """Return configurations of smaller batches that were no gain in whole runs, if the baseline fits the limit."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {
@@ -143,9 +142,9 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
 def baseline_or_declared(
     measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None
 ) -> Configuration:
-    """Return the baseline as it was measured, else with an infinite time.
+    """Return the measured baseline, else one with infinite time and at least the workspace of its micro-batches.
 
-    Whole runs may still tell its time: measuring takes more memory. Undivided it needs no less than in micro-batches.
+    Its whole run may still succeed, since measuring takes more memory.
     """
     measured = baseline_of(measurements, batch_size)
     if measured is not None:
@@ -162,14 +161,14 @@ def is_timed(baseline: Configuration) -> bool:
 
 
 def timed(baseline: Configuration, run: Outcome) -> Configuration:
-    """Return the baseline with the time of a whole run where it was not measured."""
+    """Return the baseline, with the time of its whole run if it was not measured."""
     if is_timed(baseline) or not isinstance(run, WholeRun):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
 
 
 def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
-    """Solve by prediction; ``None`` where nothing that was measured is within the limit."""
+    """Solve by prediction; None if nothing measured is within the limit."""
     with suppress(InfeasibleError):
         return account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
     return None
@@ -192,7 +191,7 @@ def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configura
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> TunedProblem:
-    """Choose by prediction, where there are no whole runs."""
+    """Choose by prediction, without whole runs."""
     if not is_timed(fastest):
         raise InfeasibleError(
             f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
@@ -234,8 +233,8 @@ def contenders_near(
 ) -> list[Configuration]:
     """Return the configurations predicted within ``margin`` times the fastest, fastest first.
 
-    found: the fastest of all by prediction, if any fits. The best of each single algorithm are added: of all sizes,
-    divided, and undivided. The baseline is returned only where there is no other.
+    found: the predicted fastest, if any fits. The best of each single algorithm are added: of all sizes, divided, and
+    undivided. The baseline is returned only if there is no other.
     """
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
@@ -262,15 +261,15 @@ def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[s
 
 
 def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
-    """Return the fastest by prediction; an empty set where none fits."""
+    """Return the predicted fastest configuration; an empty set if none fits."""
     fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
     return set() if fastest is None else {fastest}
 
 
 def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
-    """Return the fastest; among configurations within noise of it, the one in the fewest parts.
+    """Return the fastest configuration, or one with fewer parts within the noise of it.
 
-    Where its error is many times the baseline's, one with at most half the error is preferred if it is just as fast:
+    If its error is many times the baseline's, one with at most half the error is preferred if it is just as fast, since
     the least accurate layers determine the error of a network.
     """
     most = max(run.speedup for run in runs.values())

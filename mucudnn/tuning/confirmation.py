@@ -18,7 +18,7 @@ LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
 
 @dataclass(frozen=True, slots=True)
 class InTurns:
-    """Torch's own and ours in turns: medians in seconds over the rounds.
+    """Torch's own and ours, interleaved: medians over the rounds, in seconds.
 
     speedup: the median of torch / ours in each round. uncertainty: of the speedup, as of a ``WholeRun``.
     """
@@ -31,7 +31,7 @@ class InTurns:
 
     @classmethod
     def of(cls, torchs_s: Sequence[float], ours_s: Sequence[float]) -> Self:
-        """Compare the seconds of each round; what takes no time is as fast as torch's."""
+        """Compare the seconds of each round; the speedup is 1 if ours takes no time."""
         ratios = [torch_s / time_s if time_s else 1.0 for torch_s, time_s in zip(torchs_s, ours_s, strict=True)]
         return cls(median(torchs_s), median(ours_s), median(ratios), uncertainty(ratios), len(ratios))
 
@@ -52,10 +52,10 @@ class InTurns:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Seconds of a call in the model's own step; of equal layers together. Ours are as tuned, even if put back.
+    """Seconds of a call in the model's own step, for equal layers together. Ours are as tuned, even if put back.
 
-    operations: what is in them: torch computes dx and dw in one call, so that they are compared together. loses: if
-    that is slower than torch's, whether the one that has this is to be put back.
+    operations: those in the call; torch computes dx and dw in one call, so they are compared together. loses: if ours
+    is slower, whether this operation is the one to put back.
     """
 
     operations: tuple[Operation, ...]
@@ -73,7 +73,7 @@ class InPlace:
 class PutBack:
     """A problem of a module that torch's own computes again, and why.
 
-    is_allowed: if not, ours runs all the same, since torch's own needs more workspace than the limit.
+    is_allowed: if false, ours still runs, since torch's own needs more workspace than the limit.
     """
 
     module: str
@@ -88,14 +88,14 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A model's own step with torch's own convolutions and with ours, in turns. Printed, it is one line.
+    """A model's own step with torch's own convolutions and with ours, interleaved. Printed, it is one line.
 
-    step: the whole step. recorded: the steps in which convolutions were timed one by one, which costs a little.
-    convolutions: all of them in such a step, in sum. over_tuned: seconds of a call in place over what tuning said, the
-    median over the tuned convolutions; ``None`` where none could be told. put_back: where torch's own runs again since
-    ours was slower in place. is_withdrawn: torch's own runs everywhere, since the step was slower all the same.
-    kept: where ours is slower in place and stays, since torch's own needs more workspace than the limit. load: as of a
-    ``Measurement``. stored_on: the day on which the steps ran, if the database had it; ``None``: they ran just now.
+    step: the whole step. recorded: the steps in which convolutions were timed one by one, with a small overhead.
+    convolutions: the sum of all in such a step. over_tuned: seconds of a call in place over those of tuning, the median
+    over the tuned convolutions; None if unknown. put_back: problems that torch's own runs again, since ours was slower
+    in place. is_withdrawn: whether torch's own runs everywhere, since the step was still slower. kept: problems for
+    which ours is slower in place but stays, since torch's own needs more workspace than the limit. load: as of a
+    ``Measurement``. stored_on: the day of the steps if they are from the database; None if they ran just now.
     """
 
     step: InTurns
@@ -110,7 +110,7 @@ class Confirmation:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine was busy all the time, so that nothing was decided by these steps."""
+        """Whether the machine was busy all the time, so that the steps decided nothing."""
         return is_busy(self.load)
 
     @property
@@ -129,9 +129,9 @@ class Confirmation:
 
     @property
     def rest(self) -> float:
-        """Seconds of all that is not a convolution, ours over torch's; in the steps in which these were timed.
+        """Seconds of everything but convolutions, ours over torch's, in the recorded steps.
 
-        Noting the calls is in it, which takes longest for torch's.
+        This includes the overhead of recording, which is largest for torch's.
         """
         torch_s = self.recorded.torch_s - self.convolutions.torch_s
         return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf

@@ -1,4 +1,4 @@
-"""Divides a budget of workspace over tasks (WD), corrected by whole runs. As in ``choose``, a callable has them."""
+"""Division of a workspace budget over tasks (WD), corrected by whole runs, which a callable provides (``choose``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mucudnn.words.units import format_bytes
 _NO_GAIN = 1.001  # times the baseline, for configurations that are no gain: ties go to the baseline
 _MOST_ROUNDS = 8  # of solving, running whole and solving again
 
-Wanted = Mapping[Task, Sequence[Configuration]]  # what is verified next
+Wanted = Mapping[Task, Sequence[Configuration]]  # to be verified next
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A divided budget: the choice of each task, the account, and the options with the times that were solved with.
+    """A divided budget: the choice of each task, the account, and the options with the times used in solving.
 
-    Times of options are of whole runs where there were any.
+    Times of options are those of whole runs if there are any.
     """
 
     choices: Mapping[Task, TunedProblem]
@@ -42,16 +42,16 @@ def divide(
 ) -> Divided:
     """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
 
-    What is chosen is run whole, and the budget divided again with what was learnt, until all that is chosen was run.
-    measurements, baseline_bytes: of each task as for ``choose``. ahead: is told all that ``verify`` is asked next, task
-    by task, so that several processes can share the work.
+    Chosen configurations are run whole, and the budget is divided again with their times, until all chosen ones have
+    been run. measurements, baseline_bytes: of each task as for ``choose``. ahead: called with all configurations that
+    ``verify`` is asked for next, so that several processes can share the work.
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
     """
     declared = baseline_bytes or {}
     every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
     run = partial(_run, every, verify, ahead)
-    # No measurement tells what torch's own takes with its epilogue: one option of each fused convolution does.
+    # Only a whole run has torch's own time with the epilogue, so one option of each fused convolution is run first.
     run({task: options.telling(budget_bytes) for task, options in every.items() if task.epilogue is not None})
     for _ in range(_MOST_ROUNDS):
         run({task: options.baseline for task, options in every.items() if not options.configurations})
@@ -71,7 +71,7 @@ def divide(
 class _Options:
     """The options of one task in a division, and the whole runs of them.
 
-    followed_s: torch's own with the task's epilogue, in seconds; ``None``: it has none, or nothing has told yet.
+    followed_s: torch's own with the task's epilogue, in seconds; None without an epilogue, or if not yet known.
     """
 
     task: Task
@@ -84,7 +84,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         self.configurations = [*self._desirable(self.measurements)]
-        if self.task.epilogue is not None:  # what is slower than torch's own alone may compute it inside
+        if self.task.epilogue is not None:  # others that are slower without it may compute it inside
             others = [m for m in self.measurements if m.micro_config.algorithm != TORCHS_OWN]
             self.configurations += [c for c in self._desirable(others) if c not in self.configurations]
         unsolved = baseline_or_declared(self.measurements, self.task.batch_size, self.baseline_bytes)
@@ -108,12 +108,12 @@ class _Options:
         self._offer_baseline()
 
     def telling(self, budget_bytes: int | None) -> Configuration:
-        """Return the configuration to run first where an epilogue follows: the one that is likeliest to be chosen."""
+        """Return the configuration to run first if there is an epilogue: the one that is likeliest to be chosen."""
         fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
         return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
 
     def costed(self) -> list[Configuration]:
-        """Return all options, with the times of whole runs where there were any."""
+        """Return all options, with the times of whole runs if there are any."""
         return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
 
     def original(self, costed: Configuration) -> Configuration:
@@ -137,7 +137,7 @@ class _Options:
         self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
 
     def choice(self, costed: Configuration) -> TunedProblem:
-        """Return what is chosen, within its segment of the budget."""
+        """Return the choice for the task, within its segment of the budget."""
         chosen = self.original(costed)
         task = replace(self.task, limit_bytes=chosen.workspace_bytes)
         run, baseline_s = self.runs.get(chosen), self.baseline.time_s if is_timed(self.baseline) else None
@@ -155,7 +155,7 @@ class _Options:
 
     @property
     def _baseline_s(self) -> float:
-        """Seconds of torch's own, with the epilogue where its time is known."""
+        """Seconds of torch's own, including the epilogue if its time is known."""
         return self.baseline.time_s if self.followed_s is None else self.followed_s
 
     @property
@@ -164,9 +164,9 @@ class _Options:
         return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
 
     def _time_s(self, configuration: Configuration) -> float:
-        """Return seconds. Whole runs count by their ratio to torch's: the machine may have changed its pace since.
+        """Return seconds. Whole runs count by their ratio to torch's, since the machine's speed may have changed.
 
-        Where nobody has run it, torch's own is followed by the epilogue, and the others may compute it inside.
+        Without a whole run, torch's own has the epilogue added, while others may compute it inside.
         """
         if configuration.is_baseline:
             return self._baseline_s

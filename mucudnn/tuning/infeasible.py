@@ -1,4 +1,4 @@
-"""Errors where no configuration fits the memory allowed: which tasks hold it up, and what would be enough."""
+"""Errors if no configuration fits the memory allowed: which tasks cause it, and how much would be enough."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NEEDS_NOTHING = "allow the algorithm loop-nest, which needs no workspace (compi
 
 
 def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int | None:
-    """Least workspace of any configuration of these measurements; ``None``: they make none."""
+    """Return the least workspace of any configuration of these measurements; None if they give none."""
     smallest = desirable_sets(measurements, batch_size).smallest(batch_size) if measurements else None
     return None if smallest is None else smallest.workspace_bytes
 
 
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
-    """Make one error for all tasks: the least that each of them needs, of what did not fail."""
+    """Make one error for all tasks, with the least workspace that each needs, without failed candidates."""
     lines = [
         f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
         f"{_but_for(task, failed)}"
@@ -58,9 +58,9 @@ def _either(*remedies: str) -> str:
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:
-    """List what failed: the least size of each algorithm, since larger ones mostly fail for the same reason.
+    """List the failures, only the least size of each algorithm, since larger ones mostly fail for the same reason.
 
-    What a source offers is not tried again, once its failure is stored.
+    Stored failures of a source's algorithms are not retried.
     """
     failures = sorted((failed or {}).get(task, ()), key=lambda failure: failure.micro_config, reverse=True)
     first = {failure.micro_config.algorithm: failure for failure in failures}

@@ -1,4 +1,4 @@
-"""One task while it is tuned: its candidates, what is known of each, and what ranks tell each other."""
+"""One task while it is tuned: its candidates, their results, and the findings that ranks exchange."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FOUND = ("results", "left_out", "declared_bytes", "outcomes", "is_chosen")  # w
 
 @dataclass(slots=True)
 class Job:
-    """One task: its candidates, and what is known of each. left_out: by the time limit.
+    """One task: its candidates and their results. left_out: by the time limit.
 
-    outcomes: of whole runs, by what was run. declared_bytes: see ``baseline_bytes``. choice: None: not made yet.
-    is_own: whether it is measured here. is_chosen: whether the rank that measures it has made a choice; ``None``:
-    nothing was told.
+    outcomes: of whole runs, by configuration. declared_bytes: see ``baseline_bytes``. choice: None until it is made.
+    is_own: whether it is measured here. is_chosen: whether the rank that measures it has made a choice; None if
+    unknown.
     """
 
     task: Task
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def barred(self) -> Failure | None:
-        """The lasting failure of the baseline, which is then neither run nor chosen; ``None``: there is none."""
+        """The lasting failure of the baseline, which is then neither run nor chosen; None if there is none."""
         result = self.results.get(self.task.baseline)
         is_barred = isinstance(result, Failure) and result.is_lasting and not result.is_passed_over
         return cast(Failure, result) if is_barred else None
@@ -66,9 +66,9 @@ class Job:
         return replace(self.task, limit_bytes=limit_bytes, baseline_exempt=fits, in_headroom=in_headroom)
 
     def baseline_bytes(self) -> int | None:
-        """Count the workspace of an unmeasured baseline by running it; None: it was measured, or cannot be counted.
+        """Count the workspace of an unmeasured baseline by running it; None if it was measured or cannot be counted.
 
-        It is counted anew: there may have been no memory the first time.
+        It is counted again, since there may have been no memory the first time.
         """
         if self.barred is not None or isinstance(self.results.get(self.task.baseline), Measurement):
             return None
@@ -101,7 +101,7 @@ class Job:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
     def tuned(self, choice: TunedProblem, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
-        """Put together the result. runs: whole ones of any batch size."""
+        """Return the choice with everything known of the candidates. runs: whole runs of any batch size."""
         measured = self.measurements()
         if self.barred is not None:
             choice = replace(choice, reason=f"by prediction, since torch's own is barred: {self.barred.reason}")
@@ -121,14 +121,14 @@ class Job:
         return _least_declared_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
-        """Return the same for the smallest micro-batches alone, so that few candidates must run."""
+        """Return the least workspace with the smallest micro-batches alone, so that few candidates must run."""
         usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
         return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
-        """Whether any configuration fits. The baseline is checked first: it mostly fits, and few runs tell."""
+        """Whether any configuration fits. The baseline is checked first: it mostly fits, which takes few runs."""
         if self.is_chosen is not None:
             return self.is_chosen
         if (self.task.in_headroom or self.task.baseline_exempt) and self.barred is None:
@@ -155,7 +155,7 @@ class Job:
 
 
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Solve for the least declared workspace, with made-up times: nothing has to be measured."""
+    """Solve for the least declared workspace, with made-up times, so that nothing has to be measured."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
 
 
@@ -167,7 +167,7 @@ _BYTES_PER_S = 35e6
 
 
 class Alone:
-    """The ranks of a tuning, of which this one is the only one."""
+    """The ranks of a tuning on a single rank."""
 
     are_several = False
 
@@ -184,7 +184,7 @@ class Alone:
 
 
 def expected_s(problem: ConvProblem, batch_size: int) -> float:
-    """Estimate how long a problem takes to measure, from its arithmetic and its tensors; compare it with others'."""
+    """Estimate how long a problem takes to measure, from its FLOPs and tensors; only ratios are meaningful."""
     shapes = problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size)
     moved_bytes = problem.item_bytes * sum(map(prod, shapes))
     return _OVERHEAD_S + problem.flops(batch_size) / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S

@@ -1,4 +1,4 @@
-"""Measures doubtful results of a database again: disturbed ones, and ones that are too noisy."""
+"""Repeated measurement of a database's doubtful results: disturbed or too noisy ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mucudnn.words.results import (
 )
 from mucudnn.words.task import Task
 
-MOST_WAITED_S = 60.0  # for a quiet machine: nothing is measured again before
+MOST_WAITED_S = 60.0  # for a quiet machine, without which nothing is measured again
 
 
 R = TypeVar("R", Measurement, WholeRun)
@@ -54,7 +54,7 @@ class Again(Generic[R]):
 
 
 def has_turned(run: Again[WholeRun]) -> bool:
-    """Whether the verdict has changed: a gain became none, or the other way round."""
+    """Whether the verdict has changed from gain to no gain, or the other way round."""
     return is_gain(run.before) != is_gain(run.now)
 
 
@@ -62,9 +62,9 @@ def has_turned(run: Again[WholeRun]) -> bool:
 class Refreshed:
     """Results of refreshing one environment.
 
-    doubtful: how many measurements and whole runs there were to measure again. passed_over: those of them that cannot
-    win any more, that failed, or whose algorithms are not here in that version. busy: what disturbed, so that the rest
-    was left as it is; empty: nothing. interrupted: by Ctrl-C.
+    doubtful: number of measurements and whole runs to measure again. passed_over: those of them that can no longer win,
+    that failed, or whose algorithms are not available in that version. busy: the disturbance that ended the refresh, or
+    empty. interrupted: by Ctrl-C.
     """
 
     environment: Environment
@@ -95,10 +95,10 @@ def refresh(
     older_than: timedelta | None = None,
     progress: Progress | None = None,
 ) -> Refreshed:
-    """Measure again what is doubtful of the machine's environment, or also what is older, or everything.
+    """Measure doubtful results of the machine's environment again, or also older ones, or everything.
 
-    Nothing is measured before others leave the cores, for which it waits a minute at most. Each result is stored as it
-    is made, beside the one that it replaces. So Ctrl-C loses nothing: then the answer says that it was ``interrupted``.
+    It first waits at most a minute for free cores. Each result is stored at once, beside the one that it replaces, so
+    that Ctrl-C loses nothing; the result is then marked ``interrupted``.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -131,7 +131,7 @@ class _Refresh:
         busy, interrupted = "", False
         try:
             if again:
-                self.machine.watch.pause()  # to see what others do before anything is measured
+                self.machine.watch.pause()  # to see the load before anything is measured
             for number, problem in enumerate(again):
                 self.done = number / len(again)
                 load = self.quiet.wait()
@@ -173,7 +173,7 @@ class _Refresh:
         before: Mapping[MicroConfig, Measurement],
         versions: Mapping[str, int],
     ) -> None:
-        """Measure what was ``before`` once more, in a race with what is ``known``, as the tuner does."""
+        """Measure the results of ``before`` again, in a race with the ``known`` ones, as the tuner does."""
         may_keep = problem.operation is Operation.FORWARD
         race = ThoroughRace(RaceJob(Task(problem, batch_size), candidates, self.machine, known, may_keep=may_keep))
         now: dict[MicroConfig, Again[Measurement]] = {}
@@ -187,7 +187,7 @@ class _Refresh:
             self.measurements += now.values()
 
     def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
-        """Repeat whole runs of algorithms that are here; those of one batch size are interleaved, as when chosen."""
+        """Repeat whole runs of available algorithms; those of one batch size are interleaved, as in tuning."""
         together: dict[tuple[int, How], dict[Configuration, WholeRun]] = defaultdict(dict)
         for row in rows:
             micro_configs, versions, how = whole_run_from(row["configuration"])
@@ -225,7 +225,7 @@ def _by_problem(rows: Sequence[Row]) -> dict[ConvProblem, list[Row]]:
 
 
 def _measurements(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[MicroConfig, Measurement]:
-    """Return the measurements of algorithms that are here in the same version."""
+    """Return the measurements of algorithms that are available in the same version."""
     found = {}
     for row in rows:
         if versions.get(row["algorithm"]) == row["version"]:

@@ -1,4 +1,4 @@
-"""Chooses again from stored measurements, as ``tune`` would, without a device and without measuring."""
+"""Replay: choices from stored measurements, as ``tune`` would make them, without a device and without measuring."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Stored(Protocol):
         """The environment in which they were made."""
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return those of the micro-batch sizes that may be used for the task; they cover its mini-batch."""
+        """Return the measurements of micro-batch sizes that the task allows; they cover its mini-batch."""
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the whole run of this configuration, with a workspace as the task has it, if there was one."""
+        """Return the whole run of this configuration, with the task's kind of workspace, if there is one."""
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
-    """Choose as ``tune_tasks`` would if nothing had to be measured; where whole runs are missing, predictions count.
+    """Choose as ``tune_tasks`` would if nothing had to be measured; missing whole runs are replaced by predictions.
 
-    With the measurements of a tuning under the same config the answer is that of the tuning.
+    With the measurements of a tuning under the same config the result is that of the tuning.
 
-    Raises ``InfeasibleError`` where no configuration fits, naming the tasks and what would be enough.
+    Raises ``InfeasibleError`` if no configuration fits, with the tasks and the memory that would be enough.
     """
 
     def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
@@ -57,7 +57,7 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
 
 
 def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
-    """Say what the answer cannot know: mini-batches that were measured in smaller pieces only."""
+    """Return warnings about mini-batches that were measured only in smaller pieces, without the baseline."""
     pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> how many tasks
     for task in tasks:
         micro_configs = {m.micro_config for m in stored.measurements(task)}
@@ -85,7 +85,7 @@ def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
 
 
 def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Whether equal micro-batches of one algorithm fit: mostly they do, and then nothing must be solved to know."""
+    """Whether equal micro-batches of one algorithm fit, which is mostly true and needs no solver."""
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
     return (

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that a time limit left out: worth measuring and not measured, or measured with fewer samples.
+    """Candidates that a time limit left out: not measured, or measured with fewer samples.
 
-    Not among them is what the race has shown to be hopeless.
+    Candidates that the race has shown to be hopeless do not count.
     """
 
     unmeasured: tuple[MicroConfig, ...] = ()
@@ -40,17 +40,16 @@ class LeftOut:
 class TunedProblem:
     """The choice for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
 
-    Where a replay has no whole runs they are predictions, as ``reason`` says, and ``baseline_s`` is None where torch's
-    own was not measured at this batch size. ``configuration.time_s`` is what the solver predicted. ``relative_error``
-    is None for torch's own where it could not be compared. ``limit_bytes``: the most workspace that the problem may
-    use, its segment where a budget was divided. ``measurements`` and ``failures`` are of all candidates, also of those
-    that were barred by their error, which is above ``error_bound``, or by the workspace limit. ``left_out``: what was
-    not measured for lack of time. ``refuted``: what whole runs of smaller batches have shown not to be faster than
-    torch's own, though that would fit. ``account``: what the solver found under the limit, before whole runs; None
-    where nothing that was measured fits, and for a segment of a budget. ``in_place``: what was measured in the model's
-    own step; None where it was not confirmed. ``load``: of the machine during the whole runs, as of a ``Measurement``;
-    None: unknown, or there were none. ``epilogue``: what follows y in a fused convolution, and is part of
-    ``baseline_s`` and ``time_s``, but not of what the solver predicted.
+    If a replay has no whole runs, they are predictions, as ``reason`` says, and ``baseline_s`` is None if torch's own
+    was not measured at this batch size. ``configuration.time_s`` is the solver's prediction. ``relative_error`` is None
+    for torch's own if it could not be compared. ``limit_bytes``: the most workspace that the problem may use, or its
+    segment of a budget. ``measurements`` and ``failures`` are of all candidates, also of those barred by the workspace
+    limit or by an error above ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``:
+    configurations of smaller batches that were not faster than torch's own in whole runs. ``account``: the solver's
+    result under the limit, before whole runs; None if nothing measured fits, and for a segment of a budget.
+    ``in_place``: times in the model's own step; None if it was not confirmed. ``load``: of the machine during the whole
+    runs, as of a ``Measurement``; None if unknown. ``epilogue``: of a fused convolution; it is part of ``baseline_s``
+    and ``time_s``, but not of the prediction.
     """
 
     problem: ConvProblem
@@ -80,7 +79,7 @@ class TunedProblem:
         reason: str,
         load: float | None = None,
     ) -> TunedProblem:
-        """Make the choice for a task, before what is known of its candidates is added (``knowing``)."""
+        """Make the choice for a task, to which ``knowing`` adds the results of its candidates."""
         made = cls(task.problem, task.batch_size, configuration, baseline_s, time_s, None, reason)
         return replace(made, limit_bytes=task.limit_bytes, epilogue=task.epilogue, load=load)
 
@@ -114,7 +113,7 @@ class TunedProblem:
 
     @property
     def barred(self) -> Failure | None:
-        """The failure for which torch's own, undivided, must not run: it lasts. ``None``: it may run."""
+        """The lasting failure for which undivided torch's own must not run; None if it may run."""
         baseline = MicroConfig(TORCHS_OWN, self.batch_size)
         lasting = (f for f in self.failures if f.micro_config == baseline and f.is_lasting and not f.is_passed_over)
         return next(lasting, None)
@@ -127,7 +126,7 @@ class TunedProblem:
 
     @property
     def speedup(self) -> float | None:
-        """Torch's time over ours; None where torch's is not known."""
+        """Torch's time over ours; None if torch's is unknown."""
         return None if self.baseline_s is None else self.baseline_s / self.time_s
 
     def __str__(self) -> str:
@@ -162,7 +161,7 @@ class TunedProblem:
 class Tuning:
     """The result of ``tune``: printable, and what modules such as ``mucudnn.Conv2d`` run.
 
-    ``divided``: how the workspace budget was divided, None where every problem has a limit of its own.
+    ``divided``: the division of the workspace budget; None if every problem has a limit of its own.
     """
 
     config: Config
@@ -215,7 +214,7 @@ class TuningInterrupted(KeyboardInterrupt):
 
 
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
-    """Say how much a time limit left out, and of which algorithms; empty: nothing."""
+    """Return how many candidates a time limit left out, and of which algorithms; empty if none."""
     unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
     hurried = sum(len(one.left_out.hurried) for one in tuned)
     worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
@@ -229,16 +228,15 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
 
 
 def tuned_of(module: TunedModule) -> tuple[TunedProblem, ...]:
-    """Return what was chosen for a module, which knows no more of it than it runs."""
+    """Return the choices for a module, with the type that the module itself does not know."""
     return cast("tuple[TunedProblem, ...]", module.tuned)
 
 
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
 
-    The tuned batch size has the verified configuration. Smaller ones have the fastest of the same measurements; but
-    where torch's own convolution was chosen they are left out: then nothing has shown that it is faster. So is what
-    whole runs have refuted.
+    The tuned batch size has the verified configuration. Smaller ones have the fastest by the same measurements, except
+    configurations refuted by whole runs. If torch's own convolution was chosen, smaller batch sizes are left out.
     """
     from mucudnn.solver.front import desirable_sets
 
@@ -268,11 +266,11 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
 
 
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
-    """Return those whose error is within the bound; torch's own always, since it would run without mucudnn."""
+    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn."""
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 
 def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
-    """Return the largest error of its algorithms, each compared with float64 once; None: torch's own could not be."""
+    """Return the largest error of its algorithms against float64; None if torch's own could not be compared."""
     used = set(configuration.algorithms)
     return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

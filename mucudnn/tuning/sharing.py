@@ -1,4 +1,4 @@
-"""Tuning that the ranks of a process group share: who measures what, and what they tell each other."""
+"""Tuning shared by the ranks of a process group: the distribution of work, and the exchange of results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NO_REASON_TO_DIFFER = ("database",)  # fields of a config: ranks may have files
 def sharing(
     team: Team, tasks: Sequence[Task], config: Config, machine: Machine, file: Database
 ) -> Iterator[tuple[Sharing, CopyingDatabase]]:
-    """Meet the other ranks, and exchange what is known of the tasks. Yields with a database that has it all.
+    """Synchronize with the other ranks, exchange stored results of the tasks, and yield a database that has them all.
 
-    Raises ``SharingError`` for ranks that are not alike.
+    Raises ``SharingError`` if ranks differ in what they tune.
     """
     team.meet(fingerprint_of(tasks, config, machine, file))
     with closing(CopyingDatabase(file)) as known:
@@ -43,7 +43,7 @@ def sharing(
 
 
 class Sharing(Alone):
-    """Work that one rank does with others while it tunes. known: the rows of all ranks."""
+    """The work that a rank shares with others while it tunes. known: the rows of all ranks."""
 
     are_several = True
 
@@ -86,7 +86,7 @@ class Sharing(Alone):
 
 
 def described(tuned: TunedProblem) -> Mapping[str, str]:
-    """Return all that decides what runs, in words."""
+    """Return everything that determines what runs, as text."""
     return {
         "configuration": str(tuned.configuration),
         "order": repr(tuned.configuration.micro_configs),

@@ -1,4 +1,4 @@
-"""``tune``: measures what is not yet measured, then chooses configurations, with whole runs."""
+"""``tune``: measures missing results, then chooses configurations by whole runs."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def tune(
     """Choose the fastest configuration of each problem within the workspace limit, and verify it against torch.
 
     With ``config.workspace_budget`` the budget is divided over all problems instead. Problems whose operation is not in
-    ``config.operations`` are passed over. What the database has is not measured again; each new measurement is stored
-    as it is made. ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number, ``"cuda:1"``, or a
-    ``torch.device``. ``progress`` is called with what is being done and the fraction that is done. ``names``: what
-    problems are called in progress and errors. ``database``: instead of the file that the config names. ``machine``:
-    instead of this one.
+    ``config.operations`` are skipped. Stored results are not measured again; each new measurement is stored at once.
+    ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a
+    ``torch.device``. ``progress`` is called with a description of the current work and the fraction that is done.
+    ``names``: of problems in progress and errors. ``database``: instead of the config's file. ``machine``: instead of
+    this one.
 
     Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same
     problems: each measures its share, and all choose the same (``Config(share_tuning=False)``: each for itself).
     ``process_group``: another one than the default.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
-    budget), ``InvalidInputError`` for an unknown algorithm, for other values than these and for a batch that is too
-    large, ``UnavailableError`` for a device that is not there,
-    ``DatabaseError`` for a file that cannot be read (where it cannot be written there is a warning instead),
-    ``BrokenDeviceError`` where a candidate leaves the GPU unusable for this process (the next one skips it),
-    ``SharingError`` where ranks are not alike or one of them is lost, and ``TuningInterrupted`` on Ctrl-C, with what is
-    ready.
+    budget), ``InvalidInputError`` for invalid arguments, an unknown algorithm, or a batch that is too large,
+    ``UnavailableError`` for a missing device,
+    ``DatabaseError`` for a file that cannot be read (if it cannot be written there is a warning instead),
+    ``BrokenDeviceError`` if a candidate leaves the GPU unusable for this process (the next process skips it),
+    ``SharingError`` if ranks differ or one of them is lost, and ``TuningInterrupted`` on Ctrl-C, with the finished
+    problems.
     """
     config, place = config_or_default(config), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
@@ -93,11 +93,11 @@ def tune_tasks(
     in_passing: bool = False,
     team: Team | None = None,
 ) -> Tuning:
-    """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the answer has their order.
+    """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the result has their order.
 
-    priors: those of earlier calls, which this one uses and adds to: reading a whole database takes a moment.
-    in_passing: in a call of the user's, that neither waits for a quiet machine nor is told each time that it is busy.
-    team: the ranks that tune the same together; it ends with this.
+    priors: of earlier calls, used and updated, since reading a whole database takes a moment. in_passing: whether this
+    is within a user's call, and so neither waits for a quiet machine nor warns each time that it is busy. team: the
+    ranks that tune together; it ends with this call.
     """
     require_callable(progress)
     if database is not None:
@@ -124,9 +124,9 @@ def tune_tasks(
 def machine_and_database(
     config: Config, device: str = "cpu", machine: Machine | None = None, database: Database | None = None
 ) -> Iterator[tuple[Machine, Database]]:
-    """Provide what tuning under a config needs: those given, or this machine and the file of the config, opened.
+    """Yield the given machine and database, or this machine and the config's file, opened.
 
-    While it lasts, torch is as deterministic as the config asks, since that is part of the machine's environment.
+    Inside, torch is as deterministic as the config requires, since that is part of the machine's environment.
     """
     with deterministic_torch(config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device)

@@ -17,9 +17,9 @@ from mucudnn.words.task import Task
 
 
 def tune_each(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
-    """Measure and choose, task by task; then once more from what all ranks have measured, so that all choose the same.
+    """Measure and choose, task by task; then choose again from the results of all ranks, so that all choose the same.
 
-    Raises ``InfeasibleError`` for all tasks that nothing fits.
+    Raises ``InfeasibleError`` with all tasks for which nothing fits.
     """
     for job in jobs:
         if not job.is_feasible():
@@ -54,7 +54,7 @@ def _require_feasible(jobs: Sequence[Job]) -> None:
 
 
 def tune_together(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
-    """Measure all tasks, divide the budget over them, and run whole what gets a part of it.
+    """Measure all tasks and divide the budget over them, with whole runs of the chosen configurations.
 
     Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
     """
@@ -107,7 +107,7 @@ def _is_divisible(jobs: Sequence[Job], budget: int | None) -> bool:
 
 
 def _fit(sizes: Iterable[int | None], budget: int | None) -> bool:
-    """Whether these bytes, one size for each job, are within the budget together; None: a job has none."""
+    """Whether the sum of these bytes, one size for each job, is within the budget; None makes it false."""
     if budget is None:
         return True
     total = 0
