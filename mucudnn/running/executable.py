@@ -70,7 +70,7 @@ class Stage:
     ) -> None:
         """Compute the slices one by one, each with the epilogue: inside the algorithm, or after it.
 
-        Raises ``StepError`` where a library fails.
+        Raises ``StepError`` if a library fails.
         """
         algorithm, micro_batch = self.algorithm, self.slices[0]
         try:
@@ -94,7 +94,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The tensor that an operation writes, as it is made anew in each call."""
+    """The shape and strides of an operation's result, which each call allocates."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -112,7 +112,7 @@ class Result:
         return cls(shape, strides, torch_dtype(problem), device_type, is_large)
 
     def new(self) -> Tensor:
-        """Make it on the current device, uninitialised."""
+        """Return a new uninitialized tensor on the current device."""
         made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device_type)
         return on_huge_pages(made) if self.is_large else made
 
@@ -121,9 +121,9 @@ class Result:
 class Executable:
     """A configuration of one problem, resolved for one thread count and one device.
 
-    ``workspace_bytes`` is what is handed to the algorithms: their prepared buffers side by side, then the largest
-    scratch, each from a multiple of ``BUFFER_BYTES``. What libraries allocate by themselves comes on top: a workspace
-    that is kept may have ``most_kept_bytes`` beside it, or what the executable itself needs.
+    ``workspace_bytes`` is passed to the algorithms: their prepared buffers side by side, then the largest scratch, each
+    aligned to ``BUFFER_BYTES``. Libraries' own allocations come on top: beside them, a kept workspace may have
+    ``most_kept_bytes``, or the bytes that the executable itself needs.
 
     bound: ``run``, in the extension if that can be had, where every stage is bound, so that torch computes none.
     """
@@ -195,7 +195,7 @@ class Executable:
                 yield stage.algorithm, size
 
     def takes(self, epilogue: Epilogue, x: Tensor) -> bool:
-        """Tell whether a step computes an epilogue itself, and this one can be: what is added is as y is."""
+        """Return whether a step computes epilogues itself, and the addend of this one has the layout of y."""
         if not any(stage.fuses for stage in self.stages):
             return False
         added = epilogue.added
@@ -207,15 +207,15 @@ class Executable:
         )
 
     def build(self) -> None:
-        """Have ready what is built once, so that ``execute`` can be captured in a CUDA graph.
+        """Build all steps, so that ``execute`` can be captured in a CUDA graph.
 
-        Raises ``StepError`` where a step cannot be built.
+        Raises ``StepError`` if a step cannot be built.
         """
         for algorithm, size in self.steps:
             self.build_step(algorithm, size)
 
     def build_step(self, algorithm: Algorithm, micro_batch_size: int) -> None:
-        """Build one of ``steps``. Raises as ``build``."""
+        """Build one of ``steps``. Raises the errors of ``build``."""
         try:
             algorithm.build(self.problem, micro_batch_size)
         except LibraryError as error:
@@ -239,7 +239,7 @@ class Executable:
         cached: Tensor | None = None,
         epilogue: Epilogue | None = None,
     ) -> Tensor:
-        """Compute what the operation writes, newly allocated. Raises as ``execute``.
+        """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
         x, w, third: of the problem's shapes and dtype, with any strides; third: the bias or None in FORWARD, else dy.
         cached, epilogue: as for ``execute``.
@@ -275,7 +275,7 @@ class Executable:
         returned for this w; only for an executable with a cached algorithm. epilogue: of y, in FORWARD. Their device is
         the current one.
 
-        Raises ``MisalignedError``; ``StepError`` where a library fails; what torch raises for lack of memory.
+        Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """
         of_x, of_w, of_y, alignment_bytes = x.data_ptr(), w.data_ptr(), y.data_ptr(), self.alignment_bytes
         if alignment_bytes > 1 and (of_x | of_w | of_y) % alignment_bytes:
@@ -311,7 +311,7 @@ class Executable:
 
 
 def _bound(stage: Stage, problem: ConvProblem, batch_size: int, scratch_bytes: int) -> Stage:
-    """Bind a stage, where its algorithm can do so."""
+    """Bind a stage if its algorithm supports it."""
     algorithm, workspace = stage.algorithm, Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
     if algorithm.alignment_bytes > 1:
         return stage
@@ -332,7 +332,7 @@ def _dense_channels_last(tensor: Tensor) -> Tensor:
 
 
 def _taken(images: Tensor, micro_batch: slice) -> Tensor:
-    """Take these samples. All of them are the tensor itself: making a view takes a microsecond."""
+    """Return these samples; for all samples the tensor itself, since making a view takes a microsecond."""
     return images if micro_batch.stop - micro_batch.start == len(images) else images[micro_batch]
 
 
@@ -345,9 +345,9 @@ def _aligned(end: int, size: int) -> slice:
 def _placed(sizes: Sequence[int]) -> list[slice]:
     """Place slices of these sizes along N, side by side.
 
-    Each begins on a multiple of the largest power of two that divides its own size, whatever the order in which they
-    run: they lie in descending order of these powers. So all sizes before a slice are multiples of its power, and so is
-    their sum, at which it begins. Libraries may count on it.
+    Each begins on a multiple of the largest power of two that divides its own size, on which libraries may rely. They
+    lie in descending order of these powers, in any order of running, so that the sizes before a slice, and their sum,
+    are multiples of its power.
     """
     slices = [slice(0)] * len(sizes)
     start = 0
