@@ -183,7 +183,7 @@ def packages() -> Iterator[Finding]:
 
     for plug_in in installed_plug_ins():
         if plug_in.error:
-            yield Finding(plug_in.package, _lacking(plug_in.error), f"mend it, or pip uninstall {plug_in.name}")
+            yield Finding(plug_in.package, _lacking(plug_in.error), f"fix it, or pip uninstall {plug_in.name}")
         else:
             yield Finding(plug_in.package, f"brings {', '.join(plug_in.algorithms)}")
 
@@ -247,7 +247,7 @@ def cupy() -> Finding:
         import_module("cupy")
     except Exception as error:  # loading libraries can fail in any way
         reason = first_line(error)
-        return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", f"mend what it needs, or {remedy}")
+        return Finding("CuPy", f"{installed}, which cannot be imported: {reason}", f"fix what it needs, or {remedy}")
     return Finding("CuPy", installed)
 
 
