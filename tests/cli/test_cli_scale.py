@@ -62,7 +62,7 @@ def test_ranks_of_torchrun_measure_their_link_and_one_of_them_tells(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--measure",), "use torchrun --nproc-per-node N -m mucudnn"),
+        (("--measure",), "start it with torchrun --nproc-per-node N -m mucudnn"),
         (("--measure", "--latency", "1us"), "--measure finds the latency itself"),
         (("--workspace-budget", "1MiB"), "is valid at one batch size only"),
         (("--ranks", "4,2"), "do not ascend"),
