@@ -16,7 +16,7 @@ endef
 .PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel gpu bench-track help
 
 help:
-	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (a few minutes)"
+	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (three minutes)"
 	@echo "make test   the tests that a change needs (five minutes on two cores)"
 	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), on four simulated processors too"
 	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
@@ -28,7 +28,7 @@ help:
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make gallery  small real runs on this machine, and every kind of picture drawn of them (minutes)"
-	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
+	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (three minutes)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
