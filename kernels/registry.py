@@ -82,7 +82,10 @@ def as_called(algorithm: Algorithm) -> Algorithm:
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
-    """Return the sources of further algorithms, per problem. Raises ``UnavailableError`` on CUDA without cuDNN."""
+    """Return the objects that list additional algorithms for a given problem.
+
+    Raises ``UnavailableError`` on CUDA without cuDNN.
+    """
     if device_type != "cuda":
         return ()
     from mucudnn.kernels.cudnn.algorithms import CudnnEngines

@@ -89,8 +89,8 @@ def solve(choices: list[list[Row]], budget: int, deadline: float) -> KnapsackAns
 def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
     """Return the breakpoints of the linear relaxation as (bytes, picoseconds), from least workspace to least time.
 
-    At these budgets the relaxation chooses whole rows, so its answer is also that of the integer program. Between two
-    of them the straight line is a lower bound of the least time.
+    At these budgets the solution of the relaxation has one row for each problem, so it also solves the integer program.
+    Between two of them the straight line is a lower bound of the least time.
     """
     size_bytes, time_ps = total([rows[0] for rows in choices])
     points = [(size_bytes, time_ps)]

@@ -79,7 +79,7 @@ class BatchSweep:
 
     @property
     def distinct_curves(self) -> tuple[Curves, ...]:
-        """The same, without the network if it has only one problem."""
+        """The curves, without that of the network if it has only one problem, whose curve would be the same."""
         return self.problems if [curves.count for curves in self.problems] == [1] else self.all_curves
 
 

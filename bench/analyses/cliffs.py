@@ -94,7 +94,7 @@ class Cliff:
 
     @property
     def finding(self) -> str:
-        """Text on how the point is worse than the reference."""
+        """How this batch size is worse than the reference batch size, in words."""
         point, reference = self.point, self.reference
         match self.kind:
             case CliffKind.SLOWER:

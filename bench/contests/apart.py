@@ -59,7 +59,7 @@ class OwnProcess(Clock, Generic[T]):
         """Start a picklable job in a new process and wait until it is ready.
 
         ready_s, sample_s: timeouts of the preparation and of a sample, after which the process is killed. pause_s:
-        pause before each sample, until other processes are idle.
+        seconds to wait before each sample, so that other processes become idle.
 
         Raises ``OwnProcessError`` if the job fails.
         """

@@ -54,7 +54,7 @@ class StepSplitter:
     def __init__(
         self, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
     ) -> None:
-        """Prepare to split steps on this type of device. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        """Prepare to split the time of steps into parts. Raises ``UnavailableError`` if ``InPlaceTimes`` does."""
         self.step, self.clock, self.runner = step, clock, runner
         self.times, self.samples = InPlaceTimes(model, device), list[StepSplit]()
         self._is_warm = False

@@ -37,7 +37,7 @@ class Section:
         return self.parsed(key, self.values[key], parse) if key in self.values else default
 
     def parsed(self, key: str, value: object, parse: Parse) -> Any:
-        """Return a parsed value. Raises ``InvalidInputError`` if it is invalid."""
+        """Return the value of a key as ``parse`` converts it. Raises ``InvalidInputError`` if ``parse`` refuses it."""
         try:
             return parse(value, key)
         except InvalidInputError as error:

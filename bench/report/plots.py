@@ -126,7 +126,7 @@ def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours:
 
 
 def draw_segments(axes: Axes, segments: Sequence[_Segment], colours: tuple[str, str] | None = None) -> None:
-    """Draw the largest segments, with the bytes that each needs for its next faster configuration."""
+    """Draw the problems with the largest parts of a budget, and the bytes that the next faster configuration needs."""
     ours, other = colours or (OURS_COLOUR, OTHER_COLOUR)
     ranked = sorted(segments, key=lambda segment: -(segment[1] + segment[2]))[:MOST_SEGMENTS]
     sizes, extra = [own / _MIB for _, own, _ in ranked], [more / _MIB for _, _, more in ranked]

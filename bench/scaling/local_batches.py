@@ -16,7 +16,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 class Convolutions(StrEnum):
-    """Convolutions of a step: torch's own, undivided, or the best configurations, which may be torch's own."""
+    """Which convolutions a step runs: torch's on the whole batch, or the fastest configuration of each problem."""
 
     TORCH = "torch"
     MUCUDNN = "mucudnn"

@@ -149,9 +149,9 @@ def importable(source: str) -> Iterator[None]:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Import a file by its name, from its folder on the path, so that child processes can unpickle its classes.
+    """Import a file under its own name; its folder is on ``sys.path``. Child processes can then unpickle its classes.
 
-    Raises ``InvalidInputError`` if the name belongs to another module, and what the import raises.
+    Raises ``InvalidInputError`` if another module has that name. Errors of the import propagate.
     """
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}")

@@ -173,7 +173,7 @@ def table_with_headroom(
 
 
 def module_by_module(table: LayerTable) -> LayerTable:
-    """Split layers by module; each is counted as often as its module is called."""
+    """Return a table with one layer for each module, counted as often as the module is called."""
     return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
 
 

@@ -50,7 +50,7 @@ class Phases:
         return max(tap.distance for tap in self.taps)
 
     def pixels(self, phase: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-        """Return (rows, columns) in the phase, and in the unpadded image, of the pixels that both contain."""
+        """Return the (rows, columns) of the pixels that a phase and the unpadded image share: in each of the two."""
         problem, offset = self.problem, self.offsets[phase]
         rows = inside(offset[0] - problem.padding[0], problem.stride[0], problem.h, self.height)
         columns = inside(offset[1] - problem.padding[1], problem.stride[1], problem.w, self.width)

@@ -220,7 +220,10 @@ class _Tiling:
         target.copy_(torch.unflatten(by_frequency, 1, (self.problem.groups, -1)).permute(4, 1, 0, 3, 2))
 
     def transform_back(self, spectrum: Tensor, images: Tensor, skip: Pair) -> None:
-        """Write each image from its windows' spectra. skip: outputs of a window that wrap around, above and left."""
+        """Transform the spectra of the windows back into images.
+
+        skip: rows at the top and columns at the left of each window that wrap around, and are left out.
+        """
         for part, source in self._samples(images, spectrum):
             self._transform_part_back(source, part, skip)
 

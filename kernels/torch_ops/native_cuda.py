@@ -93,9 +93,9 @@ def _thread_of(limit: int) -> ThreadPoolExecutor:
 
 
 def _on_stream(stream: torch.cuda.Stream | None, limit: int, function: Callable[[], None]) -> None:
-    """Run a function in the limit's thread, which inherits neither the caller's stream nor its gradient mode.
+    """Run a function on the caller's stream, in the thread that has this limit on cuDNN's search.
 
-    Inference mode allows it to write to any tensor.
+    A thread inherits neither stream nor gradient mode. In inference mode it may write to any tensor.
     """
     with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
         if stream is not None and torch.cuda.is_current_stream_capturing():

@@ -53,7 +53,7 @@ def show(name: str) -> None:
 def run(context: click.Context, name: str, database: Path | None, device: str, outputs: Outputs) -> None:
     """Run the recipe FILE, or a shipped one by name: measure its grid, check its criteria, draw its figure.
 
-    Exit status 1 if a criterion is not met. DIR has a result folder for each network, recipe.toml and outcome.json.
+    Exit status 1 if a criterion is not met. DIR gets a result folder for each network, recipe.toml and outcome.json.
     """
     from mucudnn.bench.recipes.benchmarks import Place
     from mucudnn.bench.recipes.recipe_file import find_recipe, read_recipe

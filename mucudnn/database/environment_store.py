@@ -72,7 +72,7 @@ class EnvironmentStore:
         self._write(self._database.add_whole_run, *key, run, how)
 
     def confirmation(self, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the time stamp and findings of the valid confirmation, or None."""
+        """Return time stamp and findings of the latest valid confirmation of a model with this fingerprint, or None."""
         return self._database.confirmation(self.environment, fingerprint)
 
     def add_confirmation(

@@ -107,7 +107,7 @@ def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
 def _local(
     stored: Mapping[ConvProblem, Sequence[Measurement]], device_type: str
 ) -> dict[ConvProblem, list[Measurement]]:
-    """Return measurements of torch's own convolution and of algorithms that are known to be local."""
+    """Return the measurements of torch's own convolution, and of algorithms in which a NaN spreads no further."""
     from mucudnn.kernels.registry import algorithms  # imported here, since it loads torch
 
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}

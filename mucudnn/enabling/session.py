@@ -122,7 +122,7 @@ class Session:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
 
     def wait(self) -> None:
-        """Wait until another thread has decided."""
+        """Wait until no other thread is tuning or choosing."""
         with self._lock:
             pass
 

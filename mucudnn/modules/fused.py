@@ -75,7 +75,7 @@ class FusedConvolution(nn.Module):
 
 
 def followed(y: Tensor, activation: str | None, added: Tensor | None) -> Tensor:
-    """Apply addition and activation with torch, in place if possible. Replaced while ``InPlaceTimes`` records."""
+    """Apply addition and activation with torch, in place if possible. ``InPlaceTimes`` replaces this function."""
     if added is not None and not _takes(y, added):
         y, added = y + added, None
     return Epilogue(activation, added).apply(y)

@@ -92,7 +92,10 @@ def _of_class(cls: _Class) -> _Class:
 
 
 def _of_both(ours: _Class, users: _Class) -> _Class:
-    """Derive a class from both, once. Raises ``InvalidInputError`` if the user's class cannot be derived from."""
+    """Return the class derived from ours and the user's, made once.
+
+    Raises ``InvalidInputError`` if the user's class cannot be derived from.
+    """
     if (ours, users) not in _made:
         _made[ours, users] = _derived(ours, users)
     return _made[ours, users]

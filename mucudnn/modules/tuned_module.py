@@ -70,10 +70,10 @@ class TunedModule(TunedClass):
 
 
 def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
-    """Return whether x is a dense tensor of real numbers with one of ``dims`` dimensions, for a sample or a batch.
+    """Return whether the operators accept x: a dense, real tensor with the dimensions of a sample or a batch (dims).
 
-    The operators have no forward-mode derivative, no rules for ``torch.func`` and no complex arithmetic. x may be no
-    tensor at all, such as a ``torch.fx.Proxy``. The operator checks weight and bias itself.
+    False under forward-mode AD and ``torch.func``, which the operators do not support, and if x is no tensor, such as
+    a ``torch.fx.Proxy``. The operator checks weight and bias itself.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False

@@ -86,7 +86,7 @@ class Releasable(Protocol):
     """Memory that is kept for speed alone."""
 
     def release(self) -> None:
-        """Free it."""
+        """Free the memory."""
 
     def unlock(self) -> None:
         """Reset locks in a forked process, since other threads may have held them."""
@@ -104,9 +104,9 @@ def release_workspaces() -> None:
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
-    """Warn once that torch's own convolution runs for lack of memory, and on the CPU free memory kept for speed.
+    """Warn once that memory is short and torch's own convolution runs; on the CPU, release all kept workspaces.
 
-    Torch's own, which runs next, then has as much memory as without this package.
+    Torch's own convolution then has as much memory as without this package.
     """
     if device.type == "cpu":
         release_workspaces()

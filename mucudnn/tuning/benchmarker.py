@@ -75,7 +75,7 @@ class Benchmarker:
             self.machine.watch.forget()
 
     def end(self) -> None:
-        """Have the proving process free its memory, and warn of results that remain doubtful."""
+        """Let the proving process free its memory, and warn of results that are still marked as disturbed."""
         if self.machine.prover is not None:
             self.machine.prover.rest()
         if self.in_passing:

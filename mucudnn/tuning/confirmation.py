@@ -18,9 +18,9 @@ LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
 
 @dataclass(frozen=True, slots=True)
 class InTurns:
-    """Torch's own and ours, interleaved: medians over the rounds, in seconds.
+    """Interleaved times of torch's own convolution and ours: medians over the rounds, in seconds.
 
-    speedup: the median of torch / ours in each round. uncertainty: of the speedup, as of a ``WholeRun``.
+    speedup: the median of torch / ours in each round. uncertainty: that of the speedup, computed as in ``WholeRun``.
     """
 
     torch_s: float

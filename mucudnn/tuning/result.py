@@ -79,7 +79,7 @@ class TunedProblem:
         reason: str,
         load: float | None = None,
     ) -> TunedProblem:
-        """Make the choice for a task, to which ``knowing`` adds the results of its candidates."""
+        """Return the choice for a task, without the candidates' results, which ``knowing`` adds."""
         made = cls(task.problem, task.batch_size, configuration, baseline_s, time_s, None, reason)
         return replace(made, limit_bytes=task.limit_bytes, epilogue=task.epilogue, load=load)
 

@@ -124,9 +124,9 @@ def tune_tasks(
 def machine_and_database(
     config: Config, device: str = "cpu", machine: Machine | None = None, database: Database | None = None
 ) -> Iterator[tuple[Machine, Database]]:
-    """Yield the given machine and database, or this machine and the config's file, opened.
+    """Yield the machine and the database: by default the current machine, and the database file that config names.
 
-    Inside, torch is as deterministic as the config requires, since that is part of the machine's environment.
+    Within the context, torch is as deterministic as the config requires, since the machine's environment includes it.
     """
     with deterministic_torch(config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device)

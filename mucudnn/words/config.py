@@ -134,7 +134,10 @@ class Config:
 
     @property
     def workspace_limit_bytes(self) -> int | None:
-        """Limit of each problem; None if unlimited or with a budget. Raises ``InvalidInputError`` for "headroom"."""
+        """Bytes of workspace for each problem; None: no limit, or a budget.
+
+        Raises ``InvalidInputError`` for the limit "headroom".
+        """
         if self.has_headroom_limit:
             raise InvalidInputError(
                 f"the workspace limit is {HEADROOM!r}, which needs a model whose training step can be traced: use "

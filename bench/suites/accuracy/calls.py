@@ -25,7 +25,7 @@ def configuration_of(*micro_configs: MicroConfig) -> Configuration:
 
 
 def of_few(configuration: Configuration, samples: int) -> Configuration:
-    """Return the configuration cut down to about ``samples`` samples, with the same number for each algorithm."""
+    """Return the configuration cut down to about ``samples`` samples, of which each algorithm computes equally many."""
     names = configuration.algorithms
     if len(configuration.micro_configs) == 1:
         return configuration_of(MicroConfig(names[0], samples))

@@ -156,9 +156,9 @@ def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
 def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu", samples: int = SAMPLES) -> float:
     """Return the relative error of the derivative along a random direction u, against finite differences.
 
-    The loss is <v, y>, with v along the exact derivative of y, which makes its derivative as large as possible. In
-    forward, the contestant's differences (y(x + u) - y(x - u)) / 2 are compared with the exact <dx, u>; in backward
-    data, its <dx, u> with exact differences along u in x; in backward filter, its <dw, u>, along u in w.
+    The loss is <v, y>, with v along the exact derivative of y, which makes its derivative as large as possible.
+    Forward: the contestant's (y(x + u) - y(x - u)) / 2 is compared with the exact <dx, u>. Backward data: the
+    contestant's <dx, u> is compared with exact differences along u in x. Backward filter: <dw, u>, along u in w.
 
     compute: computes the operation of a problem; its errors are raised.
     """

@@ -214,7 +214,7 @@ class _Together:
         self._compared.append(are_equal(self._model))
 
     def row(self, setting: Setting, alone: dict[str, float]) -> Row:
-        """Return the row, with the columns of the steps without communication.
+        """Return the result row of a setting. alone: columns of its steps without communication, also in the row.
 
         The exposed time of communication may be negative, by noise. Bucket sizes are those after the first step.
         """

@@ -74,7 +74,7 @@ def forget() -> None:
 def check_heap(*, since_last_batch: bool = False) -> None:
     """End the process if anything was written around a block of torch's allocator on the CPU.
 
-    since_last_batch: around those that were taken after the last check of all, which is much quicker.
+    since_last_batch: check only blocks allocated since the last check of all blocks, which is much quicker.
     """
     preloaded = ctypes.CDLL(None)
     if hasattr(preloaded, "red_zones_check"):

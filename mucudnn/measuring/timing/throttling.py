@@ -34,9 +34,9 @@ def slows_down(reasons: int) -> bool:
 
 
 def current_reasons(uuid: str) -> int:
-    """NVML's mask for the device of this UUID (``GPU-...``), as it works right now; 0 where NVML cannot tell.
+    """Return NVML's bit mask of why the clocks of the GPU with this UUID (``GPU-...``) are reduced; 0 if unknown.
 
-    It takes some microseconds: ask while the device works, since an idle one has no reason.
+    A call takes some microseconds. Make it while the GPU works: an idle GPU has no reason.
     """
     device, ask = _device(uuid)
     mask = ctypes.c_ulonglong()

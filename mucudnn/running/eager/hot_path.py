@@ -39,7 +39,10 @@ UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name
 
 
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
-    """Pass torch's functions to the extension. Raises ``AttributeError`` or ``ValueError`` for another DLPack."""
+    """Pass torch's functions to the extension.
+
+    Raises ``AttributeError`` or ``ValueError`` if torch lacks the version of DLPack that the extension was written for.
+    """
     _call.set_up(
         *(Tensor, Parameter, Tensor.__dlpack_c_exchange_api__),
         *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
