@@ -6,11 +6,13 @@ torch has loaded, so they are not linked with one of their own: two thread pools
 With MUCUDNN_SANITIZE in the environment they are built for ``make sanitize``: slow, and every access checked.
 """
 
+import copy
 import os
 import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("kernels/compiled")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-g0", "-fvisibility=hidden"]
@@ -24,7 +26,18 @@ X86_BUILDS = {
 # On aarch64 the compiler needs no flag for NEON: every such processor has it.
 BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
 
+
+class BuildApart(build_ext):
+    """Compiles extensions in parallel, each into a folder of its own: the builds have the same sources."""
+
+    def build_extension(self, ext: Extension) -> None:
+        apart = copy.copy(self)
+        apart.build_temp = str(Path(self.build_temp) / ext.name)
+        build_ext.build_extension(apart, ext)
+
+
 setup(
+    cmdclass={"build_ext": BuildApart},
     options={"build_ext": {"parallel": os.cpu_count()}},
     ext_modules=[
         Extension(
