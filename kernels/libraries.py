@@ -1,4 +1,4 @@
-"""The libraries that compute on a device, with their versions, which are part of the key of every measurement."""
+"""Names and versions of the libraries that compute on a device; they are part of the key of every measurement."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def library_of(device_type: str) -> str:
 
 
 def compiler_of(device_type: str) -> str:
-    """Return the instruction set of our compiled code on the CPU (``avx512``), or the compiler on CUDA (``CuPy 14.2``).
+    """Return the instruction set of mucudnn's C++ code on the CPU (``avx512``); on CUDA the compiler (``CuPy 14.2``).
 
-    ``torch`` means that no compiled code of ours is available.
+    The value ``torch`` means that no compiled code of mucudnn is available.
     """
     if device_type != "cuda":
         return build_name()
@@ -34,13 +34,19 @@ def compiler_of(device_type: str) -> str:
 
 
 def settings_that_bar() -> tuple[object, ...]:
-    """Return the settings of torch that exclude algorithms on CUDA; ten times faster than ``TorchSettings.current``."""
+    """Return the settings of torch that exclude algorithms on CUDA.
+
+    Reading only these settings is ten times faster than ``TorchSettings.current``, which reads all.
+    """
     read = torch._C
     repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
     return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
 
 
 def onednn_version(torch_config: str) -> str:
-    """Return ``oneDNN 3.12.0`` from torch's description of its build, which uses the former name MKL-DNN."""
+    """Return oneDNN's version such as ``oneDNN 3.12.0``, from torch's description of its build.
+
+    The description uses oneDNN's former name MKL-DNN.
+    """
     match = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch_config)
     return f"oneDNN {match.group(1)}" if match else "no oneDNN"

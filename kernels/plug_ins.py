@@ -1,4 +1,4 @@
-"""Discovery and validation of algorithms from other packages."""
+"""Discovery and validation of convolution algorithms that other Python packages provide."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PlugIn:
-    """A package that provides algorithms.
+    """An installed package that provides convolution algorithms.
 
-    algorithms: their names. error: why loading failed; empty if it did not.
+    algorithms: names of the package's algorithms. error: why loading the package failed; empty if it is loaded.
     """
 
     name: str
@@ -33,12 +33,12 @@ class PlugIn:
 
     @property
     def package(self) -> str:
-        """Return ``own-algorithm 0.1``."""
+        """Name and version of the package, such as ``own-algorithm 0.1``."""
         return f"{self.name} {self.version}"
 
 
 def require_algorithm(value: object) -> Algorithm:
-    """Return the value if it is a valid algorithm. Raises ``InvalidInputError`` with the reason if not."""
+    """Return the value if it is a valid algorithm. Raises ``InvalidInputError`` with the reason if it is not."""
     remedy = "give an instance of a class that inherits from mucudnn.BaseAlgorithm"
     if isinstance(value, type):
         raise InvalidInputError(f"algorithm is the class {value.__name__}; {remedy}")
@@ -62,7 +62,7 @@ def require_algorithm(value: object) -> Algorithm:
 
 
 def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
-    """Register the algorithms of installed packages, by the entry points of ``mucudnn.algorithms``.
+    """Register the algorithms of installed packages, found by their entry points in the group ``mucudnn.algorithms``.
 
     A package that cannot be loaded, or provides anything that is not an algorithm, is skipped with a warning.
     """

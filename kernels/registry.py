@@ -1,6 +1,7 @@
-"""The registry of all algorithms, both mucudnn's own and those of other packages.
+"""The registry of all convolution algorithms, both mucudnn's own and those of other packages.
 
-To add an algorithm to mucudnn, write a class in its family's folder and list it here. The contract tests then cover it.
+To add an algorithm to mucudnn, write a class in its family's folder and list it here. The contract tests then cover the
+new algorithm.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ _registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name
 def register(algorithm: Algorithm) -> None:
     """Add an algorithm of your own, named ``package/name``, to tuning and running on its ``device_type``.
 
-    At every micro-batch size it is compared with float64 between guard zones and measured. It is stored with its
-    version, and chosen if it is the fastest. Check it with ``mucudnn.testing.check_algorithm`` first.
+    At every micro-batch size the algorithm's results are compared with float64, with guard zones around its buffers,
+    and its time is measured and stored with its version. The algorithm is chosen where it is the fastest. Check your
+    algorithm with ``mucudnn.testing.check_algorithm`` first.
 
-    Registration applies to this process and to processes forked later. Other processes, such as spawned workers and
-    the command ``mucudnn``, find algorithms by an entry point of the group ``mucudnn.algorithms``, which names one
+    Registration applies to this process and to processes forked later. Other processes, such as spawned workers and the
+    command ``mucudnn``, find algorithms by an entry point of the group ``mucudnn.algorithms``, which names one
     algorithm or a tuple of several. Registering an equal algorithm again does nothing.
 
     Raises ``InvalidInputError`` if the value is not an algorithm, or its name is taken or malformed.
@@ -59,30 +61,37 @@ def register(algorithm: Algorithm) -> None:
 
 @cache
 def installed_plug_ins() -> tuple[PlugIn, ...]:
-    """Return the packages that provide algorithms by entry points. The first call registers the algorithms."""
+    """Return the packages that provide algorithms by entry points. The first call also registers their algorithms."""
     return plug_ins.load(register)
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
-    """Return the algorithms for a device type that do not depend on the problem.
+    """Return the algorithms for a device type, except those that a library lists for a given problem only.
 
-    Torch's own come first, those of other packages last. Raises ``UnavailableError`` if the device type has none.
+    Torch's own convolution comes first, algorithms of other packages last. Raises ``UnavailableError`` if the device
+    type has none.
     """
     return tuple(_every(device_type))
 
 
 def algorithm_versions(*device_types: str) -> dict[str, int]:
-    """Return the version of every algorithm of ``algorithms`` by name, for these device types, by default for all."""
+    """Return the version of every algorithm of these device types by name (default: of all device types).
+
+    Algorithms that a library lists for a given problem only are left out, as in ``algorithms``.
+    """
     return {one.name: one.version for device_type in device_types or _DEVICE_TYPES for one in algorithms(device_type)}
 
 
 def as_called(algorithm: Algorithm) -> Algorithm:
-    """Return the form of an algorithm that runs a whole mini-batch. Torch's own is then called as in a user's step."""
+    """Return the form of an algorithm that runs a whole mini-batch.
+
+    Torch's own convolution is then called exactly as in a user's step; other algorithms are returned unchanged.
+    """
     return DISPATCHED if algorithm == NATIVE_ALGORITHM else algorithm
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
-    """Return the objects that list additional algorithms for a given problem.
+    """Return the ``AlgorithmSource`` objects, such as cuDNN's, which list additional algorithms for a given problem.
 
     Raises ``UnavailableError`` on CUDA without cuDNN.
     """
@@ -134,7 +143,10 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:
-    """Yield our own algorithms, then those of other packages, which are searched for only when ours are exhausted."""
+    """Yield mucudnn's own algorithms for a device type, then those of other packages.
+
+    Other packages are searched for only when mucudnn's own algorithms have all been yielded.
+    """
     yield from _ours(device_type)
     installed_plug_ins()
     registered = list(_registered.items())  # another thread may register meanwhile

@@ -1,1 +1,4 @@
-"""Pure functions from measurements to configurations, with numpy and PuLP but without torch."""
+"""Pure functions that choose configurations (algorithms and micro-batch sizes) from measurements, without torch.
+
+The packages numpy and PuLP are used.
+"""

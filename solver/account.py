@@ -1,4 +1,4 @@
-"""The base class of solver answers: objective, lower bound, optimality gap, status and solve time."""
+"""The base class of the solvers' answers: predicted time, lower bound, optimality gap, status and solve time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Base class of solver answers. ``objective_s`` is the predicted time, ``bound_s`` a lower bound of the optimum.
+    """Base class of solver answers: ``objective_s`` is the predicted time, ``bound_s`` a lower bound of the best time.
 
-    ``solve_time_s`` is the wall time of the solver; it is ignored when answers are compared.
+    ``solve_time_s`` is the wall time of the solver, which is ignored when answers are compared.
     """
 
     objective_s: float
@@ -30,11 +30,11 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The status in words."""
+        """The answer's quality in words: optimal, or the fraction of its time that could at most be saved."""
         return "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
 
     def proof(self) -> dict[str, object]:
-        """Return plain values for ``json.dumps``, with units in the names."""
+        """Return times, gap, status and solve time as plain values for ``json.dumps``, with units in the names."""
         return {
             "objective_s": self.objective_s,
             "bound_s": self.bound_s,

@@ -5,7 +5,7 @@ sends one message and receives one. An algorithm is described by two numbers: it
 bytes on the critical path as a multiple of the data. The additions are not counted.
 
 If p is not a power of two, the butterfly and Rabenseifner's algorithm begin and end with a round in which the ranks
-beyond the largest power of two below p send all their data to a partner and receive the sum, as in MPICH.
+beyond the largest power of two below p send all their data to a partner and receive the sum, as the library MPICH does.
 
 Sources: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH (2005); Chan,
 Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience (2007).
@@ -24,7 +24,7 @@ from mucudnn.words.values import whole
 
 
 def rounds(algorithm: AllReduce, ranks: int) -> int:
-    """Return the number of rounds of an all-reduce; 0 for a single rank.
+    """Return the number of rounds of an all-reduce by this algorithm; 0 for a single rank.
 
     Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
     """
@@ -43,7 +43,10 @@ def rounds(algorithm: AllReduce, ranks: int) -> int:
 
 
 def volume(algorithm: AllReduce, ranks: int) -> float:
-    """Return the bytes on the critical path for each byte that is reduced. Raises as ``rounds``."""
+    """Return the bytes on the critical path of an all-reduce for each byte that is reduced.
+
+    Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
+    """
     p = whole(ranks, "ranks", 1)
     if p == 1:
         return 0.0
@@ -60,21 +63,27 @@ def volume(algorithm: AllReduce, ranks: int) -> float:
 
 
 def all_reduce_s(algorithm: AllReduce, ranks: int, size_bytes: float, link: Link) -> float:
-    """Return the seconds of one all-reduce of ``size_bytes``. Raises as ``rounds``."""
+    """Return the predicted seconds of one all-reduce of ``size_bytes``.
+
+    Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
+    """
     return rounds(algorithm, ranks) * link.latency_s + volume(algorithm, ranks) * size_bytes / link.bytes_per_s
 
 
 def lower_bound_s(ranks: int, size_bytes: float, link: Link) -> float:
-    """Return the least seconds that any all-reduce of ``size_bytes`` can take. Raises as ``rounds``.
+    """Return the least seconds that any all-reduce of ``size_bytes`` can take.
 
-    Each rank must send and receive 2 (p - 1) / p of the bytes, and its data needs at least log2 p rounds to reach all.
+    Each rank must send and receive 2 (p - 1) / p of the bytes, and its data needs at least log2 p rounds to reach all
+    ranks.
+
+    Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
     """
     p = whole(ranks, "ranks", 1)
     return max(2 * (p - 1) / p * size_bytes / link.bytes_per_s, _ceil_log2(p) * link.latency_s)
 
 
 def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) -> Link:
-    """Fit latency and bandwidth to measured all-reduces: least squares of the relative errors.
+    """Return the latency and bandwidth that fit measured all-reduces best: least squares of the relative errors.
 
     times_s: measured seconds by message size in bytes. A latency below 0 becomes 0.
 
@@ -101,7 +110,7 @@ def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) 
 
 
 def _least_squares(columns: Sequence[FloatArray], times_s: FloatArray) -> list[float]:
-    """Return the factors of the columns that minimize the squares of the relative errors."""
+    """Return the factors whose combination of columns fits the times with the least squares of relative errors."""
     matrix = np.stack(columns, axis=1) / times_s[:, None]
     scale = matrix.max(axis=0)  # bytes and rounds differ by orders of magnitude
     solution = np.linalg.lstsq(matrix / scale, np.ones(times_s.size), rcond=None)[0]
@@ -117,5 +126,5 @@ def _ceil_log2(p: int) -> int:
 
 
 def _folding(p: int) -> int:
-    """Return the number of additional rounds if ``p`` is not a power of two, else 0."""
+    """Return the number of additional rounds of an all-reduce if ``p`` is not a power of two, else 0."""
     return 0 if p.bit_count() == 1 else 2

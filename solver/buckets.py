@@ -1,8 +1,9 @@
 """Buckets of gradients for all-reduces that overlap with the backward pass.
 
 Gradients become ready in a known order. A bucket is a run of neighbouring gradients that is sent as one message, once
-its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small ones start
-earlier. The best buckets are found exactly, for any message cost. Merging is due to MG-WFBP (Shi, Chu and Li, 2019).
+its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small buckets
+start earlier. The best buckets are found exactly, for any message cost. The idea of merging gradients is due to MG-WFBP
+(Shi, Chu and Li, 2019).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MessageCost = Callable[[int], float]  # bytes of a bucket -> seconds of its all-
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient: its bytes, and when it is ready, in seconds from the start of the step."""
+    """A gradient to be all-reduced: its size in bytes, and when it is ready, in seconds from the start of the step."""
 
     size_bytes: int
     ready_s: float
@@ -33,11 +34,11 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Gradients merged into buckets.
+    """Gradients merged into buckets, each of which is sent as one message.
 
     ends: number of gradients up to the end of each bucket, ascending. end_s: when the last message has been sent, in
     seconds from the start of the step. cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these
-    buckets, in bytes; None if no single cap does, or if none was searched for.
+    buckets, in bytes; None if no single cap makes them, or if no cap was searched for.
     """
 
     ends: tuple[int, ...]
@@ -48,7 +49,7 @@ class Buckets:
 def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost) -> float:
     """Return when the last of these buckets has been sent, in seconds from the start of the step; 0 without gradients.
 
-    gradients: in the order in which they become ready.
+    gradients: all gradients, in the order in which they become ready. Each bucket is sent as one message.
     """
     sums = _sums(gradients)
     end_s = 0.0
@@ -58,10 +59,10 @@ def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost
 
 
 def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets whose last message ends earliest; ties: the larger last bucket.
+    """Return the buckets of gradients whose last message ends earliest; among equals, the largest last bucket.
 
     gradients: in the order in which they become ready. Dynamic programming over the end of the last bucket is exact,
-    because sending a prefix earlier never delays what follows.
+    because sending the first buckets earlier never delays the following ones.
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
@@ -82,10 +83,11 @@ def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:
-    """Return the ends of the buckets that DistributedDataParallel makes once it knows the order of the gradients.
+    """Return where DistributedDataParallel's buckets end: the number of gradients up to the end of each bucket.
 
-    A bucket is closed by the gradient with which it reaches its cap. first_cap_bytes: cap of the first bucket, which
-    differs if the user sets no cap; None if it is ``cap_bytes`` too.
+    This is the division after DistributedDataParallel has learned the order of the gradients. The gradient with which a
+    bucket reaches its cap ends the bucket. first_cap_bytes: cap of the first bucket, which differs from ``cap_bytes``
+    if the user sets no cap; None if it does not differ.
     """
     ends: list[int] = []
     filled, cap = 0, cap_bytes if first_cap_bytes is None else first_cap_bytes
@@ -100,16 +102,20 @@ def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | 
 
 
 def ddp_default(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return DistributedDataParallel's buckets for its default ``bucket_cap_mb``. Raises as ``best_merging``."""
+    """Return the buckets that DistributedDataParallel makes with its default ``bucket_cap_mb``.
+
+    Raises ``InvalidInputError`` for gradients out of order.
+    """
     _require_order(gradients)
     ends = ddp_ends([gradient.size_bytes for gradient in gradients], DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES)
     return Buckets(ends, sent_s(gradients, ends, cost))
 
 
 def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets of the best single ``bucket_cap_mb``; ties: the largest cap, which has the fewest buckets.
+    """Return the buckets of the ``bucket_cap_mb`` whose last message ends earliest; among equals, of the largest cap.
 
-    It tries every cap that can matter: buckets change only where the cap passes the sum of some neighbouring gradients.
+    The search tries every cap that can matter: buckets change only where the cap passes the sum of some neighbouring
+    gradients.
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
@@ -134,7 +140,7 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def _sums(gradients: Sequence[Gradient]) -> IntArray:
-    """Return the cumulative bytes, from 0 gradients to all."""
+    """Return the cumulative bytes of the gradients: entry i is the sum of the first i, so the first entry is 0."""
     sizes = np.array([gradient.size_bytes for gradient in gradients], dtype=np.int64)
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 

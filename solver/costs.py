@@ -1,4 +1,4 @@
-"""The cost model: time and workspace of a configuration of one problem.
+"""The cost model: time and workspace of a configuration (algorithms with micro-batch sizes) of one problem.
 
     time      = sum over its algorithms of setup  +  sum over its micro-batches of step
     workspace = sum over its algorithms of prepared  +  max over its micro-batches of scratch
@@ -31,7 +31,7 @@ PICOSECONDS = 1e12  # per second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The pooled measurements of one problem. Algorithms are numbered in the order of their names.
+    """The measurements of one problem as arrays, repeated ones merged. Algorithms are numbered in the order of names.
 
     setup_ps, prepared_bytes: (algorithms,). step_ps, scratch_bytes: (algorithms, batch_size + 1), indexed by the
     micro-batch size; ``step_ps`` is infinite for sizes that were not measured.
@@ -45,19 +45,22 @@ class Costs:
 
     @property
     def free_algorithms(self) -> frozenset[int]:
-        """Algorithms without setup time and prepared bytes, which cost nothing but their steps in any configuration."""
+        """Numbers of the algorithms without setup time and prepared bytes, which cost only their steps' time."""
         return frozenset(np.flatnonzero((self.setup_ps == 0) & (self.prepared_bytes == 0)).tolist())
 
     def setup_of(self, algorithms: Collection[int]) -> float:
-        """Return the sum of the setup times in picoseconds."""
+        """Return the sum of these algorithms' setup times in picoseconds."""
         return float(self.setup_ps[sorted(algorithms)].sum())
 
     def prepared_of(self, algorithms: Collection[int]) -> int:
-        """Return the sum of the prepared bytes."""
+        """Return the sum of these algorithms' prepared bytes, the memory for data that micro-batches share."""
         return int(self.prepared_bytes[sorted(algorithms)].sum())
 
     def configuration(self, parts: Sequence[tuple[int, int]]) -> Configuration:
-        """Return the configuration of these (algorithm number, micro-batch size), in running order, with its cost."""
+        """Return the configuration of these pairs (algorithm number, micro-batch size), with its time and workspace.
+
+        The micro-batches are put in running order.
+        """
         ordered = sorted(parts, key=lambda part: (part[0], -part[1]))
         algorithms, sizes = np.array(ordered).T
         time_ps = self.setup_of({*algorithms.tolist()}) + self.step_ps[algorithms, sizes].sum()
@@ -67,10 +70,11 @@ class Costs:
 
 
 def pool(measurements: Sequence[Measurement], batch_size: int) -> Costs:
-    """Pool the measurements of one problem for micro-batches up to ``batch_size``.
+    """Merge the measurements of one problem into one ``Costs``, for micro-batches up to ``batch_size``.
 
-    The setup time of an algorithm is the median of its rows, its prepared bytes are their maximum. A micro-config that
-    was measured more than once is pooled in the same way. Larger micro-batches are left out.
+    The setup time of an algorithm is the median of its measurements, its prepared bytes are their maximum. An algorithm
+    that was measured more than once at the same micro-batch size gets the median of the times and the maximum of the
+    scratch bytes. Larger micro-batches are left out.
 
     Raises ``InvalidInputError`` unless ``batch_size`` is a whole number of at least 1, and if a measurement is negative
     or not finite.

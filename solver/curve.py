@@ -21,7 +21,10 @@ LEAST_SHOWN = 0.0005  # smaller changes of the time, as a fraction, are not show
 
 @dataclass(frozen=True, slots=True)
 class BudgetPoint:
-    """The least time within a budget, and the workspace that it takes; ``bound_s`` is a lower bound of the optimum."""
+    """A network's least time within a workspace budget, and the workspace that it uses.
+
+    ``bound_s`` is a proven lower bound of the least time.
+    """
 
     budget_bytes: int
     workspace_bytes: int
@@ -31,7 +34,7 @@ class BudgetPoint:
 
 @dataclass(frozen=True, slots=True)
 class BudgetCurve:
-    """The least time by budget, smallest budget first; a larger budget is never slower.
+    """A network's least time for each workspace budget, smallest budget first; a larger budget is never slower.
 
     The first point is the smallest feasible budget. Beyond ``enough_bytes`` more memory saves no time. Between two
     points the least time is at most that of the smaller budget.
@@ -42,7 +45,7 @@ class BudgetCurve:
     enough_bytes: int
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values for ``json.dumps``, with units in the names."""
+        """Return the points of the curve as plain values for ``json.dumps``, with units in the names."""
         return asdict(self)
 
 
@@ -55,13 +58,14 @@ def time_curve(
     constant_s: float = 0.0,
     time_limit_s: float | None = TIME_LIMIT_S,
 ) -> BudgetCurve:
-    """Return the least time (``solve_wd``) at budgets from the smallest feasible one to the one that is enough.
+    """Return a network's least time at budgets from the smallest feasible one to the one beyond which none is faster.
 
-    The curve has at most ``points`` budgets (at least 2), and ``budgets`` in addition. They are breakpoints of the
-    linear relaxation, at which the bounds alone prove the answer, sampled at even steps of time and bytes if there are
-    more. ``constant_s``, which the budget does not change, is added to every time. ``time_limit_s`` is for each point.
+    The times are those of ``solve_wd``. The curve has at most ``points`` budgets (at least 2), and ``budgets`` in
+    addition. The budgets are breakpoints of the linear relaxation, at which the bounds alone prove the answer, sampled
+    at even steps of time and bytes if there are more breakpoints than ``points``. ``constant_s``, which the budget does
+    not change, is added to every time. ``time_limit_s`` is for each point.
 
-    Raises as ``solve_wd`` does.
+    Raises the errors of ``solve_wd``.
     """
     if points < 2:
         raise InvalidInputError(f"points is {points}; a curve has at least 2")
@@ -79,7 +83,7 @@ def time_curve(
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """The effect of a larger and of a smaller budget than ``here``; ``str`` describes it in words.
+    """Effects of a larger and a smaller workspace budget than ``here``; ``str`` describes them in words.
 
     ``more`` is None if no larger budget saves time, ``less`` is None if no smaller budget is feasible.
     """
@@ -91,7 +95,7 @@ class Marginal:
     enough_bytes: int
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values for ``json.dumps``, with units in the names, and ``words``."""
+        """Return plain values for ``json.dumps``, with units in the names; ``words`` is the text of ``str``."""
         return {**asdict(self), "words": str(self)}
 
     def __str__(self) -> str:
@@ -115,7 +119,7 @@ class Marginal:
         return words
 
     def _change(self, other: BudgetPoint) -> str:
-        """Describe the change of time in percent."""
+        """Describe in percent how much slower or faster the other budget is than ``here``."""
         change = (other.time_s - self.here.time_s) / self.here.time_s if self.here.time_s else 0.0
         if abs(change) < LEAST_SHOWN:
             return "no slower"
@@ -131,12 +135,13 @@ def marginal(
     *,
     constant_s: float = 0.0,
 ) -> Marginal:
-    """Return the effect of about a quarter more and less than ``budget_bytes``.
+    """Return what about a quarter more and a quarter less workspace than ``budget_bytes`` would change.
 
     budget_bytes: None for the smallest budget with the least time. The step is a power of two in bytes; upwards it is
-    doubled until the time changes, downwards it ends at the smallest feasible budget. constant_s: as in ``time_curve``.
+    doubled until the time changes, downwards it ends at the smallest feasible budget. constant_s: time that the budget
+    does not change, added to every time.
 
-    Raises as ``solve_wd`` does.
+    Raises the errors of ``solve_wd``.
     """
     network = _Network(options, counts, constant_s, TIME_LIMIT_S)
     smallest, enough = network.choices.smallest_bytes, network.choices.enough_bytes
@@ -152,9 +157,9 @@ def marginal(
 
 
 def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Configuration | None:
-    """Return the option faster than ``chosen`` that needs the least additional workspace; None if nothing is faster.
+    """Return the configuration faster than ``chosen`` that needs the least additional workspace, or None.
 
-    Ties: the fastest option.
+    Among configurations that need equally much additional workspace, the fastest is returned.
     """
     faster = [c for c in options if c.time_s < chosen.time_s]
     chosen_bytes = chosen.workspace_bytes
@@ -163,7 +168,7 @@ def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Conf
 
 
 class _Network:
-    """The options of a network, solved for any budget."""
+    """The configurations of a network's problems, from which the best division is found for any budget."""
 
     def __init__(
         self,
@@ -185,7 +190,10 @@ class _Network:
         return BudgetPoint(budget_bytes, division.workspace_bytes, time_s, bound_s)
 
     def faster(self, here: BudgetPoint, step: int) -> BudgetPoint | None:
-        """Return the first faster point at ``step`` more bytes, twice that, four times, ...; None if there is none."""
+        """Try ``step`` bytes more than ``here``, then twice and four times as many, ...; return the first faster point.
+
+        Returns None if no larger budget is faster.
+        """
         budget = here.budget_bytes
         while budget < self.choices.enough_bytes:
             budget = here.budget_bytes + step
@@ -197,7 +205,7 @@ class _Network:
 
 
 def _spread(turns: list[tuple[int, int]], most: int) -> set[int]:
-    """Return the bytes of at most ``most`` points of the falling curve, at even steps along it, with both ends."""
+    """Return the bytes of at most ``most`` points of a falling curve, at even steps along the curve, with both ends."""
     if len(turns) <= most:
         return {size for size, _ in turns}
     (first_bytes, first_ps), (last_bytes, last_ps) = turns[0], turns[-1]

@@ -1,8 +1,8 @@
 """Workspace division (WD): one budget divided over all problems of a network (Oyama et al., μ-cuDNN, section III).
 
-Choosing one configuration for each problem, with the least sum of times and the sum of workspaces within the budget, is
-a multiple-choice knapsack. ``knapsack.py`` solves it in whole picoseconds and bytes, so the answer depends neither on
-the tolerances of an external solver nor on the order of the input.
+One configuration is chosen for each problem, so that the sum of times is least and the sum of workspaces within the
+budget: a multiple-choice knapsack problem. ``knapsack.py`` solves it in whole picoseconds and bytes, so the answer
+depends neither on the tolerances of an external solver nor on the order of the input.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ TIME_LIMIT_S = 60.0  # an external solver might not terminate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division(Answer, Generic[Key]):
-    """The configuration of each problem, with the account of how it was found; ``str`` prints it.
+    """The configuration chosen for each problem of a network, and how they were found; ``str`` describes this in words.
 
-    ``objective_s`` is the sum of count x time. Options are counted as given (``options``), without dominated ones, and
-    after elimination by bounds (``remaining_options``). ``notes`` report timeouts and failures of external solvers.
+    ``objective_s`` is the sum of count x time. Three numbers count the configurations to choose from: as given
+    (``options``), without dominated ones (``undominated_options``), and after elimination by bounds
+    (``remaining_options``). ``notes`` report timeouts and failures of external solvers.
     """
 
     assignment: Mapping[Key, Configuration]
@@ -45,11 +46,11 @@ class Division(Answer, Generic[Key]):
 
     @property
     def workspace_bytes(self) -> int:
-        """The sum of the segments of all problems."""
+        """The sum of the workspaces of all problems' configurations."""
         return sum(configuration.workspace_bytes for configuration in self.assignment.values())
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values for ``json.dumps``, with units in the names."""
+        """Return the chosen configurations and all figures as plain values for ``json.dumps``; names have units."""
         rows = [
             {
                 "problem": str(key),
@@ -85,9 +86,10 @@ class Division(Answer, Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class DivisionProblem(Generic[Key]):
-    """The options of each problem, checked and converted to whole numbers, to be solved for one budget or for many.
+    """The configurations of each problem, checked and converted to whole numbers, to be solved for any budgets.
 
-    ``configurations`` of each problem are in the order of their names; ``rows`` are the undominated ones.
+    ``configurations`` of each problem are in the order of their names; ``rows`` are those that no other dominates in
+    time and workspace.
     """
 
     counts: Mapping[Key, int]
@@ -96,7 +98,10 @@ class DivisionProblem(Generic[Key]):
 
     @staticmethod
     def of(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, int] | None) -> DivisionProblem[Key]:
-        """Check and convert the options. Raises as ``solve_wd``, except for budget and time limit."""
+        """Check the configurations of each problem, and convert them to whole numbers.
+
+        Raises the errors of ``solve_wd``, except those for budget and time limit.
+        """
         keys = sorted(options, key=repr)
         counts = dict.fromkeys(keys, 1) if counts is None else counts
         _check(options, counts)
@@ -106,16 +111,16 @@ class DivisionProblem(Generic[Key]):
 
     @property
     def smallest_bytes(self) -> int:
-        """The smallest feasible budget."""
+        """The smallest feasible budget: every problem runs with its least workspace."""
         return sum(rows[0][0] for rows in self.rows)
 
     @property
     def enough_bytes(self) -> int:
-        """The smallest budget that reaches the least time."""
+        """The smallest budget within which every problem runs its fastest configuration."""
         return sum(rows[-1][0] for rows in self.rows)
 
     def divide(self, budget_bytes: int | None, time_limit_s: float | None) -> Division[Key]:
-        """Solve for one budget, as ``solve_wd``."""
+        """Choose a configuration for each problem within one budget, as ``solve_wd`` does."""
         start = time.perf_counter()
         deadline = math.inf if time_limit_s is None else start + time_limit_s
         self._require_feasible(budget_bytes)
@@ -161,9 +166,9 @@ def solve_wd(
     """Choose a configuration for each problem, with the least sum of count x time within the workspace budget.
 
     budget_bytes: None if there is no budget. counts: how often each problem occurs, None if once each; all occurrences
-    share one segment. Ties: less workspace, then fewer micro-batches, then the names, problem by problem in the order
-    of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on every machine. If the proof exceeds the time
-    limit or ``MOST_SUMS``, the answer is the best so far, with its proven gap.
+    of a problem share one segment of the workspace. Ties: less workspace, then fewer micro-batches, then the names,
+    problem by problem in the order of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on every machine.
+    If the proof exceeds the time limit or ``MOST_SUMS``, the answer is the best so far, with its proven gap.
 
     Raises ``InfeasibleError`` with the smallest feasible budget and the problems that need the most of it, and
     ``InvalidInputError`` for invalid times, workspaces, counts or limits.
@@ -175,7 +180,7 @@ def solve_wd(
 
 
 def check_limits(budget_bytes: int | None, time_limit_s: float | None) -> None:
-    """Raise ``InvalidInputError`` for an invalid budget (bytes) or time limit."""
+    """Raise ``InvalidInputError`` if the budget (bytes) or the time limit is not valid."""
     if budget_bytes is not None and not (isinstance(budget_bytes, int) and budget_bytes >= 0):
         raise InvalidInputError(
             f"the workspace budget is {budget_bytes} bytes; it must be a whole number from 0 on, or None for no limit"
@@ -213,7 +218,7 @@ def _some(items: Sequence[object]) -> str:
 
 
 def _rows(configurations: Sequence[Configuration], count: int) -> list[Row]:
-    """Convert configurations, in the order of their names, to rows of whole numbers."""
+    """Convert configurations, in the order of their names, to rows of whole numbers for the knapsack solver."""
     return [
         (c.workspace_bytes, count * round(c.time_s * PICOSECONDS), len(c.micro_configs), rank)
         for rank, c in enumerate(configurations)

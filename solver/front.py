@@ -1,4 +1,4 @@
-"""The desirable sets (Pareto fronts in time and workspace) of one problem, exact and for every batch size at once."""
+"""The desirable sets of one problem: exact Pareto fronts of time and workspace, for every batch size at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Part = tuple[int, int]  # algorithm number, micro-batch size
 def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scratch_bytes: int) -> list[Part]:
     """Return the micro-batches that cover ``n`` samples with the least sum of step times, in running order.
 
-    They use ``algorithms`` and at most ``scratch_bytes``. Ties: fewer micro-batches, then by name, then larger
-    micro-batches first. The caller guarantees that a cover exists.
+    The micro-batches use only ``algorithms``, and at most ``scratch_bytes`` of scratch. Ties: fewer micro-batches, then
+    by name, then larger micro-batches first. The caller guarantees that ``n`` samples can be covered.
     """
     allowed = sorted(algorithms)
     fits = costs.scratch_bytes[allowed, : n + 1] <= scratch_bytes
@@ -41,7 +41,10 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
 
 
 def _least_costs(n: int, sizes: IntArray, costs_of_sizes: FloatArray) -> FloatArray:
-    """Return T[i] = min over sizes of T[i - size] + cost, for i in 0..n; sizes ascend."""
+    """Return the least cost of covering i samples, T[i] = min over sizes of T[i - size] + cost, for i in 0..n.
+
+    The sizes ascend.
+    """
     table = np.full(n + 1, np.inf)
     table[0] = 0
     ends = np.searchsorted(sizes, np.arange(n + 1), side="right").tolist()
@@ -53,9 +56,9 @@ def _least_costs(n: int, sizes: IntArray, costs_of_sizes: FloatArray) -> FloatAr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DesirableSets:
-    """The desirable set of every batch size from 1 to ``batch_size``; configurations are built on demand.
+    """The desirable set (Pareto front of time and workspace) of every batch size from 1 to ``batch_size``.
 
-    Every method raises ``InvalidInputError`` if its ``n`` is not in 1..batch_size.
+    Configurations are built on demand. Every method raises ``InvalidInputError`` if its ``n`` is not in 1..batch_size.
     """
 
     batch_size: int
@@ -64,15 +67,18 @@ class DesirableSets:
     _front: ConfigurationColumns  # sorted by n, then workspace; a point has several rows if sets tie
 
     def of(self, n: int) -> tuple[Configuration, ...]:
-        """Return the desirable set of ``n`` samples: least workspace first, fastest last; empty if nothing covers n."""
+        """Return the desirable configurations for ``n`` samples, least workspace first, fastest last.
+
+        Empty if no micro-batch sizes add up to n.
+        """
         return tuple(self._configuration(n, point) for point in self._points(n))
 
     def size(self, n: int) -> int:
-        """Return the number of configurations in the desirable set of ``n`` samples."""
+        """Return the number of configurations in the desirable set (Pareto front) of ``n`` samples."""
         return len(self._points(n))
 
     def smallest(self, n: int) -> Configuration | None:
-        """Return the configuration with the least workspace for ``n`` samples; None if nothing covers n."""
+        """Return the configuration with the least workspace for ``n`` samples; None if no configuration covers n."""
         points = self._points(n)
         return self._configuration(n, points[0]) if points else None
 
@@ -96,7 +102,7 @@ class DesirableSets:
         return seconds
 
     def _points(self, n: int) -> list[range]:
-        """Return the rows of each point of the front of ``n``."""
+        """Return, for each point of the Pareto front of ``n`` samples, the range of its rows in the table."""
         if not 1 <= n <= self.batch_size:
             raise InvalidInputError(f"batch size is {n}; these desirable sets cover 1 to {self.batch_size}")
         first, last = np.searchsorted(self._front.n, [n, n + 1]).tolist()
@@ -104,7 +110,10 @@ class DesirableSets:
         return [range(*ends) for ends in zip(starts.tolist(), [*starts[1:].tolist(), last], strict=False)]
 
     def _configuration(self, n: int, point: range) -> Configuration:
-        """Build a point's configuration. Ties: fewer micro-batches, then by name, then larger micro-batches first."""
+        """Build the configuration of a point of the front for ``n`` samples.
+
+        Ties: fewer micro-batches, then by name, then larger micro-batches first.
+        """
         covers = [self._cover(n, row) for row in point]
         return self._costs.configuration(min(covers, key=lambda cover: (len(cover), [(a, -b) for a, b in cover])))
 
@@ -115,7 +124,7 @@ class DesirableSets:
 
 
 def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> DesirableSets:
-    """Find the exact desirable sets of 1..batch_size for the measurements of one problem.
+    """Find the exact desirable sets of the batch sizes 1..batch_size from the measurements of one problem.
 
     Raises ``InvalidInputError`` if ``batch_size`` is below 1 or a measurement is negative or not finite.
     """
@@ -130,13 +139,13 @@ def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> Desi
 
 
 def _small_sets(costs: Costs) -> list[AlgorithmSet]:
-    """Return the sets with at most two algorithms besides the free ones."""
+    """Return the sets with at most two algorithms, not counting those without setup time and prepared bytes."""
     paid = sorted(frozenset(range(len(costs.names))) - costs.free_algorithms)
     return [frozenset(members) for size in range(3) for members in combinations(paid, size)]
 
 
 def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> list[AlgorithmSet]:
-    """Return the sets of three or more algorithms of which the sweep found every pair; no others can matter.
+    """Return the sets of three or more algorithms all of whose pairs the sweep found useful; no other sets can matter.
 
     If the sweep finds nothing for a pair, another set covers the same samples with no more scratch in less time, or in
     the same time with fewer prepared bytes. That set can replace the pair in any larger configuration, which is
@@ -157,7 +166,11 @@ def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> l
 
 
 def _pareto(found: ConfigurationColumns) -> ConfigurationColumns:
-    """Keep the Pareto front of each n: faster than all with less workspace, no slower than any with the same."""
+    """Keep the Pareto front of each n.
+
+    A configuration is kept if it is faster than all with less workspace, and no slower than any with the same
+    workspace.
+    """
     found = found.take(np.lexsort((found.time_ps, found.workspace_bytes, found.n)))
     times, rank = np.unique(found.time_ps, return_inverse=True)
     key = rank - found.n * (times.size + 1)  # decreases from one n to the next, so one running minimum serves all

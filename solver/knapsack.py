@@ -1,7 +1,8 @@
-"""An exact solver of the multiple-choice knapsack: one row of each choice, the least time, within a budget of bytes.
+"""An exact solver of the multiple-choice knapsack: take one row for each problem, within a budget, in the least time.
 
-Exact bounds remove rows that cannot be in the best answer, PuLP solves the remaining integer linear program, and a
-search proves or improves its answer and settles ties. All arithmetic of bounds and search is in whole numbers.
+A row is a configuration as whole numbers: bytes, picoseconds, and how to settle ties. Exact bounds remove rows that
+cannot be in the best answer, PuLP solves the remaining integer linear program, and a search proves or improves its
+answer and settles ties. All arithmetic of bounds and search is in whole numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ PROGRAM_GAP = 1e-7  # the gap at which external solvers stop, near their precisi
 
 
 def undominated(rows: Iterable[Row]) -> list[Row]:
-    """Return the Pareto front in workspace and time, least workspace first, fastest last; ties as ``Row``."""
+    """Return the rows not dominated in workspace and time, least workspace first, fastest last.
+
+    Rows of equal workspace and time are compared by the remaining fields of ``Row``; the first is kept.
+    """
     kept: list[Row] = []
     least_ps: float = math.inf
     for row in sorted(rows):
@@ -36,13 +40,13 @@ def undominated(rows: Iterable[Row]) -> list[Row]:
 
 
 def total(rows: Sequence[Row]) -> tuple[int, int]:
-    """Return the sums of bytes and of picoseconds."""
+    """Return the sums of the rows' bytes and of their picoseconds."""
     return sum(row[0] for row in rows), sum(row[1] for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KnapsackAnswer:
-    """The chosen rows, in the order of the problems. If ``proven``, they are optimal, with ties settled."""
+    """The rows chosen by the solver, one for each problem. If ``proven``, they are optimal, with ties settled."""
 
     rows: list[Row]
     bound_ps: int
@@ -54,21 +58,25 @@ class KnapsackAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """A Lagrange multiplier of the budget as a ratio of whole numbers: ``ps`` picoseconds for ``bytes`` bytes.
+    """A price of workspace (Lagrange multiplier of the budget): ``ps`` picoseconds for ``bytes`` bytes.
 
-    Any price gives a lower bound of the time: the sum of the least costs, minus the price of the budget.
+    Any price gives a lower bound of the time: the sum of each problem's least cost (time plus price of the workspace),
+    minus the price of the whole budget.
     """
 
     ps: int
     bytes: int
 
     def cost(self, row: Row) -> int:
-        """Return the time plus the price of the workspace, in 1/bytes of a picosecond."""
+        """Return the row's time plus the price of its workspace, in units of 1/bytes picoseconds, a whole number."""
         return self.bytes * row[1] + self.ps * row[0]
 
 
 def solve(choices: list[list[Row]], budget: int, deadline: float) -> KnapsackAnswer:
-    """Solve by bounds, then by an external solver on the remaining rows, then by a search that proves its answer."""
+    """Choose one row for each problem: by bounds, then by an external solver, then by a search that proves the answer.
+
+    The external solver and the search work on the rows that the bounds leave.
+    """
     chosen, price = _greedy(choices, budget)
     core = _within_bounds(choices, budget, price, chosen)
     remaining, notes = sum(map(len, core)), list[str]()
@@ -87,10 +95,10 @@ def solve(choices: list[list[Row]], budget: int, deadline: float) -> KnapsackAns
 
 
 def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
-    """Return the breakpoints of the linear relaxation as (bytes, picoseconds), from least workspace to least time.
+    """Return the breakpoints of the knapsack's linear relaxation as (bytes, picoseconds), least workspace first.
 
     At these budgets the solution of the relaxation has one row for each problem, so it also solves the integer program.
-    Between two of them the straight line is a lower bound of the least time.
+    Between two breakpoints the straight line is a lower bound of the least time.
     """
     size_bytes, time_ps = total([rows[0] for rows in choices])
     points = [(size_bytes, time_ps)]
@@ -102,9 +110,10 @@ def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
 
 
 def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
-    """Round the linear relaxation down: take the steps that save most per byte first, as long as they fit.
+    """Round the linear relaxation down: take the steps to faster rows that save most per byte, while they fit.
 
-    Returns the chosen rows, and the price of the first step that does not fit (Sinha and Zoltners, 1979); 0 if all fit.
+    Returns the chosen rows, and the price per byte of the first step that does not fit (Sinha and Zoltners, 1979); 0 if
+    all steps fit.
     """
     chosen = [rows[0] for rows in choices]
     room = budget - total(chosen)[0]
@@ -120,18 +129,21 @@ def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
 
 
 def _steps(choices: list[list[Row]]) -> list[tuple[int, Row, Row]]:
-    """Return the steps between rows of a hull, with the number of the problem, the largest saving per byte first."""
+    """Return the steps from each row of a convex hull to the next faster one, the largest saving per byte first.
+
+    A step is (number of the problem, slower row, faster row).
+    """
     steps = [(i, slower, faster) for i, rows in enumerate(choices) for slower, faster in pairwise(_hull(rows))]
     return sorted(steps, key=lambda step: -_saved_per_byte(step[1], step[2]))
 
 
 def _saved_per_byte(slower: Row, faster: Row) -> float:
-    """Return the picoseconds saved per byte. Neighbours of an undominated set differ in both."""
+    """Return the picoseconds that the faster row saves per additional byte. The rows must differ in bytes."""
     return (slower[1] - faster[1]) / (faster[0] - slower[0])
 
 
 def _hull(rows: list[Row]) -> list[Row]:
-    """Return the lower convex hull of undominated rows: each step saves less per byte than the one before."""
+    """Return the lower convex hull of undominated rows: each step to the next row saves less per byte than the last."""
     hull: list[Row] = []
     for row in rows:
         while len(hull) > 1 and _saved_per_byte(hull[-1], row) >= _saved_per_byte(hull[-2], hull[-1]):
@@ -141,14 +153,14 @@ def _hull(rows: list[Row]) -> list[Row]:
 
 
 def _within_bounds(choices: list[list[Row]], budget: int, price: _Price, chosen: list[Row]) -> list[list[Row]]:
-    """Return the options, on the hull or off it, that the bound allows in a division as fast as ``chosen``."""
+    """Return, for each problem, the rows that a solution as fast as ``chosen`` may contain, by a lower bound."""
     least = [min(map(price.cost, rows)) for rows in choices]
     slack = price.bytes * total(chosen)[1] + price.ps * budget - sum(least)
     return [[row for row in rows if price.cost(row) - least[i] <= slack] for i, rows in enumerate(choices)]
 
 
 def programs() -> list[str]:
-    """Return the names of the installed external solvers, in the order in which to try them.
+    """Return the names of the installed external solvers of integer programs, in the order in which to try them.
 
     CBC comes with PuLP. HiGHS takes up to twice as long for easy problems (about 0.1 s), and far less for hard ones.
     """
@@ -156,9 +168,9 @@ def programs() -> list[str]:
 
 
 def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list[str]) -> tuple[str, list[Row] | None]:
-    """Run the external solvers until one returns a feasible answer; return a description of the solver, and the answer.
+    """Run the external solvers until one finds a feasible answer. Returns the solver's description and the answer.
 
-    Feasibility is checked in whole numbers. The answer is None if all fail.
+    Feasibility is checked in whole numbers. The answer is None if all solvers fail.
     """
     for name in programs():
         left_s = (deadline - time.perf_counter()) / 2  # the other half is left for the proof
@@ -180,7 +192,10 @@ def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list
 
 
 def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) -> tuple[list[Row] | None, bool]:
-    """Solve the integer linear program with PuLP; return the answer, None if infeasible, and whether it was in time."""
+    """Solve the integer linear program with PuLP. Returns the answer, and whether its solver ended in time.
+
+    The answer is None if the solver found no feasible one.
+    """
     import pulp  # imported here because it takes 0.1 s, and only workspace division needs it
 
     with warnings.catch_warnings():
@@ -207,10 +222,11 @@ def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) 
 def _search(
     core: list[list[Row]], budget: int, price: _Price, incumbent_ps: int, deadline: float, most_sums: int
 ) -> tuple[list[Row] | None, int]:
-    """Return the best division and a bound in picoseconds; the division is None beyond ``deadline`` or ``most_sums``.
+    """Return the best rows and a lower bound in picoseconds; None for the rows beyond ``deadline`` or ``most_sums``.
 
     Dynamic programming over the undominated partial sums (Nemhauser and Ullmann, 1969), without sums that cannot be
-    completed in the incumbent's time. Problems with the largest regret come first, which keeps the sums few.
+    completed in the time of the best answer so far. Problems whose second cheapest row costs much more than the
+    cheapest come first, which keeps the sums few.
     """
     base = 1 + max((row[3] for rows in core for row in rows), default=0)
     digits = [base**place for place in reversed(range(len(core)))]  # of the name; the first problem is most significant
@@ -231,7 +247,10 @@ def _search(
 
 
 def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int, price: _Price) -> Iterator[Row]:
-    """Yield each sum extended by each row, within both limits. Arithmetic is inlined: this is the inner loop."""
+    """Yield each partial sum extended by each row, if within both limits.
+
+    Arithmetic is inlined: this is the inner loop.
+    """
     for b, t, m, name in sums:
         for row_b, row_t, row_m, row_name in rows:
             new_b, new_t = b + row_b, t + row_t
@@ -240,11 +259,11 @@ def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int,
 
 
 def _regret(rows: list[Row], price: _Price) -> float:
-    """Return the difference in cost between the second cheapest option and the cheapest."""
+    """Return the difference in cost between a problem's second cheapest row and its cheapest row."""
     costs = sorted(map(price.cost, rows))
     return costs[1] - costs[0] if len(costs) > 1 else math.inf
 
 
 def _sums_from(numbers: list[int]) -> list[int]:
-    """Return the sum of ``numbers[i:]`` for each i, and 0 at the end."""
+    """Return the sums of the tails: for each i the sum of ``numbers[i:]``, and 0 at the end."""
     return [*accumulate(reversed(numbers), initial=0)][::-1]

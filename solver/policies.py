@@ -1,4 +1,4 @@
-"""The paper's three policies for micro-batch sizes to measure (Oyama et al., μ-cuDNN, section III)."""
+"""The three policies that decide which micro-batch sizes are measured (Oyama et al., μ-cuDNN, section III)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mucudnn.words.values import member, whole
 
 
 def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ...]:
-    """Return the ascending sizes of a policy out of 1..batch_size; they always include the undivided batch.
+    """Return the micro-batch sizes of a policy, ascending; ``batch_size``, the undivided batch, is always the last.
 
     >>> micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, 12)
     (1, 2, 4, 8, 12)

@@ -15,9 +15,10 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account(Answer):
-    """The configuration of one problem, with the account of how it was found. It is always optimal.
+    """The best configuration of one problem, with figures that tell how it was found. It is always optimal.
 
-    ``front_size`` is the size of the desirable set, ``smallest_feasible_bytes`` the least workspace in it.
+    ``front_size`` is the size of the desirable set (the Pareto front of time and workspace),
+    ``smallest_feasible_bytes`` the least workspace in the set.
     """
 
     what: str
@@ -29,7 +30,7 @@ class Account(Answer):
     configuration: Configuration
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values for ``json.dumps``, with units in the names."""
+        """Return the configuration and all figures as plain values for ``json.dumps``, with units in the names."""
         return {
             **self.proof(),
             "what": self.what,
@@ -68,7 +69,7 @@ def solve_wr(
 def account_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Account:
-    """Solve as ``solve_wr``, and return the account of how the configuration was chosen."""
+    """Find the fastest configuration as ``solve_wr``, and return it with figures that tell how it was found."""
     start = time.perf_counter()
     if limit_bytes is not None and limit_bytes < 0:
         raise InvalidInputError(

@@ -16,7 +16,7 @@ Curve = Sequence[float]  # seconds for 0, 1, 2, ... samples; infinite for sizes 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The number of samples of each device, and their times. A step lasts as long as the slowest device."""
+    """The number of samples of each device, and the time of each device. A step lasts as long as the slowest device."""
 
     samples: tuple[int, ...]
     times_s: tuple[float, ...]
@@ -27,10 +27,11 @@ class Shares:
 
 
 def best_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
-    """Return the shares whose slowest device ends earliest.
+    """Return the shares of the batch, one for each device, with which the slowest device ends earliest.
 
-    curves: for each device the seconds for 0 to ``batch_size`` samples, of any shape. Exact, by dynamic programming
-    over the devices. Ties: the least sum of times, then as few samples as possible for the last device, and so on.
+    curves: for each device the seconds for 0 to ``batch_size`` samples; the curves may have any shape. The answer is
+    exact, by dynamic programming over the devices. Ties: the least sum of times, then as few samples as possible for
+    the last device, and so on.
 
     Raises ``InvalidInputError`` for curves that are negative or NaN or end before ``batch_size``, ``InfeasibleError``
     if no shares add up to ``batch_size``.
@@ -45,9 +46,9 @@ def best_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
 
 
 def equal_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
-    """Return shares that differ by at most one sample, larger ones first; their times may be infinite.
+    """Return shares of the batch that differ by at most one sample, larger shares first; times may be infinite.
 
-    Raises ``InvalidInputError`` as ``best_shares``.
+    Raises ``InvalidInputError`` for curves that are negative or NaN or end before ``batch_size``.
     """
     batch_size = whole(batch_size, "batch_size", 1)
     table = _checked(curves, batch_size)
@@ -56,7 +57,7 @@ def equal_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
 
 
 def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
-    """Return the curves up to ``batch_size`` as (devices, batch_size + 1)."""
+    """Return the devices' time curves up to ``batch_size`` as one array (devices, batch_size + 1), after checks."""
     if not curves:
         raise InvalidInputError("there is no device to divide the batch over; give at least one")
     for number, curve in enumerate(curves):
@@ -73,7 +74,10 @@ def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
 
 
 def _fold(table: FloatArray, combine: Callable[[FloatArray, float], FloatArray]) -> tuple[float, list[int]]:
-    """Return the least combined time of the devices for the batch, and the number of samples of each device."""
+    """Return the least time for the whole batch, and each device's number of samples.
+
+    combine: how the time of the devices so far and the time of the next device become one time.
+    """
     least = np.full(table.shape[1], np.inf)  # for n samples on the devices so far
     least[0] = 0
     taken: list[IntArray] = []

@@ -1,8 +1,9 @@
-"""The sweep that finds the desirable sets: an unbounded knapsack for many sets of algorithms at once.
+"""The sweep that finds the fastest configurations for each workspace: a knapsack for many algorithm sets at once.
 
-T[set, n] is the least sum of step times that covers n samples with the algorithms of the set. Micro-configs are added
-in ascending order of their scratch. Each entry that decreases is a new configuration: its time is the entry plus the
-set's setup times, its workspace the set's prepared bytes plus the scratch of the added micro-config.
+T[set, n] is the least sum of step times that covers n samples with the algorithms of the set. Micro-configs (an
+algorithm with a micro-batch size) are added in ascending order of their scratch bytes. Each entry that decreases is a
+new configuration: its time is the entry plus the set's setup times, its workspace the set's prepared bytes plus the
+scratch of the added micro-config.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ AlgorithmSet = frozenset[int]  # numbers of algorithms; the free ones belong to 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfigurationColumns:
-    """Configurations as columns. In each row, a set covers ``n`` samples in this time and workspace."""
+    """A table of configurations. In each row, a set of algorithms covers ``n`` samples in this time and workspace."""
 
     set_number: IntArray
     n: IntArray
@@ -45,24 +46,25 @@ NOTHING = ConfigurationColumns(_NO_INTEGERS, _NO_INTEGERS, np.empty(0), _NO_INTE
 
 
 def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> ConfigurationColumns:
-    """Return a superset of the desirable sets of every n, as configurations of ``sets``.
+    """Return the candidates for the desirable sets (Pareto fronts) of every n, as configurations of ``sets``.
 
-    It leaves out configurations dominated, at the same scratch, by one of the ``sets`` of at most one algorithm: one
-    that takes less time with no more prepared bytes, or the same time with fewer.
+    The candidates include all desirable configurations. The sweep leaves out configurations dominated, at the same
+    scratch, by one of the ``sets`` of at most one algorithm: one that takes less time with no more prepared bytes, or
+    the same time with fewer.
     """
     table = _Table(costs, sets)
     return ConfigurationColumns.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
 
 
 def _by_scratch(costs: Costs) -> list[tuple[int, int]]:
-    """Return all measured (algorithm, micro-batch size), least scratch first, then the larger size."""
+    """Return all measured pairs (algorithm, micro-batch size), least scratch bytes first, then the larger size."""
     algorithms, sizes = np.nonzero(np.isfinite(costs.step_ps))
     order = np.lexsort((algorithms, -sizes, costs.scratch_bytes[algorithms, sizes]))
     return list(zip(algorithms[order].tolist(), sizes[order].tolist(), strict=True))
 
 
 class _Table:
-    """The table T[set, n] in picoseconds, with the bounds that identify dominated entries."""
+    """The table T[set, n] of least step times in picoseconds, with the bounds that identify dominated entries."""
 
     def __init__(self, costs: Costs, sets: Sequence[AlgorithmSet]) -> None:
         self._costs = costs
@@ -78,7 +80,7 @@ class _Table:
         self._bounds = _Bounds([i for i, s in enumerate(sets) if len(s) <= 1], self._prepared_bytes, self._steps_ps)
 
     def add(self, algorithm: int, size: int) -> ConfigurationColumns:
-        """Add a micro-config to the table; return the configurations that it improves."""
+        """Add a pair (algorithm, micro-batch size) to the table, and return the configurations that become faster."""
         step_ps = float(self._costs.step_ps[algorithm, size])
         sets = self._sets_with[algorithm]
         sets = sets[self._steps_ps[sets, size] > step_ps]
@@ -92,7 +94,10 @@ class _Table:
         return ConfigurationColumns(sets[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows])
 
     def _relax(self, sets: IntArray, size: int, step_ps: float) -> tuple[FloatArray, FloatArray]:
-        """Update T with any number of steps of this size. Returns T[sets, size:] before and after."""
+        """Update T with any number of micro-batches of this size.
+
+        Returns T[sets, size:] before and after the update.
+        """
         table = self._steps_ps[sets]
         before = table[:, size:].copy()
         # Allow one more step, then two more, four more, ...: together any number.
@@ -104,7 +109,7 @@ class _Table:
 
 
 class _Bounds:
-    """The least time so far for each n among the *singles*, the sets of at most one algorithm, by prepared bytes."""
+    """The least time so far for each n of the sets of at most one algorithm (*singles*), ordered by prepared bytes."""
 
     def __init__(self, singles: list[int], prepared_bytes: IntArray, like: FloatArray) -> None:
         singles = sorted(singles, key=lambda single: int(prepared_bytes[single]))
@@ -116,14 +121,14 @@ class _Bounds:
         self._preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
 
     def lower(self, sets: IntArray, first_n: int, time_ps: FloatArray) -> None:
-        """Lower the bounds by new times of ``sets`` for n from ``first_n`` on."""
+        """Lower the bounds where the new times of ``sets`` are less, for n from ``first_n`` on."""
         for number, row in zip(sets.tolist(), time_ps, strict=True):
             if number in self._rank:
                 least = self._least_ps[self._rank[number] + 1 :, first_n:]
                 np.minimum(least, row, out=least)
 
     def of(self, sets: IntArray, first_n: int) -> FloatArray:
-        """Return the times at or above which entries are dominated, for each of ``sets`` and n from ``first_n`` on."""
+        """Return the times from which on entries are dominated, for each of ``sets`` and each n from ``first_n`` on."""
         less = self._least_ps[self._preparing_less[sets], first_n:]
         no_more = self._least_ps[self._preparing_no_more[sets], first_n:]
         # Times are whole numbers. A tie with equal prepared bytes is kept: it may need fewer micro-batches.

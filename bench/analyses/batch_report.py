@@ -1,4 +1,4 @@
-"""Reports a sweep over batch sizes: tables and a figure for people, CSV and JSON for programs."""
+"""Reports how time and workspace depend on the batch size: tables and a figure for people, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _WORKSPACE_CLIFFS = (CliffKind.MORE_WORKSPACE, CliffKind.DOES_NOT_FIT)
 
 
 def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False) -> Table:
-    """Return a table of time and workspace per sample, at the measured batch sizes or at every size."""
+    """Return a table of time and workspace per sample against batch size.
+
+    every_size: whether the table has a row for each batch size from 1, and not only for measured ones.
+    """
     columns = ["batch", *(f"{curve.label} ms" for curve in Curve), "PyTorch / divided"]
     columns += [f"{curve.label} workspace" for curve in Curve]
     what = f"{sweep.source}, {name_of(curves)}, per sample, {memory_bound(sweep.config)}"
@@ -48,9 +51,9 @@ def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False)
 
 
 def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
-    """Return a table of cliffs and the cuts that remove them.
+    """Return a table of cliffs (batch sizes that are worse than smaller ones) and the divisions that avoid them.
 
-    every_cliff: list every batch size, rather than one per curve and kind that names the others.
+    every_cliff: whether each cliff gets a row; otherwise cliffs of one kind on one curve share the row of the largest.
     """
     printed = new_table(f"cliffs {_MARK}", ("layer", "operation", "curve", "batch", "cliff", "cut"), ())
     for curves in sweep.distinct_curves:
@@ -63,7 +66,7 @@ def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
 
 
 def explanation(sweep: BatchSweep) -> str:
-    """Return notes for the tables: what is measured, what is predicted, and where the device starves."""
+    """Return notes for the tables: what is measured, what is predicted, and batches too small for the device."""
     sizes = ", ".join(map(str, sweep.measured_sizes))
     lines = [
         f"PyTorch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
@@ -79,12 +82,12 @@ def explanation(sweep: BatchSweep) -> str:
 
 
 def name_of(curves: Curves) -> str:
-    """Return a name such as ``conv1 forward``, or ``all convolutions``."""
+    """Return the name of what the curves describe, such as ``conv1 forward``, or ``all convolutions``."""
     return "all convolutions" if curves.operation is None else f"{short_name(curves.names)} {curves.operation}"
 
 
 def sweep_record(sweep: BatchSweep) -> Record:
-    """Return the record of ``mucudnn batch --json``: points and cliffs of the network and of every problem."""
+    """Return the JSON object of ``mucudnn batch --json``: points and cliffs of the network and of every problem."""
     return {
         **record_header(sweep.config, sweep.environment, datetime.now(UTC)),
         "source": sweep.source,
@@ -130,7 +133,7 @@ def _mark(curves: Curves, curve: Curve, n: int, kinds: Collection[CliffKind]) ->
 
 
 def _merged(cliffs: Collection[Cliff], every_cliff: bool) -> dict[tuple[str, str, str], list[str]]:
-    """Map (batch sizes, finding, remedy), as shown in the table, to the curves that share the cliff."""
+    """Group equal cliffs: map their table cells (batch sizes, finding, remedy) to the names of their curves."""
     groups: dict[tuple[object, ...], list[Cliff]] = {}
     for cliff in cliffs:
         groups.setdefault((cliff.curve, cliff.kind, cliff.n if every_cliff else 0), []).append(cliff)
@@ -212,7 +215,9 @@ _NOTE_COLUMNS = 46  # characters of a line of notes
 def draw_sweep(sweep: BatchSweep) -> Figure:
     """Draw time and workspace per sample against batch size, for the network and the problems that gain most.
 
-    Cliffs are circled and numbered; notes beside the plots name the cuts that remove them.
+    Cliffs are circled and numbered; notes beside the plots name the divisions into parts that remove the cliffs.
+
+    A cliff is a batch size that is worse than a smaller one.
     """
     shown = _shown(sweep)
     title = f"{sweep.source} up to batch {sweep.up_to}, {memory_bound(sweep.config)}"
@@ -236,14 +241,14 @@ def draw_sweep(sweep: BatchSweep) -> Figure:
 
 
 def _shown(sweep: BatchSweep) -> list[Curves]:
-    """Return the curves of the network and of the problems with the most expensive cliffs."""
+    """Return the curves to draw: those of the network and of the problems with the most expensive cliffs."""
     first, *others = sweep.distinct_curves
     ranked = sorted((curves for curves in others if curves.cliffs), key=_saved_s, reverse=True)
     return [first, *ranked[:_MOST_PROBLEMS]]
 
 
 def _saved_s(curves: Curves) -> float:
-    """Return the seconds per sample that the best cut saves."""
+    """Return the most seconds per sample that dividing a batch saves at one of the cliffs; 0 without cliffs."""
     saved = [c.point.time_per_sample_s - c.cut.time_per_sample_s for c in curves.cliffs if c.cut is not None]
     return curves.count * max(saved, default=0.0)
 
@@ -266,7 +271,7 @@ def _draw_limit(axes: Axes, sweep: BatchSweep) -> None:
 
 
 def _mark_cliffs(time: Axes, workspace: Axes, notes: Axes, cliffs: Sequence[Cliff]) -> None:
-    """Circle and number the cliffs, and write numbered notes; equal notes of both curves share a number."""
+    """Circle and number the cliffs in both plots, and write the numbered notes; equal notes share a number."""
     numbers: dict[str, int] = {}
     for cliff in sorted(cliffs, key=lambda cliff: cliff.n):
         number = numbers.setdefault(str(cliff), len(numbers) + 1)

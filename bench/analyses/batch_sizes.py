@@ -1,7 +1,8 @@
-"""Time and workspace against batch size, undivided and divided, and the cliffs that dividing removes.
+"""Time and workspace by batch size, with and without dividing batches into parts, and the cliffs that dividing removes.
 
-Undivided times are measured, with one call of n samples at every measured micro-batch size. Divided times are solved
-for every n from these measurements, as sums of their parts.
+A cliff is a batch size that is worse than a smaller one. Times of undivided batches are measured, with one call of n
+samples at every measured micro-batch size. Times of divided batches are computed for every n, as sums of measured
+times.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ENOUGH = 0.8  # share of the best throughput below which the device starves
 class Curves:
     """Time and workspace against batch size, of one operation of a layer or, if operation is None, of the network.
 
-    Torch's and the undivided curve have the measured batch sizes, the divided curve all sums of these.
+    The curves of torch and of undivided calls have points at measured batch sizes; the curve of divided calls also has
+    points at all sums of measured sizes.
     """
 
     names: tuple[str, ...]
@@ -47,10 +49,11 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class BatchSweep:
-    """The curves of all problems and of the network.
+    """Result of a sweep over batch sizes: curves of time and workspace, of all problems and of the network.
 
-    network: sum of the times, each counted as often as it occurs, and the largest workspace. measured_sizes: sizes of
-    the policy. whole_run_speedup: speedup over torch of the chosen configurations at ``up_to``.
+    network: sum of the problems' times, each counted as often as the problem occurs, and the largest workspace.
+    measured_sizes: batch sizes to be measured, as the config's policy selects them. whole_run_speedup: speedup over
+    torch of the chosen configurations at ``up_to``.
     """
 
     source: str
@@ -64,7 +67,7 @@ class BatchSweep:
 
     @property
     def starving_below(self) -> Mapping[Curve, int]:
-        """Batch size below which the device starves, for each curve of the network that fits at any size."""
+        """Batch size below which the device is not busy, for each curve of the network that fits at any size."""
         times = {curve: self.network.points[curve].values() for curve in Curve}
         return {
             curve: starving_below({point.n: point.time_s if point.fits else inf for point in points})
@@ -74,17 +77,17 @@ class BatchSweep:
 
     @property
     def all_curves(self) -> tuple[Curves, ...]:
-        """The curves of the network, then of all problems."""
+        """All curves of the sweep: first those of the network, then those of each problem."""
         return (self.network, *self.problems)
 
     @property
     def distinct_curves(self) -> tuple[Curves, ...]:
-        """The curves, without that of the network if it has only one problem, whose curve would be the same."""
+        """The curves of the network and of all problems; without the network's if they equal its only problem's."""
         return self.problems if [curves.count for curves in self.problems] == [1] else self.all_curves
 
 
 def require_sweepable(config: Config) -> None:
-    """Raise ``InvalidInputError`` for a config that cannot be swept over batch sizes."""
+    """Raise ``InvalidInputError`` for settings with which batch sizes cannot be compared."""
     if config.workspace_budget is not None or config.has_headroom_limit:
         given = "a workspace budget" if config.workspace_budget is not None else "the headroom limit"
         raise InvalidInputError(f"{given} is valid at one batch size only; give a workspace limit, or none")
@@ -96,12 +99,13 @@ def require_sweepable(config: Config) -> None:
 
 
 def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
-    """Return curves and cliffs for batch sizes from 1 to ``up_to``, from a tuning at batch size ``up_to``.
+    """Return curves and cliffs for batch sizes from 1 to ``up_to``, from measurements at batch size ``up_to``.
 
     Layers that are called with a multiple of ``up_to`` samples, since the model folds other axes into the batch, keep
     that multiple at every batch size.
 
-    Raises ``InvalidInputError`` for a config that cannot be swept, and for an interrupted tuning.
+    Raises ``InvalidInputError`` for settings with which batch sizes cannot be compared, and if the measurements were
+    interrupted.
     """
     require_sweepable(tuning.config)
     if tuning.interrupted:
@@ -128,15 +132,21 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
 
 
 class _Solved(Protocol):
-    """Convolutions, one problem or the network, with points on every curve."""
+    """Interface of one problem or a whole network that knows time and workspace at every batch size."""
 
     def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
-        """Return the point at ``n`` samples, or None if unknown; if nothing fits the limit, the one closest to it."""
+        """Return time and workspace of ``n`` samples, or None if unknown.
+
+        If nothing fits the limit, the result is the configuration that exceeds it least.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """The measurements and desirable sets of one problem. fold: samples of the layer per sample of the network."""
+    """Measurements of one problem, and its desirable sets (configurations that none beats in time and memory).
+
+    fold: number of samples that the layer gets for one sample of the network.
+    """
 
     fold: int
     costs: Costs
@@ -169,7 +179,7 @@ class _Problem:
         return Point(n, best.time_s, best.workspace_bytes, str(best), is_cut, fits, uncertainty)
 
     def _undivided(self, n: int) -> list[Configuration]:
-        """Return the undivided configurations of all algorithms that were measured at this size."""
+        """Return the one-call configuration of each algorithm that was measured with ``n`` samples in one call."""
         size = n * self.fold
         algorithms = np.flatnonzero(np.isfinite(self.costs.step_ps[:, size])).tolist()
         return [self.costs.configuration([(algorithm, size)]) for algorithm in algorithms]
@@ -177,7 +187,7 @@ class _Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Network:
-    """All problems with their counts, run one after the other in a shared workspace."""
+    """All problems of a network and how often each occurs; they run one after the other in a shared workspace."""
 
     problems: Sequence[tuple[int, _Problem]]
 
@@ -213,7 +223,10 @@ def _curves(
     limit_bytes: int | None,
     verdict: Configuration | None = None,
 ) -> Curves:
-    """Return the curves with their cliffs. verdict: the configuration that whole runs of ``up_to`` samples chose."""
+    """Return the curves of one problem or of the network, with the cliffs on them.
+
+    verdict: the configuration that timing whole runs of ``up_to`` samples selected, or None.
+    """
     sizes = range(1, up_to + 1)
     points = {
         curve: {point.n: point for n in sizes if (point := solved.point(curve, n, limit_bytes)) is not None}
@@ -229,9 +242,9 @@ def _curves(
 
 
 def starving_below(seconds: Mapping[int, float]) -> int:
-    """Return the smallest batch size from which on a device reaches ``ENOUGH`` of its best throughput.
+    """Return the smallest batch size from which on a device reaches ``ENOUGH``, a fraction, of its best throughput.
 
-    seconds: by number of samples; not empty.
+    seconds: time of a whole batch, by its number of samples; not empty.
 
     >>> starving_below({1: 4.0, 2: 4.0, 4: 4.0, 8: 6.0})  # 0.25, 0.5, 1 and 1.33 samples a second
     8

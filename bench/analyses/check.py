@@ -1,4 +1,4 @@
-"""Checks PyTorch's own convolutions of a source for wrong results, crashes, hangs and slowness, in another process."""
+"""Checks PyTorch's own convolutions in a model for wrong results, crashes, hangs and slowness, in another process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _CALL_S = 0.1  # allowance per call for heap checks and a busy machine
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one operation of a layer, called as in a training step.
+    """The outcome of checking PyTorch's own algorithm for one operation of a layer, called as in a training step.
 
-    is_users: whether the memory format is that of the model. result: the proof, or the error that bars the algorithm.
-    arithmetic_s: seconds of the arithmetic in float32.
+    is_users: whether the memory format is that of the model. result: the proof that the algorithm is correct, or the
+    error that forbids its use. arithmetic_s: seconds of the operation's arithmetic at the machine's peak rate in
+    float32.
     """
 
     layer: Layer
@@ -40,26 +41,26 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """One of right, slow, wrong, dies, hangs, fails, not proven."""
+        """One word on the algorithm: right, slow, wrong, dies, hangs, fails, or not proven."""
         if isinstance(self.result, Proof):
             return "slow" if self.result.time_s > _SLOW * self.arithmetic_s + _CALL_S else "right"
         return self.result.fault.value if isinstance(self.result, BarredError) else "not proven"
 
     @property
     def is_fault(self) -> bool:
-        """Whether it is wrong, crashes, hangs or fails."""
+        """Whether the algorithm is wrong, crashes, hangs or fails."""
         return isinstance(self.result, BarredError)
 
     @property
     def details(self) -> str:
-        """Error and time, or the fault, as a text."""
+        """Numerical error and time of the algorithm, or what is wrong with it, as a text."""
         if not isinstance(self.result, Proof):
             return str(self.result)
         times = f", {self.result.time_s / self.arithmetic_s:.0f} times float32's arithmetic" * (self.verdict == "slow")
         return f"relative error {self.result.relative_error:.1e}, {format_seconds(self.result.time_s)}{times}"
 
     def reproducer(self) -> str:
-        """Return lines of plain torch that reproduce the finding."""
+        """Return a program, lines of plain torch, that reproduces this finding."""
         problem, n = self.problem, self.layer.batch_size
         shapes = {"x": problem.x_shape(n), "w": problem.w_shape(), "dy": problem.y_shape(n)}
         geometry = f"{[*problem.stride]}, {[*problem.padding]}, {[*problem.dilation]}"
@@ -89,7 +90,7 @@ class Finding:
 
 
 def findings_table(source: str, findings: Iterable[Finding]) -> Table:
-    """Return a table with a row for each finding."""
+    """Return a table with a row for each finding on PyTorch's own convolutions of a model."""
     table = new_table(source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
     for finding in findings:
         names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
@@ -98,7 +99,10 @@ def findings_table(source: str, findings: Iterable[Finding]) -> Table:
 
 
 def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Iterator[Finding]:
-    """Prove torch's own algorithm, undivided, for each operation of each layer in both memory formats."""
+    """Check torch's own algorithm in undivided calls, for each operation of each layer, and yield the findings.
+
+    Each operation is checked in both memory formats.
+    """
     own = as_called(algorithm(TORCHS_OWN))
     problems = table.problems(tuple(Operation))
     for number, (layer, problem) in enumerate(problems):

@@ -1,4 +1,7 @@
-"""Cliffs, where a larger batch is slower per sample or jumps in memory, and the cuts that remove them."""
+"""Finds cliffs, batch sizes with more time per sample or far more memory than smaller ones, and remedies.
+
+The remedy of a cliff is a cut, which runs the batch in several smaller parts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ LEAST_JUMP_BYTES = 8 * 2**20  # ... and exceeds the workspace in proportion to t
 
 
 class Curve(StrEnum):
-    """Ways to compute n samples: torch in one call, the fastest algorithm in one call, the best configuration."""
+    """Ways to compute n samples: torch in one call, the fastest algorithm in one call, the fastest division."""
 
     TORCH = "torch"
     UNDIVIDED = "undivided"
@@ -24,12 +27,12 @@ class Curve(StrEnum):
 
     @property
     def label(self) -> str:
-        """Name of the curve for people."""
+        """Name of the curve in tables and figures."""
         return "PyTorch" if self is Curve.TORCH else self.value
 
 
 class CliffKind(StrEnum):
-    """Ways in which a larger batch is worse."""
+    """Ways in which a batch size is worse than another: slower per sample, more workspace, or over the limit."""
 
     SLOWER = "slower"
     MORE_WORKSPACE = "more workspace"
@@ -38,10 +41,10 @@ class CliffKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Seconds and bytes of a whole batch of ``n`` samples.
+    """A point of a curve: seconds and bytes of a whole batch of ``n`` samples.
 
-    runs_as: the configuration, as a text. is_cut: whether it has several parts. fits: whether it is within the
-    workspace limit. uncertainty: relative uncertainty of a measured time.
+    runs_as: how the batch is computed, as a text. is_cut: whether it is computed in several parts. fits: whether the
+    bytes are within the workspace limit. uncertainty: relative uncertainty of a measured time.
     """
 
     n: int
@@ -65,9 +68,9 @@ class Point:
 class Cliff:
     """A batch size that is worse than another one on the same curve.
 
-    reference: the other batch, which is smaller, except possibly if this one does not fit. cut: the divided point to
-    run instead, or None if none helps. removed: whether the cut is no worse than the reference. refuted: whether whole
-    runs of this batch found nothing faster than torch's own.
+    reference: the other batch, which is smaller, except possibly if this one does not fit. cut: the point of a division
+    into parts that avoids the cliff, or None if no division helps. removed: whether the cut is no worse than the
+    reference. refuted: whether timing whole runs of this batch found nothing faster than torch's own algorithm.
     """
 
     curve: Curve
@@ -84,17 +87,17 @@ class Cliff:
 
     @property
     def speedup(self) -> float | None:
-        """Speedup of the cut over the undivided point."""
+        """Speedup from dividing the batch, over computing it in one call; None if no division helps."""
         return None if self.cut is None else self.point.time_s / self.cut.time_s
 
     @property
     def is_gain(self) -> bool:
-        """Whether the cut is meant to save time."""
+        """Whether dividing this batch into parts is meant to save time, not memory."""
         return self.kind is CliffKind.SLOWER and self.cut is not None
 
     @property
     def finding(self) -> str:
-        """How this batch size is worse than the reference batch size, in words."""
+        """Description of how this batch size is worse than the reference batch size."""
         point, reference = self.point, self.reference
         match self.kind:
             case CliffKind.SLOWER:
@@ -108,7 +111,7 @@ class Cliff:
 
     @property
     def remedy(self) -> str:
-        """The cut that removes it, such as ``64 runs as gemm 32×2, 1.40×``."""
+        """The division into parts that removes this cliff, such as ``64 runs as gemm 32×2, 1.40×``."""
         if self.cut is None:
             return "no cut helps"
         words = f"{self.n} runs as {self.cut.runs_as}, {self.speedup:.2f}×"
@@ -128,7 +131,8 @@ Divide = Callable[[int, int | None], Point | None]  # the best configuration for
 def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_bytes: int | None) -> Iterator[Cliff]:
     """Yield the cliffs of a curve, smaller batches first.
 
-    measured: points by ascending n. limit_bytes: the workspace limit of the cuts.
+    measured: points by ascending n. divide: finds the best division of n samples within a limit in bytes. limit_bytes:
+    the workspace limit of divisions.
     """
     fitting = [point for point in measured if point.fits]
     for point in measured:
@@ -141,7 +145,7 @@ def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_b
 
 
 def is_slower_per_sample(point: Point, reference: Point) -> bool:
-    """Whether a time is longer by more than the uncertainty of both."""
+    """Whether a point takes longer per sample than a reference, by more than the uncertainties of both times."""
     margin = max(LEAST_MARGIN, hypot(point.uncertainty, reference.uncertainty))
     return point.time_per_sample_s > (1 + margin) * reference.time_per_sample_s
 
@@ -152,7 +156,10 @@ def _does_not_fit(curve: Curve, point: Point, fitting: Sequence[Point], cut: Poi
 
 
 def _slower(curve: Curve, point: Point, smaller: Sequence[Point], divided: Point | None) -> Iterator[Cliff]:
-    """Compare with the fastest per sample of the smaller batches, the largest if they tie."""
+    """Yield a cliff if this batch is slower per sample than a smaller one.
+
+    The reference is the smaller batch with the least time per sample; if several tie, the largest of them.
+    """
     faster = [other for other in smaller if is_slower_per_sample(point, other)]
     if faster:
         reference = min(faster, key=lambda other: (other.time_per_sample_s, -other.n))
@@ -163,7 +170,10 @@ def _slower(curve: Curve, point: Point, smaller: Sequence[Point], divided: Point
 
 
 def _more_workspace(curve: Curve, point: Point, reference: Point, divide: Divide) -> Iterator[Cliff]:
-    """Compare with the next smaller batch. A cut must avoid the jump, and thus fits, and must not be slower."""
+    """Yield a cliff if this batch needs far more workspace per sample than the reference, the next smaller batch.
+
+    A division into parts helps if it avoids the jump in workspace and is not slower.
+    """
     expected = reference.workspace_per_sample_bytes * point.n
     jump_bytes = ceil(max(WORKSPACE_JUMP * expected, expected + LEAST_JUMP_BYTES))
     if point.workspace_bytes >= jump_bytes:

@@ -1,4 +1,4 @@
-"""Compares two result folders row by row, and lists rows that only one of them has."""
+"""Compares two result folders of a benchmark row by row, and lists rows that only one folder has."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_LISTED = 10
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A row that both folders have.
+    """A row, the times of one contestant on one subject, that both compared folders have.
 
-    before, after: the row in each folder. is_controlled: whether torch ran in the same rounds in both. ratio: time
-    after over time before.
+    before, after: the row in each folder. is_controlled: whether both folders also timed torch in the same rounds as
+    this row. ratio: time in the second folder over time in the first.
     """
 
     before: Line
@@ -39,10 +39,10 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderComparison:
-    """Comparison of two folders.
+    """Comparison of two result folders.
 
-    rows: in the order of the first folder. only_before, only_after: rows that the other folder lacks or has without
-    samples. tolerance: relative change up to which times count as equal.
+    rows: in the order of the first folder. only_before, only_after: rows of the first or second folder that the other
+    one lacks or has without samples. tolerance: relative change up to which times count as equal.
     """
 
     before: ResultFolder
@@ -57,9 +57,12 @@ class FolderComparison:
 
 
 def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float) -> FolderComparison:
-    """Compare two folders row by row. Torch's own rows are compared only if torch or the machine changed.
+    """Compare two result folders row by row.
 
-    Raises ``InvalidInputError`` for folders of different benchmarks, and ``UnavailableError`` if scipy is missing.
+    tolerance: relative change up to which times count as equal. Raises ``InvalidInputError`` for folders of different
+    benchmarks, and ``UnavailableError`` if scipy is missing.
+
+    Torch's own rows are compared only if the version of torch or the machine changed.
     """
     if before.header.subject_columns != after.header.subject_columns:
         raise InvalidInputError(
@@ -82,13 +85,16 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
-    """Whether both folders have the same torch and machine, so that times can be compared relative to torch's."""
+    """Whether both folders have the same torch and machine, so that times can be compared relative to torch's times."""
     mine, others = before.header.environment, after.header.environment
     return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
 
 
 class _Timed(NamedTuple):
-    """A row with the logarithms of its samples, and of their ratios to torch's in the same rounds, if there are any."""
+    """A row of a result folder, with the logarithms of its samples.
+
+    over_torch: logarithms of its samples over torch's samples of the same rounds, or None if torch was not timed then.
+    """
 
     line: Line
     samples: Samples
@@ -96,7 +102,10 @@ class _Timed(NamedTuple):
 
 
 def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
-    """Return the rows with samples. torch_controls: compare relative to torch's rows, and leave these out."""
+    """Return the rows of a folder that have samples, by key.
+
+    torch_controls: whether rows are compared relative to torch's rows, which are then left out of the result.
+    """
     lines = [line for line in folder.lines if line["samples_s"]]
     torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
     found = {}
@@ -118,7 +127,10 @@ def _pair(before: _Timed, after: _Timed) -> Pair:
 
 
 def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:
-    """Return a table of rows that became slower or faster, slowest first. all_rows: include the others."""
+    """Return a table of rows that became slower or faster, slowest first.
+
+    all_rows: include the rows that stayed the same or are undecided.
+    """
     shown = [Verdict.SLOWER, Verdict.FASTER, *((Verdict.UNDECIDED, Verdict.SAME) if all_rows else ())]
     printed = new_table(
         f"{comparison.after.path} against {comparison.before.path}",
@@ -136,7 +148,7 @@ def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) ->
 
 
 def in_words(comparison: FolderComparison) -> str:
-    """Return a text with counts, method, differences of the settings, and rows that only one folder has."""
+    """Return a text on a comparison: counts, method, differences of the settings, and rows that only one folder has."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
     over_torch = ", each over PyTorch's time in the same round" if is_torch_the_same(before, after) else ""
@@ -160,12 +172,12 @@ def in_words(comparison: FolderComparison) -> str:
 
 
 def _subject(folder: ResultFolder, line: Line) -> str:
-    """Name the subject by the text columns, since sizes would fill the table."""
+    """Return the name of a row's subject, from its text columns only, since sizes would fill the table."""
     return " ".join(line[name] for name in folder.header.subject_columns if isinstance(line[name], str))
 
 
 def _contestant(line: Line) -> str:
-    """Name the contestant, such as ``mucudnn power-of-two 64 MiB``."""
+    """Return the name of a row's contestant, the way of computing that was timed: ``mucudnn power-of-two 64 MiB``."""
     limit = None if line["limit_bytes"] is None else format_bytes(line["limit_bytes"])
     return " ".join(part for part in (line["contestant"], line["policy"], limit) if part)
 

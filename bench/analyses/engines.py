@@ -26,9 +26,10 @@ _Kind = tuple[EngineConfig, frozenset[NumericalNote], frozenset[BehaviorNote]]
 
 @dataclass(frozen=True, slots=True)
 class ListedEngine:
-    """An engine configuration, with its workspace for each micro-batch size at which cuDNN offers it.
+    """A configuration of one of cuDNN's engines, with its workspace for each micro-batch size at which cuDNN offers it.
 
-    engine: at the largest of these sizes. barred: why the numeric settings forbid it, or None.
+    engine: the engine as offered at the largest of these sizes. barred: why torch's numeric settings forbid the engine,
+    or None.
     """
 
     engine: Engine
@@ -38,7 +39,7 @@ class ListedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineList:
-    """Engines that cuDNN offers for a problem on a device, in its order for the largest micro-batch size."""
+    """Engines that cuDNN offers for a problem on a device, in cuDNN's order for the largest micro-batch size."""
 
     names: tuple[str, ...]
     problem: ConvProblem
@@ -50,7 +51,7 @@ class EngineList:
 
     @property
     def allowed(self) -> int:
-        """Number of engines that the numeric settings allow."""
+        """Number of listed engines that torch's numeric settings allow."""
         return sum(listed.barred is None for listed in self.engines)
 
 
@@ -62,9 +63,11 @@ def list_engines(
     *,
     every: bool = False,
 ) -> EngineList:
-    """List the engines by ascending micro-batch size, judged by torch's settings. every: see ``Device.engines``.
+    """List cuDNN's engines for a problem at ascending micro-batch sizes, and whether torch's settings allow each.
 
-    Raises ``UnavailableError`` if cuDNN offers none at any size.
+    Raises ``UnavailableError`` if cuDNN offers no engine at any size.
+
+    every: list all engines, as ``Device.engines`` explains.
     """
     numerics = TorchSettings.current()
     found: dict[_Kind, dict[int, Engine]] = {}
@@ -105,7 +108,7 @@ def engines_table(engines: EngineList) -> Table:
 
 
 def engines_record(engines: EngineList) -> Record:
-    """Return the record of ``mucudnn engines --json``, with ``workspace_bytes`` by micro-batch size."""
+    """Return the JSON object that ``mucudnn engines --json`` writes, with ``workspace_bytes`` by micro-batch size."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -121,7 +124,7 @@ def engines_record(engines: EngineList) -> Record:
 
 
 def engines_rows(engines: EngineList) -> list[Record]:
-    """Return the rows of the CSV file, one for each engine configuration and size at which it is offered."""
+    """Return the rows of the CSV file: one for each engine configuration and micro-batch size that cuDNN offers."""
     problem = {"layer": long_name(engines.names), "operation": engines.problem.operation.value}
     return [
         {**problem, "micro_batch_size": n, **_described(listed, " "), "workspace_bytes": listed.workspace_bytes[n]}
@@ -147,7 +150,10 @@ def _listed(by_size: Mapping[int, Engine], numerics: TorchSettings, dtype: str) 
 
 
 def _described(listed: ListedEngine, joined: str | None = None) -> Record:
-    """Return the record of an engine. joined: separator of notes, for CSV, or None for lists."""
+    """Return the JSON or CSV columns of an engine.
+
+    joined: separator that joins the engine's notes to one text, for CSV; with None the notes stay a list, for JSON.
+    """
     engine = listed.engine
     numerical, behavior = _names(engine.numerical_notes), _names(engine.behavior_notes)
     return {
@@ -161,7 +167,7 @@ def _described(listed: ListedEngine, joined: str | None = None) -> Record:
 
 
 def _texts(listed: ListedEngine) -> dict[str, str]:
-    """Return the cells of a row by heading. Columns that are empty in all rows are not printed."""
+    """Return the table cells of an engine by heading; the caller omits columns that are empty in all rows."""
     engine = listed.engine
     return {
         "engine and knobs": engine.config.name,

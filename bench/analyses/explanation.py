@@ -1,4 +1,4 @@
-"""Explains a workspace budget: each problem's share, the effect of more or less memory, and the curve of time."""
+"""Explains a workspace budget: each problem's share, the effect of more or less memory, and time by budget."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class ExplainedLayer:
     """One operation of one layer: its chosen configuration, and the next faster one if there is one.
 
-    Both have the times that were used to divide the budget: those of whole runs, if there were any, which include the
-    overhead of a call.
+    Both configurations have the times by which the budget was divided. If whole runs were timed, these are their times,
+    which include the overhead of a call.
     """
 
     row: TunedLayer
@@ -40,18 +40,18 @@ class ExplainedLayer:
 
     @property
     def extra_bytes(self) -> int:
-        """Additional workspace of the next faster configuration; 0 if there is none."""
+        """Workspace that the next faster configuration needs beyond the chosen one; 0 if no configuration is faster."""
         return 0 if self.next_faster is None else self.next_faster.workspace_bytes - self.chosen.workspace_bytes
 
     @property
     def saved_s(self) -> float:
-        """Time that the next faster configuration saves in all occurrences together; 0 if there is none."""
+        """Time that the next faster configuration saves in all occurrences of the layer; 0 if none is faster."""
         return 0.0 if self.next_faster is None else self.row.count * (self.chosen.time_s - self.next_faster.time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of a tuning with a divided budget. curve: time of all convolutions against the budget."""
+    """Explanation of how a workspace budget was divided among problems. curve: time of all convolutions by budget."""
 
     tuning: TableTuning
     divided: Divided
@@ -60,7 +60,7 @@ class Explanation:
 
     @property
     def rows(self) -> list[ExplainedLayer]:
-        """A row for each problem, in the order of the table."""
+        """An explained operation for each problem, in the order of the layer table."""
         assignment = self.divided.division.assignment
         return [
             ExplainedLayer(row, assignment[task], next_faster(options, assignment[task]))
@@ -69,9 +69,9 @@ class Explanation:
 
 
 def explain(tuning: TableTuning) -> Explanation:
-    """Explain how a complete tuning used its budget, and what more or less of it would change.
+    """Explain how a complete tuning used its workspace budget, and what a larger or smaller budget would change.
 
-    Raises ``InvalidInputError`` if no budget was divided.
+    Raises ``InvalidInputError`` if the tuning had no budget to divide among the problems.
     """
     divided = tuning.divided
     if divided is None:
@@ -83,7 +83,7 @@ def explain(tuning: TableTuning) -> Explanation:
 
 
 def explanation_table(explanation: Explanation) -> Table:
-    """Return a table of each operation's workspace, and what its next faster configuration needs and saves."""
+    """Return a table of the operations: workspace, and what the next faster configuration of each needs and saves."""
     here, rows = explanation.marginal.here, explanation.rows
     workspace = format_bytes(sum(row.chosen.workspace_bytes for row in rows))
     printed = new_table(
@@ -104,14 +104,14 @@ def explanation_table(explanation: Explanation) -> Table:
 
 
 def in_words(explanation: Explanation) -> str:
-    """Return a text on the effect of more or less memory, and on the solution of the division."""
+    """Return a text on what more or less memory would change, and on how the budget was divided."""
     here = explanation.marginal.here
     time = f"{format_bytes(here.budget_bytes)}: {format_seconds(here.time_s)}"
     return f"{time}; {explanation.marginal}\n{explanation.divided.division}"
 
 
 def explanation_record(explanation: Explanation) -> Record:
-    """Return the record of ``mucudnn explain --json``."""
+    """Return the JSON object that ``mucudnn explain --json`` writes."""
     tuning = explanation.tuning
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
@@ -124,7 +124,10 @@ def explanation_record(explanation: Explanation) -> Record:
 
 
 def write_tables(explanation: Explanation, path: Path) -> None:
-    """Write a CSV file of problems and, beside ``memory.csv``, one of the curve's points, ``memory-curve.csv``."""
+    """Write two CSV files: the problems to ``path``, and the points of the curve beside it.
+
+    The name of the second file ends in ``-curve``: ``memory-curve.csv`` beside ``memory.csv``.
+    """
     write_each(
         (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
         (beside(path, CURVE), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),
@@ -132,7 +135,10 @@ def write_tables(explanation: Explanation, path: Path) -> None:
 
 
 def _layer_record(row: ExplainedLayer) -> Record:
-    """Return the record of a layer. Times are of one call, except ``saved_s``, which is of all occurrences."""
+    """Return the JSON object of an explained operation.
+
+    Times are those of one call, except ``saved_s``, the time saved in all occurrences of the layer.
+    """
     return {
         "layer": long_name(row.row.names),
         "operation": str(row.row.tuned.problem.operation),
@@ -156,7 +162,7 @@ def _configuration(what: str, configuration: Configuration | None) -> Record:
 
 
 def draw_explanation(explanation: Explanation) -> Figure:
-    """Draw the curve with the given budget on the left, and the largest segments on the right."""
+    """Draw two plots: time against budget, with the given budget marked, and the problems with the largest demand."""
     here = explanation.marginal.here
     budget = format_bytes(here.budget_bytes)
     figure = new_figure(14, 6.5, f"{explanation.tuning.source}: use of a workspace budget of {budget}")

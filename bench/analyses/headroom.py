@@ -1,4 +1,4 @@
-"""Reports headroom: memory in use at each convolution of a training step, and the workspace that is free there."""
+"""Reports headroom: the workspace that each convolution of a training step can use without raising the peak memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomRow:
-    """One operation of one call of a module in a training step. tuned: its choice, or None if it was not tuned."""
+    """One operation of one call of a module in a training step, with the bytes that are free for its workspace.
+
+    tuned: the configuration chosen for the operation, or None if the operation was not tuned.
+    """
 
     call: ConvolutionCall
     limit_bytes: int
@@ -35,16 +38,16 @@ class HeadroomRow:
 
     @property
     def workspace_bytes(self) -> int:
-        """Workspace of the chosen configuration.
+        """Workspace of the chosen configuration, at most the free bytes; 0 if none was chosen.
 
-        Capped at the limit: torch's own runs below the peak by definition, but was measured with a bias, which can add
-        a few bytes.
+        It is capped since torch's own workspace fits below the peak by definition, but was measured with a bias, which
+        can add a few bytes.
         """
         return 0 if self.tuned is None else min(self.tuned.configuration.workspace_bytes, self.limit_bytes)
 
 
 def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
-    """Return a row for each call, in the order of the step."""
+    """Return a row for each convolution call, in the order in which a training step makes the calls."""
     chosen = {
         _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows for name in row.names
     }
@@ -59,7 +62,7 @@ def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[HeadroomRow]:
 
 
 def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Table:
-    """Return a table with bytes in use at each call, bytes free below the peak, and the choice within them."""
+    """Return a table of bytes in use at each call, bytes free below the peak, and the configuration chosen."""
     printed = new_table(
         f"{tuning.source}: one training step, peak {format_bytes(headroom.peak_bytes)}",
         ("layer", "operation", "configuration"),
@@ -72,7 +75,7 @@ def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[Headr
 
 
 def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
-    """Return a text on the speedup at the same peak, the workspaces, and how the step was traced."""
+    """Return a text on the speedup at the same peak memory, the workspaces, and how the training step was traced."""
     timeline = headroom.timeline
     largest = max((row.workspace_bytes for row in rows), default=0)
     fullest = max((row.call.in_use_bytes + row.workspace_bytes for row in rows), default=0)
@@ -85,7 +88,7 @@ def in_words(headroom: Headroom, rows: Sequence[HeadroomRow]) -> str:
 
 
 def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[HeadroomRow]) -> Record:
-    """Return the record of ``mucudnn explain --headroom --json``."""
+    """Return the JSON object that ``mucudnn explain --headroom --json`` writes."""
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
@@ -96,17 +99,20 @@ def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[Head
 
 
 def headroom_csv_rows(rows: Sequence[HeadroomRow]) -> list[Record]:
-    """Return the rows of the CSV file, one for each call."""
+    """Return the rows of the CSV file, one for each convolution call of the training step."""
     return [_record(row) for row in rows]
 
 
 def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:
-    """Return a key of a call; name, operation and shape suffice, since a module has one geometry."""
+    """Return a key that identifies a call: name of its module, operation and shape of x.
+
+    The geometry is not needed, since a module has only one.
+    """
     return name, problem.operation, problem.x_shape(batch_size)
 
 
 def _gain(rows: Sequence[HeadroomRow]) -> str:
-    """Return a phrase on the speedup of all convolutions, or an empty string if a baseline is unknown."""
+    """Return a phrase on the speedup of all convolutions, or an empty string if torch's time of one is unknown."""
     tuned = [row.tuned for row in rows if row.tuned is not None]
     known = [one.baseline_s for one in tuned if one.baseline_s is not None]
     if not tuned or len(known) < len(tuned):
@@ -131,7 +137,7 @@ def _cells(row: HeadroomRow) -> tuple[str, ...]:
 
 
 def _total(rows: Sequence[HeadroomRow], name: str) -> str:
-    """Return the sum of a time over the tuned calls, or an empty string if one is unknown."""
+    """Return the sum of the time attribute ``name`` over the tuned calls, or an empty string if one time is unknown."""
     known = [getattr(row.tuned, name) for row in rows if row.tuned is not None]
     return "" if None in known else milliseconds(sum(known))
 
@@ -160,7 +166,7 @@ _MOST_LETTERS = 22
 
 
 def draw_headroom(headroom: Headroom, source: str, rows: Sequence[HeadroomRow]) -> Figure:
-    """Draw bytes in use after each operator, topped at each convolution by its workspace and the free bytes."""
+    """Draw the bytes in use after each operator, and on top, at each convolution, its workspace and the free bytes."""
     events = len(headroom.timeline.events)
     peak = headroom.peak_bytes / _MIB
     figure = new_figure(14, 6.5, f"{source}: the memory of one training step")
@@ -180,7 +186,7 @@ def draw_headroom(headroom: Headroom, source: str, rows: Sequence[HeadroomRow]) 
 
 
 def _draw_calls(axes: Axes, rows: Sequence[HeadroomRow]) -> None:
-    """Draw the bars of all calls; dx and dw of the same torch operator share its place side by side."""
+    """Draw a bar for each call; the calls for dx and dw of one torch operator stand side by side in its place."""
     sharing = Counter(row.call.event for row in rows)
     drawn: Counter[int] = Counter()
     places, widths = [], []
@@ -197,7 +203,7 @@ def _draw_calls(axes: Axes, rows: Sequence[HeadroomRow]) -> None:
 
 
 def _names(rows: Sequence[HeadroomRow], events: int) -> Iterator[tuple[int, str]]:
-    """Yield place and name of the convolutions for which there is room."""
+    """Yield position and name of the convolutions to label, leaving out names that would overlap."""
     free_from = 0.0
     for event, name in {row.call.event: row.call.name for row in rows}.items():
         if event >= free_from:

@@ -1,6 +1,7 @@
 """The history of a machine: result folders of the same layers, version after version.
 
-Versions are compared by their speedups over torch in the same turns, so that slow days of the machine cancel.
+Versions are compared by their speedups over torch, which was timed alternately with them, so that slow days of the
+machine cancel.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _SHOWN = 5  # versions in the table of layers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A measured version, named after its folder.
+    """A measured version of mucudnn, named after its result folder.
 
-    speedups: over torch, of each subject that both ran. mean: their geometric mean. change: comparison with the
-    previous version, or None for the first.
+    speedups: speedup over torch for each subject (layer and operation) that both mucudnn and torch ran. mean: their
+    geometric mean. change: comparison with the previous version, or None for the first.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Versions in the order of their measurement. problems: messages on what could not be read."""
+    """Measured versions of mucudnn, in the order of their measurement. problems: messages on what could not be read."""
 
     path: Path
     versions: tuple[Version, ...]
@@ -56,15 +57,15 @@ class History:
 
     @property
     def subjects(self) -> list[Key]:
-        """Subjects of any version, in the order in which they first appeared."""
+        """Subjects (layer and operation) that any version measured, in the order in which they first appeared."""
         return list(dict.fromkeys(key for version in self.versions for key in version.speedups))
 
 
 def read_history(path: Path, source: str, tolerance: float) -> History:
-    """Read the result folders of this source in a folder, ignoring others.
+    """Read the subfolders of a folder that are result folders of this source; ignore all others.
 
-    tolerance: as for ``compare_folders``. Raises ``InvalidInputError`` if ``path`` is not a folder, and
-    ``UnavailableError`` if scipy is missing.
+    tolerance: relative change up to which times count as equal. Raises ``InvalidInputError`` if ``path`` is not a
+    folder, and ``UnavailableError`` if scipy is missing.
     """
     if not path.is_dir():
         raise InvalidInputError(f"{path} is not a folder; mucudnn bench track creates it")
@@ -104,7 +105,7 @@ def _version(folder: ResultFolder, change: FolderComparison | None) -> Version:
 
 
 def versions_table(history: History) -> Table:
-    """Return a table with a row for each version: mean speedup, and numbers of rows that changed since the last one."""
+    """Return a table with a row for each version: mean speedup, and how many rows changed since the version before."""
     printed = new_table(
         f"{history.path}: speedups over PyTorch in the same rounds",
         ("version", "measured"),
@@ -120,7 +121,7 @@ def versions_table(history: History) -> Table:
 
 
 def subjects_table(history: History) -> Table:
-    """Return a table of each operation's speedup in the last versions, with the last interval."""
+    """Return a table of each operation's speedup in the latest versions, with the interval of the last speedup."""
     shown = history.versions[-_SHOWN:]
     titles = (*(version.name for version in shown), "95 % interval")
     printed = new_table("speedup over PyTorch of each operation", ("operation",), titles)
@@ -136,12 +137,12 @@ def _cells(speedup: Estimate) -> tuple[str, str]:
 
 
 def subject_name(key: Key) -> str:
-    """Name a subject by layer and operation, since sizes would fill the table."""
+    """Return the name of a subject, from layer and operation only, since sizes would fill the table."""
     return " ".join(part for part in key[:2] if isinstance(part, str))
 
 
 def slower_in_words(history: History) -> str:
-    """Return a line for each row that is slower in the last version."""
+    """Return a text with a line for each operation that became slower in the last version; empty if none did."""
     last = history.versions[-1] if history.versions else None
     if last is None or last.change is None:
         return ""
@@ -153,7 +154,7 @@ def slower_in_words(history: History) -> str:
 
 
 def history_rows(history: History) -> list[Record]:
-    """Return a row for each version and subject, for CSV."""
+    """Return a CSV row for each version and subject (layer and operation)."""
     return [
         {
             "version": version.name,
@@ -167,7 +168,10 @@ def history_rows(history: History) -> list[Record]:
 
 
 def current_version() -> str:
-    """Name this version: mucudnn's own and, in a checkout, the commit, with ``-changed`` if files differ from it."""
+    """Return a name of this version: mucudnn's version number and, in a checkout, the commit.
+
+    ``-changed`` is appended if files differ from the commit.
+    """
     describe = ("describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=-changed")
     call = ("git", "-C", str(Path(mucudnn.__file__).resolve().parent), *describe)
     try:

@@ -1,4 +1,4 @@
-"""Reports of tunings: tables for people, records for programs."""
+"""Reports which configurations were chosen for a network's layers: tables for people, JSON objects for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mucudnn.words.units import format_bytes, format_seconds
 
 
 def tuning_table(tuning: TableTuning) -> Table:
-    """Return a table of each operation's baseline and choice, with time, speedup, workspace and error, and totals.
+    """Return a table of torch's own choice and ours for each operation: time, speedup, workspace, error, and totals.
 
     If needed, further columns count candidates left out by a time limit, and explain choices slower than the baseline.
     """
@@ -43,9 +43,10 @@ def tuning_table(tuning: TableTuning) -> Table:
 
 
 def account_in_words(tuning: TableTuning) -> str:
-    """Summarize the solver accounts in one line, for a divided budget or for one limit per problem.
+    """Summarize in one line the time and workspace that the solver predicts.
 
-    Their times are predicted, as sums of measured parts, and differ from the table's total of whole runs.
+    The tuning has one workspace budget for all problems, or a limit for each. Predicted times are sums of measured
+    parts, and differ from the table's total of whole runs.
     """
     if tuning.divided is not None:
         return str(tuning.divided.division)
@@ -74,13 +75,13 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 
 
 def _unmeasured(tuned: TunedProblem) -> str:
-    """Return the number of candidates that the time limit left out, such as ``11 of 15``."""
+    """Return how many candidates were not measured for lack of time, such as ``11 of 15``; empty if all were."""
     left_out = len(tuned.left_out.unmeasured)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
 
 def _why_slower(tuned: TunedProblem) -> str:
-    """Return why a faster baseline was not chosen, or an empty string if it is not faster."""
+    """Return why PyTorch's faster algorithm was not chosen, or an empty string if PyTorch's is not faster."""
     if tuned.speedup is None or tuned.speedup >= 1:
         return ""
     if tuned.barred is not None:
@@ -98,12 +99,12 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
 
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
-    """Return the cells of both times and the speedup; blank if the baseline is unknown."""
+    """Return three table cells: torch's time, our time and the speedup; torch's and the speedup blank if unknown."""
     return ("", milliseconds(time_s), "") if baseline_s is None else comparison(baseline_s, time_s, baseline_s / time_s)
 
 
 def tuning_record(tuning: TableTuning) -> Record:
-    """Return the record of ``mucudnn tune --json``; ``complete`` is false after Ctrl-C."""
+    """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     return {
         **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
         "source": tuning.source,
@@ -145,7 +146,7 @@ def _tuned(row: TunedLayer) -> Record:
 
 
 def refresh_in_words(refreshed: Refreshed) -> str:
-    """Return a text on how much was measured again, how many verdicts changed, and what is left."""
+    """Return a text on repeated measurements: their number, how many verdicts changed, and what is left to do."""
     if not refreshed.doubtful:
         return f"nothing is doubtful on {refreshed.environment}"
     again = len(refreshed.measurements) + len(refreshed.whole_runs)
@@ -164,7 +165,7 @@ def refresh_in_words(refreshed: Refreshed) -> str:
 
 
 def measurements_table(refreshed: Refreshed) -> Table:
-    """Return a table of repeated measurements by problem: their number, and ratios of times now and before."""
+    """Return a table of repeated measurements by problem: their number, and the ratios of new to old times."""
     of_problem: dict[ConvProblem, list[Again[Measurement]]] = defaultdict(list)
     for one in refreshed.measurements:
         of_problem[one.problem].append(one)
@@ -178,7 +179,7 @@ def measurements_table(refreshed: Refreshed) -> Table:
 
 
 def whole_runs_table(refreshed: Refreshed) -> Table:
-    """Return a table of repeated whole runs: times of baseline and configuration before and now, and the verdict."""
+    """Return a table of repeated whole runs: old and new times of baseline and configuration, and which won."""
     columns = ("PyTorch ms before", "now", "its own ms before", "now", "speedup before", "now")
     printed = new_table("Whole runs again", ("problem", "configuration", "verdict"), columns)
     for run in refreshed.whole_runs:

@@ -50,7 +50,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Logarithms of a row's samples, before and after. is_controlled: whether they are relative to torch's samples."""
+    """Logarithms of a row's samples before and after a change.
+
+    is_controlled: whether the samples are divided by torch's samples of the same rounds.
+    """
 
     before: Samples
     after: Samples
@@ -58,7 +61,7 @@ class Pair:
 
     @property
     def p_value(self) -> float:
-        """The p-value of the rank test; 1 for too few samples, and if all samples are equal."""
+        """The p-value of the rank test; 1 if there are too few samples, or if all samples are equal."""
         from scipy.stats import mannwhitneyu
 
         both = np.concatenate((self.before, self.after))
@@ -70,7 +73,7 @@ class Pair:
 
     @property
     def allowance(self) -> float:
-        """Logarithm of the ratio that a slow phase of the machine may cause."""
+        """Logarithm of the ratio by which a slow machine may distort times; 0 if torch's samples cancel that."""
         return 0.0 if self.is_controlled else log(PHASE)
 
     @property
@@ -93,7 +96,7 @@ def require_scipy() -> None:
 
 
 def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
-    """Judge all rows of a comparison together; return the ratio of time after to time before and the verdict of each.
+    """Judge all pairs together; return the ratio of time after to time before, and the verdict, of each pair.
 
     tolerance: relative change up to which times count as equal. Raises ``UnavailableError`` if scipy is not installed.
     """
@@ -103,7 +106,7 @@ def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verd
 
 
 def rejected(p_values: Sequence[float], level: float) -> list[bool]:
-    """Return which hypotheses Holm's method rejects.
+    """Return for each hypothesis whether Holm's method, which corrects for multiple comparisons, rejects it.
 
     >>> rejected([0.02, 0.001, 0.04], 0.05)
     [True, True, True]

@@ -1,4 +1,4 @@
-"""Contests that several benchmarks share: contestants timed in turns, peak memory, and the parts of a step's time.
+"""Contests that several benchmarks share: they time contestants in turns, measure peak memory, and split steps' times.
 
-Tuning does not use this package.
+A contestant is one of the compared implementations. Tuning does not use this package.
 """

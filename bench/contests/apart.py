@@ -1,6 +1,7 @@
-"""Runs each contestant in a process of its own, with its own threads, allocator and copy of the model.
+"""Runs each contestant of a benchmark in a process of its own, with its own threads, allocator and copy of the model.
 
-A contestant prepares once and then waits for its turns. One that raises, is killed or times out fails alone.
+A contestant prepares once and then waits to be timed, in turns with the others. A contestant that raises, is killed or
+times out fails alone.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # many short steps per sample, ba
 
 @dataclass(frozen=True, slots=True)
 class Ready(Generic[T]):
-    """A prepared job, ready to be timed.
+    """A function that is prepared in a contestant's process and ready to be timed there.
 
-    call: the function to time. found: picklable result of the preparation. runner, clock: how calls are made and timed.
-    ask: makes a number of further calls and returns a picklable report on them.
+    call: the function to time. found: picklable result of the preparation. runner: makes the calls. clock: times them.
+    ask: makes a given number of further calls and returns a picklable report on them.
     """
 
     call: Callable[[], object]
@@ -43,23 +44,24 @@ class Ready(Generic[T]):
     ask: Callable[[int], Any] | None = None
 
     def time(self, calls: int) -> float:
-        """Return the seconds of this many calls."""
+        """Return the seconds that this many calls of the prepared function take."""
         return self.runner(lambda: self.clock.time(self.call, calls))
 
 
 class OwnProcess(Clock, Generic[T]):
-    """A process that prepares a job and times its calls. A context manager: the process ends with it.
+    """A process that runs a job: prepares a function and times its calls. As a context manager, ends the process.
 
-    It is a ``Clock`` for these calls, which reads the time in the process. found: the result of the preparation.
+    It serves as the ``Clock`` of these calls, which reads the time inside the process. found: the result of the
+    preparation.
     """
 
     def __init__(
         self, job: Callable[[], Ready[T]], *, ready_s: float = inf, sample_s: float = inf, pause_s: float = 0.0
     ) -> None:
-        """Start a picklable job in a new process and wait until it is ready.
+        """Start a new process that runs the picklable job, and wait until the job has prepared its function.
 
-        ready_s, sample_s: timeouts of the preparation and of a sample, after which the process is killed. pause_s:
-        seconds to wait before each sample, so that other processes become idle.
+        ready_s, sample_s: timeouts in seconds of the preparation and of each timing, after which the process is killed.
+        pause_s: seconds to wait before each timing, so that other processes become idle.
 
         Raises ``OwnProcessError`` if the job fails.
         """
@@ -77,19 +79,22 @@ class OwnProcess(Clock, Generic[T]):
         return perf_counter()
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
-        """Time this many calls of the job in its process; ``function`` is ignored.
+        """Return the seconds of this many calls of the job's function in its process; ``function`` is ignored.
 
-        Raises ``OwnProcessError`` if one fails, which ends the process.
+        Raises ``OwnProcessError`` if a call fails, which ends the process.
         """
         elapsed_s: float = self._send("time", calls)
         return elapsed_s
 
     def ask(self, calls: int) -> Any:
-        """Make further calls and return the job's report on them. Raises ``OwnProcessError`` as ``time``."""
+        """Make further calls in the process, and return the job's report on these calls.
+
+        Raises ``OwnProcessError`` if a call fails.
+        """
         return self._send("ask", calls)
 
     def call(self) -> None:
-        """Raise ``TypeError``: a placeholder for timers, which need a function, while the process makes the calls."""
+        """Raise ``TypeError``: a placeholder for timers, which need a function although the process makes the calls."""
         raise TypeError("the call of a process is timed by the process, which is its clock")
 
     def end(self) -> None:
@@ -115,7 +120,7 @@ class OwnProcess(Clock, Generic[T]):
 
 
 def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
-    """Prepare a job in this process, and serve requests until the connection closes or a call fails."""
+    """Run a job in this process, and answer requests until the connection closes or a call of its function fails."""
     with redirect_stdout(sys.stderr):  # standard output belongs to the command, and libraries print to it
         ready = attempt(job)
         told.send(ready if isinstance(ready, Failed) else ready.found)
@@ -127,7 +132,7 @@ def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
 
 
 class Apart:
-    """The processes of contestants, and a temporary folder for their inputs. A context manager: both end with it."""
+    """A context manager that ends the processes of contestants and deletes the temporary folder of their inputs."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -135,7 +140,10 @@ class Apart:
         self._handed = 0
 
     def handed(self, thing: T) -> Callable[[], T]:
-        """Store an object; return a function that loads a copy in a job. Raises ``UnavailableError`` as ``store``."""
+        """Store an object in a file and return a function with which a job in another process loads a copy of it.
+
+        Raises ``UnavailableError`` if the object cannot be pickled.
+        """
         assert self._folder is not None
         self._handed += 1
         path = self._folder / f"{self._handed}.pickle"
@@ -143,7 +151,7 @@ class Apart:
         return Stored(path)
 
     def start(self, job: Callable[[], Ready[T]]) -> OwnProcess[T]:
-        """Start a job and wait, without a timeout, until it is ready. Raises ``OwnProcessError`` if it fails."""
+        """Start a process for a job; wait, without a timeout, until it is prepared. Raises ``OwnProcessError``."""
         return self._stack.enter_context(OwnProcess(job, pause_s=PAUSE_S))
 
     def __enter__(self) -> Self:
@@ -156,7 +164,10 @@ class Apart:
 
 @dataclass(slots=True, eq=False)
 class Entrant(Generic[T]):
-    """A contestant in its own process, with its timer. Both are None if its preparation failed, for ``unready``."""
+    """A contestant in its own process, with the timer of its calls.
+
+    process, timer: None if the contestant's preparation failed. unready: the reason of that failure.
+    """
 
     process: OwnProcess[T] | None = None
     timer: Timer | None = None
@@ -164,7 +175,7 @@ class Entrant(Generic[T]):
 
     @classmethod
     def started(cls, apart: Apart, job: Callable[[], Ready[T]]) -> Self:
-        """Start a job and wait until it is ready or has failed."""
+        """Start a process for the job, and wait until the job's function is prepared or its preparation has failed."""
         try:
             process = apart.start(job)
         except OwnProcessError as error:
@@ -173,14 +184,14 @@ class Entrant(Generic[T]):
 
     @property
     def failure(self) -> str:
-        """The reason why it has no samples, or an empty string."""
+        """The reason why this contestant could not be prepared or timed; an empty string if it did not fail."""
         error = None if self.timer is None else self.timer.error
         return self.unready if error is None else first_line(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[T]):
-    """A file with a stored object; calling it loads a copy."""
+    """A file with a pickled object; calling the instance loads a copy of the object."""
 
     path: Path
 
@@ -193,7 +204,7 @@ class Stored(Generic[T]):
 def store(thing: Any, path: Path) -> None:
     """Pickle a model and its inputs to a file. Raises ``UnavailableError`` if they cannot be pickled.
 
-    If multiprocessing passed them on, processes would share the memory of their tensors.
+    A file is used because tensors that multiprocessing hands to another process share their memory with this one.
     """
     try:
         with path.open("wb") as stream:

@@ -1,8 +1,8 @@
-"""Roofline bounds of convolution times on this machine, and kinds of layers.
+"""Roofline bounds of convolution times on this machine, and the kinds of layers by which they are reported.
 
-The bound is the larger of two times: moving each tensor once, at the rate of a copy, and the direct method's
-arithmetic, at the rate of a matrix product (Williams, Waterman, Patterson 2009). Winograd and FFT need fewer
-multiplications and can be faster.
+The bound is the larger of two times: moving each tensor once, at the rate of a copy, and the arithmetic of direct
+convolution, at the rate of a matrix product (Williams, Waterman, Patterson 2009). Winograd and FFT algorithms need
+fewer multiplications and can be faster than the bound.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _FIRST_LAYER_CHANNELS = 4  # of images
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Best rates of a machine: floating-point operations, and bytes read and written, per second.
+    """The highest rates a machine reaches: floating-point operations per second, and bytes read and written per second.
 
-    Rates that were not measured are infinite.
+    A rate that was not measured is infinite.
     """
 
     flops_per_s: float = inf
@@ -29,7 +29,7 @@ class MachineLimits:
 
     @classmethod
     def measured(cls, device: str, dtype: str) -> MachineLimits:
-        """Measure the rates with torch's number of threads for one second; on the CPU only.
+        """Measure both rates of this machine for one second, with torch's current number of threads; on the CPU only.
 
         Half precision gets the rate of float32, since torch's rate on the CPU's half-precision units is not a bound.
         """
@@ -40,11 +40,11 @@ class MachineLimits:
         return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))
 
     def or_better(self, other: MachineLimits) -> MachineLimits:
-        """Return the higher of each rate, since a rate that was reached once is possible."""
+        """Return limits with the higher of both values of each rate: a rate that was reached once is possible."""
         return MachineLimits(max(self.flops_per_s, other.flops_per_s), max(self.bytes_per_s, other.bytes_per_s))
 
     def bound_s(self, problem: ConvProblem, n: int) -> float:
-        """Return a lower bound on the direct method's seconds for ``n`` samples; 0 if no rate was measured."""
+        """Return a lower bound on the seconds of direct convolution of ``n`` samples; 0 if no rate was measured."""
         return max(problem.flops(n) / self.flops_per_s, problem.least_bytes(n) / self.bytes_per_s)
 
     @property
@@ -52,12 +52,12 @@ class MachineLimits:
         return isfinite(self.flops_per_s) and isfinite(self.bytes_per_s)
 
     def __str__(self) -> str:
-        """Format as ``212 GFLOP/s, 27.0 GB/s``."""
+        """Format the two rates as ``212 GFLOP/s, 27.0 GB/s``."""
         return f"{self.flops_per_s / 1e9:.0f} GFLOP/s, {self.bytes_per_s / 1e9:.1f} GB/s"
 
 
 def kind_of_layer(problem: ConvProblem) -> str:
-    """Return the kind of layer, by its bottleneck and the algorithms that can compute it."""
+    """Return the kind of a convolution layer: depthwise, grouped, pointwise, first layer, strided, or ``3x3``."""
     if problem.groups > 1:
         return "depthwise" if problem.groups == problem.c else "grouped"
     if problem.r == problem.s == 1:
@@ -68,7 +68,7 @@ def kind_of_layer(problem: ConvProblem) -> str:
 
 
 def means_by_kind(over_bound: Iterable[tuple[ConvProblem, float]]) -> dict[str, float]:
-    """Return the geometric mean of time / bound over the problems of each kind of layer."""
+    """Return, for each kind of layer, the geometric mean of its problems' ratios of measured time to lower bound."""
     by_kind: dict[str, list[float]] = {}
     for problem, value in over_bound:
         by_kind.setdefault(kind_of_layer(problem), []).append(value)

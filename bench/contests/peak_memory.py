@@ -1,4 +1,4 @@
-"""Measures the peak memory of a training step: in torch's allocator, and resident in the process."""
+"""Measures the peak memory of a training step: bytes in torch's allocator, and bytes resident in the process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": 
 
 
 def has_resident_peak(device_type: str) -> bool:
-    """Whether a step's memory is part of the process's resident memory, which excludes that of a GPU."""
+    """Whether a training step on this device uses the process's resident memory: True on the CPU, False on a GPU."""
     return device_type == "cpu"
 
 
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
-    """Return the peak bytes of ``step`` in torch's allocator, above the bytes allocated before it.
+    """Return how many bytes torch's allocator holds at the peak of ``step``, beyond those allocated before the step.
 
     A warm-up step comes first, in which libraries allocate what they keep. Then mucudnn's CPU workspace is released, so
-    that it counts, and the cache of the current CUDA device is emptied, since cached blocks change the peak.
+    that its bytes count in the peak, and the cache of the current CUDA device is emptied, since cached blocks change
+    the peak.
     """
     step()
     release_workspaces()
@@ -42,13 +43,14 @@ def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -
 
 
 def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: bool = False) -> int:
-    """Return the peak resident bytes of a new process during a training step, including the model.
+    """Return the peak resident bytes of a new process during a training step, including the bytes of the model.
 
-    The peak of a warm-up step before is ignored. is_compiled: compile the model in the warm-up; memory that
-    ``torch.compile`` uses and frees there is ignored, too.
+    The process first runs a warm-up step, whose peak is ignored. is_compiled: compile the model in the warm-up; memory
+    that ``torch.compile`` uses and frees there is ignored, too.
 
     The process returns freed blocks of 1 MiB and more to the system at once. By default glibc keeps up to 32 MiB of
-    each kind, and fragments, which made the peak vary by a fifth from run to run, even with PyTorch's own convolutions.
+    freed memory, and fragments, which made the peak vary by a fifth from run to run, even with PyTorch's own
+    convolutions.
 
     Raises ``UnavailableError`` on other systems than Linux and for models that cannot be pickled, and
     ``OwnProcessError`` if the step fails.
@@ -62,7 +64,7 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: boo
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes started within the context."""
+    """Set environment variables for the processes that are started within this context, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -87,7 +89,7 @@ def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is
 
 
 def repeatable_step(model: Any, sample_input: Any) -> Callable[[], None]:
-    """Return a training step without an optimizer that resets gradients to None; see ``training_step``."""
+    """Return a function that runs a forward and a backward pass and resets gradients to None; it has no optimizer."""
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
 
     def step() -> None:

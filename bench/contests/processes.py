@@ -1,4 +1,4 @@
-"""Runs functions in child processes that are supervised and end with their parent. Loads no torch."""
+"""Runs functions in child processes, which are supervised and end with their parent. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ T = TypeVar("T")
 
 
 class OwnProcessError(RuntimeError):
-    """A child process raised an error, ended early, or timed out."""
+    """An error of a child process: its function raised an error, or the process ended early or timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failure in a child process. trace: empty for errors of mucudnn. moment_s: by the monotonic clock."""
+    """A picklable description of an error that was raised in a child process.
+
+    trace: the traceback, empty for mucudnn's own errors. moment_s: when the error was raised, by the monotonic clock.
+    """
 
     reason: str
     trace: str = ""
@@ -36,7 +39,7 @@ class Failed:
 
 
 def attempt(function: Callable[[], T]) -> T | Failed:
-    """Return the function's result, or its error as a picklable ``Failed``."""
+    """Call a function and return its result; if it raises an error, return that as a picklable ``Failed``."""
     try:
         return function()
     except MucudnnError as error:
@@ -46,10 +49,10 @@ def attempt(function: Callable[[], T]) -> T | Failed:
 
 
 class Worker:
-    """A new process that calls a function, and the connection to it. A context manager: the process ends with it."""
+    """A new process that calls a function, with a connection to it. As a context manager, ends the process."""
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Start the process, which calls ``function`` with its end of the connection and the arguments."""
+        """Start a process that calls ``function`` with the process's end of the connection and the given arguments."""
         spawn = multiprocessing.get_context("spawn")
         self.told, there = spawn.Pipe()
         self.process = spawn.Process(target=_run, args=(function, there, *arguments), daemon=True)
@@ -57,16 +60,16 @@ class Worker:
         there.close()
 
     def send(self, message: object) -> None:
-        """Send a picklable message. Raises ``OwnProcessError`` if the process has ended."""
+        """Send a picklable message to the process. Raises ``OwnProcessError`` if the process has ended."""
         try:
             self.told.send(message)
         except OSError:
             raise OwnProcessError(self.how_it_ended()) from None
 
     def receive(self, limit_s: float = inf, what: str = "an answer") -> Any:
-        """Wait for a message, and kill the process after ``limit_s``. what: names the message in errors.
+        """Wait for a message from the process and return it; kill the process after ``limit_s`` seconds.
 
-        Raises ``OwnProcessError`` on the timeout, and if the process has ended.
+        what: the name of the message in errors. Raises ``OwnProcessError`` on a timeout, and if the process has ended.
         """
         if not self.told.poll(limit_s if isfinite(limit_s) else None):
             self.process.kill()
@@ -77,7 +80,7 @@ class Worker:
             raise OwnProcessError(self.how_it_ended()) from None
 
     def how_it_ended(self) -> str:
-        """Wait for the process to end, and describe how it did, such as ``killed by SIGSEGV``."""
+        """Wait for the process to end, and return in words how it ended, such as ``killed by SIGSEGV``."""
         self.process.join()
         code = self.process.exitcode or 0
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
@@ -95,7 +98,7 @@ class Worker:
 
 
 def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> None:
-    """Call the function and exit at once, since leftover threads of libraries sometimes abort a normal exit."""
+    """Call a function, then exit this process at once: leftover threads of libraries sometimes abort a normal exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = _show_warning
@@ -122,5 +125,5 @@ def _end_with_parent() -> None:
 
 
 def _show_warning(message: Warning | str, *where: object, **_: object) -> None:
-    """Print a warning without its place in the code."""
+    """Print a warning without the file and line of code that raised it."""
     sys.stderr.write(f"Warning: {message}\n")

@@ -1,9 +1,10 @@
-"""Splits the time of a step into convolutions in place, other kinds of layers, and the rest.
+"""Splits the seconds of a training step into convolutions, other kinds of layers, and the rest.
 
-``InPlaceTimes`` times the convolutions. Normalization, activation, pooling and linear layers are recognized by the
-torch operator that runs, in forward and backward passes. In compiled models only convolutions can be recognized.
+``InPlaceTimes`` times the convolutions while the model runs. Normalization, activation, pooling and linear layers are
+recognized by the torch operator that runs, in forward and backward passes. In compiled models only convolutions can be
+recognized.
 
-Steps take longer while they are watched, so that their total is not reported as the time of a step.
+Steps take longer while their parts are timed, so their total is not reported as the time of a step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mucudnn.words.problem import Operation
 
 @dataclass(frozen=True, slots=True)
 class StepSplit:
-    """Seconds of a step's parts: convolutions in place, forward and backward, and everything else."""
+    """Seconds of the parts of a training step: its forward convolutions, its backward convolutions, and the rest."""
 
     forward_s: float
     backward_s: float
@@ -40,7 +41,7 @@ class StepSplit:
 
     @classmethod
     def median(cls, samples: Sequence[Self]) -> Self:
-        """Return the median of each part; needs at least one sample."""
+        """Return a split with the median of each part over the given splits, of which there must be at least one."""
         return cls(
             forward_s=median(one.forward_s for one in samples),
             backward_s=median(one.backward_s for one in samples),
@@ -49,20 +50,23 @@ class StepSplit:
 
 
 class StepSplitter:
-    """Splits the steps of a model round by round, as ``Timer`` times them. runner: runs steps and reads the clock."""
+    """A recorder of how the time of a model's training steps splits into convolutions and the rest.
+
+    Its samples interleave with those of a ``Timer``. runner: runs the steps and reads the clock.
+    """
 
     def __init__(
         self, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
     ) -> None:
-        """Prepare to split the time of steps into parts. Raises ``UnavailableError`` if ``InPlaceTimes`` does."""
+        """Prepare to split steps' times. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.step, self.clock, self.runner = step, clock, runner
         self.times, self.samples = InPlaceTimes(model, device), list[StepSplit]()
         self._is_warm = False
 
     def sample(self, steps: int) -> None:
-        """Run ``steps`` steps and record the mean of their parts. The first call runs a warm-up step before.
+        """Run ``steps`` steps and record the mean seconds of their parts. The first call runs a warm-up step before.
 
-        Raises what a step raises, and ``UnavailableError`` if convolutions cannot be recorded.
+        Raises any error of a step, and ``UnavailableError`` if convolutions cannot be recorded.
         """
         if not self._is_warm:
             self._split(1)
@@ -97,7 +101,7 @@ _PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}
 
 
 def kind_of_operator(name: str) -> str:
-    """Return the kind of layer to which a torch operator belongs.
+    """Return the kind of layer to which a torch operator belongs, by the operator's name; ``rest`` for all others.
 
     >>> kind_of_operator("layer_norm_backward"), kind_of_operator("addmm"), kind_of_operator("add_")
     ('normalization', 'linear', 'rest')
@@ -108,7 +112,7 @@ def kind_of_operator(name: str) -> str:
 
 
 class KindTimes:
-    """Times of a model's calls on the CPU by kind of layer.
+    """A recorder of how the time of a model's calls on the CPU splits by kind of layer.
 
     clock: times the whole call. runner: makes the calls. is_compiled: whether the model is compiled.
     """
@@ -122,14 +126,14 @@ class KindTimes:
         *,
         is_compiled: bool = False,
     ) -> None:
-        """Prepare to sample. Raises ``UnavailableError`` as ``InPlaceTimes``."""
+        """Prepare to time calls of the model. Raises ``UnavailableError`` if its convolutions cannot be timed."""
         self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
         self.times, self.samples = InPlaceTimes(model, "cpu"), list[dict[str, float]]()
 
     def sample(self) -> dict[str, float]:
-        """Make a call and return the seconds of each kind of layer in it, and of the rest.
+        """Call the model once; return the seconds that each kind of layer took, and those of the rest.
 
-        Raises what the call raises, and ``UnavailableError`` if convolutions cannot be recorded.
+        Raises any error of the call, and ``UnavailableError`` if convolutions cannot be recorded.
         """
         operators = _Operators(self.times)
         with ExitStack() as stack:
@@ -155,13 +159,16 @@ class KindTimes:
 
 
 def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median of each kind over the samples, longest first and the rest last; empty without samples."""
+    """Return the median seconds of each kind of layer over all samples, the longest first and the rest last.
+
+    The result is empty if there are no samples.
+    """
     kinds = {kind: median(sample.get(kind, 0.0) for sample in samples) for kind in _kinds(samples)}
     return dict(sorted(kinds.items(), key=lambda item: (item[0] == REST, -item[1])))
 
 
 def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each kind of layer in the total time.
+    """Return the share of each kind of layer in the sum of all seconds.
 
     >>> shares({"3x3": 3.0, "rest": 1.0})
     {'3x3': 0.75, 'rest': 0.25}
@@ -175,7 +182,7 @@ def _kinds(samples: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times torch operators outside of recorded convolutions. spent_s: seconds by kind of layer."""
+    """A torch mode that times every operator outside of convolutions. spent_s: the seconds by kind of layer."""
 
     def __init__(self, convolutions: InPlaceTimes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

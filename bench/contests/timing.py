@@ -1,4 +1,4 @@
-"""Interleaved timing of contestants: every round samples each one, so that slow phases of the machine hit all."""
+"""Interleaved timing of contestants: each round times every contestant, so that slow moments of the machine hit all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingR
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A call to be timed. runner: makes the call and reads the clock, so that its own overhead is not timed."""
+    """A call to be timed. runner: makes the call and reads the clock, so that the runner's overhead is not timed."""
 
     call: Callable[[], object]
     runner: Runner = here
@@ -21,9 +21,9 @@ Samples = tuple[float, ...]  # seconds, one per round, in order
 
 @dataclass(frozen=True, slots=True)
 class TurnRounds:
-    """The number of rounds: at least ``least``, then until contestants took ``short_s`` on average, at most ``most``.
+    """A rule for the number of rounds: from ``least`` to ``most``, until contestants took ``short_s`` s on average.
 
-    Short calls get more samples, since interruptions weigh more in them.
+    So short calls get more samples, since interruptions weigh more in short times.
     """
 
     least: int
@@ -31,7 +31,7 @@ class TurnRounds:
     short_s: float
 
     def is_enough(self, done: int, timers: Sequence[Timer]) -> bool:
-        """Whether no further round is needed."""
+        """Whether the contestants need no further round after the ``done`` rounds so far."""
         if done < self.least:
             return False
         return done >= self.most or sum(timer.spent_s for timer in timers) >= self.short_s * len(timers)
@@ -40,7 +40,10 @@ class TurnRounds:
 def try_in_turns(
     contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples | Exception]:
-    """Return the samples of each contestant, after a warm-up call, or its error. A failure does not stop the others."""
+    """Return for each contestant its times, after a warm-up call, or its error.
+
+    A contestant that fails does not stop the others.
+    """
     timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
     for done in sample_in_rounds(timers):
         if rounds.is_enough(done, timers):
@@ -51,7 +54,10 @@ def try_in_turns(
 def time_in_turns(
     contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples]:
-    """Time each contestant once per round, after a warm-up call. Raises the first error of a contestant."""
+    """Return the seconds of one call of each contestant per round, after a warm-up call of each.
+
+    Raises the first error of a contestant.
+    """
     found = []
     for times in try_in_turns(contestants, TurnRounds(rounds, rounds, 0.0), clock, rule):
         if isinstance(times, Exception):

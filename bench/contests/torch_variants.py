@@ -1,6 +1,6 @@
 """PyTorch's own convolution as a baseline: with the user's settings and, on CUDA, in benchmark mode.
 
-Each variant runs in its own thread. This has not run on a GPU yet.
+On CUDA each of these variants runs in its own thread. The CUDA variants have not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _Result = TypeVar("_Result")
 
 
 class OwnThread:
-    """A thread in which calls run, including backward passes. A context manager: the thread ends with it."""
+    """A thread that runs functions, including their backward passes. As a context manager, ends the thread."""
 
     def __init__(self, device: str = "cpu") -> None:
-        """Start the thread. device: ``cpu``, or ``cuda`` for a thread with the current device and stream."""
+        """Start the thread. device: ``cpu``, or ``cuda`` to use the caller's current device and stream."""
         stream = torch.cuda.current_stream() if device == "cuda" else None
         self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
 
     def call(self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        """Call the function in the thread, and return or raise what it does."""
+        """Call a function in the thread; return its result, or raise its error."""
         return self._executor.submit(function, *args, **kwargs).result()
 
     def __enter__(self) -> Self:
@@ -51,9 +51,10 @@ _BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}
 
 @contextmanager
 def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
-    """Yield a runner for each variant of torch's settings, by name. The first, on the CPU the only one, is ``TORCH``.
+    """Provide by name the runners, each of which calls functions under one choice of torch's convolution settings.
 
-    On CUDA, functions run on the current device and stream of the calling thread.
+    The first is ``TORCH``, with the user's settings, on the CPU the only one. On CUDA, functions run on the current
+    device and stream of the calling thread.
     """
     if device != "cuda":
         yield {TORCH: here}

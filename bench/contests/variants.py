@@ -1,4 +1,4 @@
-"""Variants of a benchmarked model: PyTorch's or mucudnn's convolutions, compiled or not. Loads no torch."""
+"""Variants of a benchmarked model: with PyTorch's or mucudnn's convolutions, compiled or not. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TORCH = "torch"  # the baseline contestant in result folders
 
 
 def shown_name(contestant: str) -> str:
-    """Return a contestant's name for headings, with PyTorch in place of the stored ``torch``.
+    """Return a contestant's name as headings show it: with PyTorch in place of ``torch``, as result files have it.
 
     >>> shown_name("torch-benchmark-10"), shown_name("mucudnn")
     ('PyTorch-benchmark-10', 'mucudnn')
@@ -20,7 +20,7 @@ def shown_name(contestant: str) -> str:
 
 
 class Variant(StrEnum):
-    """A choice of convolutions for a model, and whether it is compiled.
+    """A variant of a benchmarked model: whose convolutions it uses, and whether it is compiled.
 
     ``TORCH_BENCHMARK``: torch's benchmark mode, which times up to ten engines. ``TORCH_COMPILE``, ``MUCUDNN_COMPILE``:
     the model under ``torch.compile``, with torch's convolutions or mucudnn's.
@@ -48,9 +48,10 @@ VARIANTS = {  # by type of device
 
 
 def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Variant, ...]:
-    """Return the requested variants, always with the baseline ``TORCH``, which comes first.
+    """Return the requested variants of a model. The baseline ``TORCH`` is always among them, as the first.
 
-    asked: None for all variants of the device. Raises ``InvalidInputError`` for a variant that the device lacks.
+    asked: the requested variants; None for all that the device supports. Raises ``InvalidInputError`` for a variant
+    that the device does not support.
     """
     allowed = VARIANTS[device]
     for variant in asked or ():

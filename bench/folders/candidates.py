@@ -1,6 +1,7 @@
 """``candidates.jsonl``: candidates that tuning measured for each subject, and their desirable set, one object per line.
 
-A run writes the line of a subject before its rows. Benchmarks that do not tune have no such file.
+A desirable set has the configurations that no other beats in both time and workspace. A benchmark writes the line of a
+subject (what is measured, such as a layer) before the subject's rows. Benchmarks that do not tune have no such file.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _POINT: Mapping[str, _IsSound] = {"configuration": _is_text, "time_s": _is_numbe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Content of the file, as data frames with the columns of the subject and ``subject``, its number.
+    """Content of ``candidates.jsonl``, as data frames with the columns that identify the subject, and its number.
 
     lines: the valid objects of the file. measured: a row for each algorithm and micro-batch size, with its costs in
     seconds and bytes; ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty if the times
@@ -64,7 +65,7 @@ class Candidates:
 
 
 def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedProblem]) -> str:
-    """Return the line of a subject that was tuned once, or with several settings."""
+    """Return the line of ``candidates.jsonl`` for a subject that was tuned once, or with several settings."""
     from mucudnn.tuning.result import allowed  # imported here since it loads torch, which readers do not need
 
     measured = _merged(tunings)
@@ -84,7 +85,7 @@ def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedP
 
 
 def _merged(tunings: Iterable[TunedProblem]) -> list[Measurement]:
-    """Return one measurement of each micro-config, preferably with samples."""
+    """Return one measurement of each micro-config (algorithm and size) in the tunings, if possible with samples."""
     found: dict[MicroConfig, Measurement] = {}
     for measurement in (m for tuned in tunings for m in tuned.measurements):
         if measurement.raw is not None or measurement.micro_config not in found:
@@ -104,7 +105,7 @@ def _candidate(measurement: Measurement, *, is_allowed: bool) -> dict[str, Any]:
 
 
 def read_candidates(path: Path, header: Header) -> Candidates:
-    """Read ``candidates.jsonl``; without the file, the frames are empty."""
+    """Read ``candidates.jsonl``; if there is no such file, return empty data frames."""
     try:
         text = path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
@@ -115,7 +116,7 @@ def read_candidates(path: Path, header: Header) -> Candidates:
 
 
 def candidates_of_lines(where: str, lines: Iterable[str], header: Header, problems: tuple[str, ...] = ()) -> Candidates:
-    """Return the candidates of all lines; of several lines of a subject, the last one is used.
+    """Return the candidates in the lines of a file; if a subject has several lines, the last one is used.
 
     where: text before line numbers in messages. problems: earlier messages, which come first.
     """
@@ -132,7 +133,7 @@ def candidates_of_lines(where: str, lines: Iterable[str], header: Header, proble
 
 
 def _checked(text: str, header: Header) -> dict[str, Any]:
-    """Return the object of a line. Raises ``InvalidInputError`` if it is invalid."""
+    """Return the JSON object of a line of ``candidates.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
     line = object_of_line(text, header, ("candidates", "desirable"))
     _require(line["candidates"], _CANDIDATE)
     _require(line["desirable"], _POINT)
@@ -140,7 +141,7 @@ def _checked(text: str, header: Header) -> dict[str, Any]:
 
 
 def _require(records: object, columns: Mapping[str, _IsSound]) -> None:
-    """Raise ``InvalidInputError`` unless this is a list of objects with valid values in these columns."""
+    """Raise ``InvalidInputError`` unless ``records`` is a list of objects with valid values in these columns."""
     if not isinstance(records, list):
         raise InvalidInputError(f"{records!r} is not a list")
     for record in records:

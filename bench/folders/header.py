@@ -33,10 +33,10 @@ def _new_identity() -> str:
 class Header:
     """Description of a run: its benchmark, source, settings and environment.
 
-    benchmark: its name, such as ``network``. settings: JSON values that decide what is measured; a run with different
-    settings cannot resume in the same folder. subject_columns: columns that together identify the subject of a row.
-    wanted: total number of subjects. limits: best rates of the machine, by dtype. is_timed: whether rows have samples.
-    identity: repeated in each row, so that rows of another folder are noticed.
+    benchmark: name of the benchmark, such as ``network``. settings: JSON values that decide what is measured; a run
+    with different settings cannot resume in the same folder. subject_columns: columns that together identify the
+    subject of a row. wanted: total number of subjects. limits: best rates of the machine, by dtype. is_timed: whether
+    rows have samples. identity: repeated in each row, so that rows of another folder are noticed.
     """
 
     benchmark: str
@@ -52,7 +52,7 @@ class Header:
     identity: str = field(default_factory=_new_identity)
 
     def differences(self, other: Header) -> list[str]:
-        """List the settings and parts of the environment in which another run differs, in words.
+        """Return texts, one for each setting and part of the environment in which another run differs from this one.
 
         The machine's limits are ignored, since they are measured.
         """
@@ -76,15 +76,15 @@ class Header:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Write ``environment.json``. Raises ``OutputError`` if it cannot be written."""
+    """Write ``environment.json`` of a result folder. Raises ``OutputError`` if the file cannot be written."""
     write_json(folder / HEADER_FILE, header_record(header))
 
 
 def read_header(folder: Path) -> Header:
     """Read ``environment.json``.
 
-    Raises ``InvalidInputError`` with file and line if it is missing, incomplete, or of another format version. If only
-    subfolders have one, as in the folder of a recipe, the error names them.
+    Raises ``InvalidInputError`` with file and line if the file is missing, incomplete, or of another format version. If
+    only subfolders have the file, as in the folder of a recipe, the error names them.
     """
     path = folder / HEADER_FILE
     if not path.exists() and (below := folders_below(folder)):
@@ -98,7 +98,7 @@ def read_header(folder: Path) -> Header:
 
 
 def header_of(path: Path, record: Mapping[str, Any]) -> Header:
-    """Return the header from a JSON object. Raises ``InvalidInputError``, which names ``path``, if it is invalid."""
+    """Return the header in a JSON object read from ``path``. Raises ``InvalidInputError``, which names ``path``."""
     try:
         return Header(
             benchmark=str(record["benchmark"]),
@@ -120,12 +120,12 @@ def header_of(path: Path, record: Mapping[str, Any]) -> Header:
 
 
 def folders_below(folder: Path) -> list[Path]:
-    """Return the result folders up to three levels below a folder, as several recipes make them."""
+    """Return the result folders up to three levels below a folder, where recipes (stored experiments) put them."""
     return sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ``InvalidInputError`` with file and line for anything else."""
+    """Read a JSON object from a file. Raises ``InvalidInputError`` with file and line if there is anything else."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def require_version(path: Path, record: Mapping[str, Any]) -> None:
-    """Raise ``InvalidInputError`` for an unknown format version."""
+    """Raise ``InvalidInputError`` if the JSON object of a file has an unknown format version."""
     version = record.get("format_version")
     if version != FORMAT_VERSION:
         raise InvalidInputError(
@@ -156,7 +156,7 @@ def require_version(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def header_record(header: Header) -> dict[str, Any]:
-    """Return the object of ``environment.json`` as JSON reads it back, with lists for tuples."""
+    """Return the JSON object for ``environment.json``, with lists for tuples, so that it equals the one read back."""
     record = {
         "format_version": FORMAT_VERSION,
         "folder": header.identity,
@@ -184,7 +184,7 @@ def _limits(rates: Mapping[str, float | None]) -> MachineLimits:
 
 
 def environment_of(record: Mapping[str, Any]) -> Environment:
-    """Return the environment, ignoring fields that later versions of mucudnn added."""
+    """Return the environment in a JSON object, ignoring fields that later versions of mucudnn added."""
     known = {each.name for each in fields(Environment)}
     return Environment(**{name: value for name, value in record.items() if name in known})
 

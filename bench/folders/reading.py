@@ -1,4 +1,4 @@
-"""Reads a result folder, or a ``--json`` file with the same content, into pandas; lists what it cannot read."""
+"""Reads a result folder, or a ``--json`` file with the same content, into pandas; lists what could not be read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mucudnn.words.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that was not measured, and the reason, as texts."""
+    """Something that a benchmark did not measure, and the reason, as texts."""
 
     what: str
     reason: str
@@ -37,7 +37,7 @@ class LeftOut:
 class ResultFolder:
     """The content of a result folder.
 
-    lines: the valid objects of ``rows.jsonl``. rows: the same as a data frame, in the order of the file, with all
+    lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with all
     columns (docs/benchmarks.md) and ``time_s``, the median of the list ``samples_s`` in seconds, NaN without samples.
     candidates: candidates measured by tuning. summary: the object of ``summary.json``; empty until the run ends.
     problems: messages on what could not be read, with file and line.
@@ -53,12 +53,12 @@ class ResultFolder:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Everything that the run did not measure."""
+        """Everything that the benchmark did not measure, with the reasons."""
         return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property
     def left_out_by_reason(self) -> dict[str, list[str]]:
-        """The same as texts, grouped by reason."""
+        """Names of what the benchmark did not measure, grouped by the reason."""
         found: dict[str, list[str]] = {}
         for one in self.left_out:
             found.setdefault(one.reason, []).append(one.what)
@@ -66,7 +66,10 @@ class ResultFolder:
 
     @property
     def samples(self) -> pandas.DataFrame:
-        """A row for each sample: ``row``, the index in ``rows``, ``round`` from 0, and ``time_s`` in seconds."""
+        """A data frame with a row for each sample.
+
+        Columns: ``row``, the index in ``rows``; ``round``, from 0; and ``time_s``, in seconds.
+        """
         each = self.rows["samples_s"].map(len)
         return pandas.DataFrame(
             {
@@ -77,7 +80,7 @@ class ResultFolder:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of all files of the folder, as ``--json`` writes it."""
+        """Return the content of all files of the folder as one JSON object, as ``--json`` writes it."""
         return {
             **header_record(self.header),
             "rows": self.lines,
@@ -89,7 +92,7 @@ class ResultFolder:
 def read_folder(path: Path) -> ResultFolder:
     """Read a result folder.
 
-    Raises ``InvalidInputError`` if there is none, or if its environment file cannot be read.
+    Raises ``InvalidInputError`` if ``path`` is not a result folder, or if its environment file cannot be read.
     """
     header = read_header(path)
     file = path / SUMMARY_FILE
@@ -137,7 +140,10 @@ def _result(
 
 
 def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary. Raises ``InvalidInputError`` if its list of what was left out is invalid."""
+    """Return the object of ``summary.json``.
+
+    Raises ``InvalidInputError`` if its list of what was left out is invalid.
+    """
     require_version(file, summary)
     try:
         summary["left_out"] = [{key: str(one[key]) for key in ("what", "reason")} for one in summary["left_out"]]
@@ -147,7 +153,7 @@ def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat_rows(folder: ResultFolder) -> Iterator[dict[str, Any]]:
-    """Yield rows for ``--csv``: with ``time_s`` in place of the samples, and lists and objects as JSON."""
+    """Yield the folder's rows for ``--csv``: ``time_s`` replaces the samples, and lists and objects are JSON texts."""
     lists = {"samples_s", "format_version", "folder"}
     for row in folder.rows.to_dict("records"):
         yield {

@@ -1,7 +1,7 @@
-"""``rows.jsonl``: a row for each subject and contestant, with its samples, one JSON object per line.
+"""``rows.jsonl``: one JSON object per line, the row of one contestant (way of computing) on one subject, with samples.
 
-Rows that were measured in the same turns (interleaved) are written together. Sample i of each of them is from round i,
-so that their ratios are paired.
+Rows whose contestants were timed alternately, in turns, are written together. Sample i of each of these rows is from
+round i, so that their ratios are paired.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PAIRS = {"stride": "stride", "padding": "pad", "dilation": "dilation"}
 
 
 def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
-    """Return the columns that describe a problem.
+    """Return the columns of a row that describe a convolution problem.
 
     >>> columns = problem_columns(ConvProblem("forward", 3, 8, 8, 16, 3, 3, padding=1), 32)
     >>> columns["batch_size"], columns["pad_h"], columns["dtype"]
@@ -67,7 +67,7 @@ def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
 
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem:
-    """Return the problem in a row's ``PROBLEM_COLUMNS``. Raises ``InvalidInputError`` if they are invalid."""
+    """Return the convolution problem that a row describes. Raises ``InvalidInputError`` if its columns are invalid."""
     single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
     fields: dict[str, Any] = {name: row[name] for name in single}
     fields |= {name: (row[f"{short}_h"], row[f"{short}_w"]) for name, short in _PAIRS.items()}
@@ -76,11 +76,12 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant on one subject.
+    """The result of one contestant (such as torch or mucudnn) on one subject (such as an operation of a layer).
 
-    samples_s: seconds, in the order of the rounds; empty if it failed or if the benchmark does not time. policy,
-    limit_bytes: under which the configuration was chosen; None for contestants without a choice, and for no limit.
-    failure: the reason of a failure, or None. more: columns that only this benchmark has.
+    samples_s: seconds, in the order of the rounds; empty if the contestant failed or if the benchmark does not time.
+    policy, limit_bytes: candidate sizes and workspace limit under which the configuration was chosen; None for
+    contestants without a choice, and for no limit. failure: why the contestant failed, or None. more: columns that only
+    this benchmark has.
     """
 
     subject: Subject
@@ -96,7 +97,10 @@ class Row:
 
 
 def lines_of(header: Header, turns: int, rows: Sequence[Row], load: Load) -> str:
-    """Return the lines of rows that were measured in the same turns. turns: their number in the file."""
+    """Return the lines of ``rows.jsonl`` for rows that were timed alternately.
+
+    turns: number of this group in the file.
+    """
     return "".join(json_line(_record(header, turns, row, len(rows), load)) for row in rows)
 
 
@@ -119,9 +123,10 @@ def _record(header: Header, turns: int, row: Row, rows_in_turns: int, load: Load
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The valid rows, in their order, and messages on the other lines.
+    """The valid rows of ``rows.jsonl``, in the order of the file, and messages on the invalid lines.
 
-    incomplete: numbers of the turns that lack rows. last_turns: the largest number of turns, or 0 if there are none.
+    incomplete: numbers of the turns (groups of rows timed alternately) that lack rows. last_turns: the largest number
+    of such a group, or 0 if the file has no rows.
     """
 
     lines: tuple[Line, ...]
@@ -142,9 +147,9 @@ def read_rows(path: Path, header: Header) -> Rows:
 
 
 def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
-    """Return the rows of all lines, skipping invalid lines and those of other folders with a message.
+    """Return the rows in the lines of a file; invalid lines and those of other folders give a message instead.
 
-    where: text before line numbers in messages. Of rows that were measured several times, the last ones are used.
+    where: text before line numbers in messages. If a row was measured several times, the last result is used.
     """
     found: list[Line] = []
     problems: list[str] = []
@@ -166,17 +171,17 @@ def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
 
 
 def subject_key(row: Mapping[str, Any], header: Header) -> Key:
-    """Return the key that all rows of a subject share."""
+    """Return the key of the subject (what was measured, such as a layer's operation) of a row."""
     return tuple(row[name] for name in header.subject_columns)
 
 
 def row_key(row: Mapping[str, Any], header: Header) -> Key:
-    """Return the unique key of a row."""
+    """Return the key of a row: its subject and its contestant, which no other row shares."""
     return (*subject_key(row, header), *(row[name] for name in _CONTESTANT))
 
 
 def _checked(text: str, header: Header) -> Line:
-    """Return the row of a line. Raises ``InvalidInputError`` if it is invalid."""
+    """Return the row in a line of ``rows.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
     line = object_of_line(text, header, COLUMNS)
     _require_kinds(line)
     _require_samples(line, header.is_timed)
@@ -205,7 +210,10 @@ def _require_samples(line: Line, is_timed: bool) -> None:
 
 
 def object_of_line(text: str, header: Header, columns: Iterable[str]) -> dict[str, Any]:
-    """Return the JSON object of a line. Raises ``InvalidInputError`` if it is invalid or lacks one of the columns."""
+    """Return the JSON object of a line.
+
+    Raises ``InvalidInputError`` if the line is invalid or lacks one of ``columns``.
+    """
     try:
         line = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:

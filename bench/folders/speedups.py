@@ -24,14 +24,16 @@ Samples = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value estimated from samples, and its interval; NaN if there are too few samples."""
+    """A value estimated from samples, with the ends of its interval, which are NaN if there are too few samples."""
 
     value: float = nan
     low: float = nan
     high: float = nan
 
     def columns(self, name: str) -> dict[str, float]:
-        """Return the columns of tables. name: a format with ``{}`` in place of ``_low`` and ``_high``.
+        """Return the value and the ends of its interval as table columns.
+
+        name: column name with ``{}`` where ``_low`` and ``_high`` are inserted.
 
         >>> Estimate(2.0, 1.5, 3.0).columns("overhead{}_s")
         {'overhead_s': 2.0, 'overhead_low_s': 1.5, 'overhead_high_s': 3.0}
@@ -63,8 +65,8 @@ def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimat
 def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
     """Return the geometric mean of the speedups of subjects.
 
-    pairs: torch's samples and ours of each subject, as for ``speedup_of``. NaN without subjects; no interval if a
-    subject has none.
+    pairs: torch's samples and ours of each subject, as for ``speedup_of``. The mean is NaN without subjects, and has no
+    interval if the speedup of a subject has none.
 
     >>> mean_speedup([([0.4] * 3, [0.2] * 3), ([0.8] * 3, [0.1] * 3)])
     Estimate(value=4.0, low=4.0, high=4.0)
@@ -83,7 +85,7 @@ def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
 
 
 def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
-    """Return the overhead of a call over its algorithm alone: the median difference of a round, in seconds.
+    """Return the overhead of a call over its algorithm alone: the median of the rounds' differences, in seconds.
 
     call_s, alone_s: samples in seconds, where sample i of both is from round i. Only common rounds are used; there is
     no interval for fewer than ``LEAST_ROUNDS``.
@@ -101,7 +103,7 @@ def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
 
 
 def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the percentile interval of resampled values, at ``CONFIDENCE``."""
+    """Return the percentile interval of resampled values, which covers the fraction ``CONFIDENCE`` of them."""
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail))
     return float(low), float(high)
@@ -109,7 +111,7 @@ def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
 
 @lru_cache(maxsize=4096)  # of 8 KB each, shared by the tables and pictures of a folder
 def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Return the medians of resamples, drawn with replacement.
+    """Return the medians of bootstrap resamples: samples that are drawn with replacement.
 
     The same seed draws the same rounds, so that samples of a round stay paired.
     """

@@ -1,6 +1,6 @@
 """Writes a result folder row by row, so that a killed process loses at most the row it was writing.
 
-The same command with the same settings resumes where it stopped.
+A benchmark that is started again with the same settings resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class FolderWriter:
         self._turns = found.last_turns
 
     def known(self, subject: Subject) -> list[Line]:
-        """Return the rows of a subject that an earlier run measured, or an empty list if it is still to be measured."""
+        """Return the rows that an earlier run measured for a subject; empty if the subject is still unmeasured."""
         return self._known.get(subject_key(subject, self.header), [])
 
     def add(self, rows: Sequence[Row], load: Load | None = None) -> None:
-        """Write rows whose contestants were measured in the same turns to disk.
+        """Write the rows of contestants that were timed alternately to disk.
 
-        load: of the machine during the measurement. Raises ``OutputError`` if they cannot be written.
+        load: how busy the machine was during the measurement. Raises ``OutputError`` if the rows cannot be written.
         """
         self._turns += 1
         _append(self.path / ROWS_FILE, self._stream, lines_of(self.header, self._turns, rows, load or Load()))
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
 
     def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
-        """Write the candidates of a subject's tunings; call it before adding the subject's rows.
+        """Write what tuning measured for a subject to ``candidates.jsonl``; call this before adding its rows.
 
-        Raises ``OutputError`` if they cannot be written.
+        Raises ``OutputError`` if the file cannot be written.
         """
         if not tunings:
             return
@@ -79,9 +79,9 @@ class FolderWriter:
             _append(path, stream, line_of(self.header, subject, tunings))
 
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
-        """Keep the better of the stored limits of the machine and these, by dtype: it may have been busy before.
+        """Replace the stored best rates of the machine (by dtype) by these if better; it may have been busy before.
 
-        Raises ``OutputError`` if they cannot be written.
+        Raises ``OutputError`` if the rates cannot be written.
         """
         mine = self.header.limits
         better = {dtype: one.or_better(mine[dtype]) if dtype in mine else one for dtype, one in limits.items()}
@@ -105,7 +105,7 @@ class FolderWriter:
 
 @contextmanager
 def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
-    """Open a folder for writing: a new one, or one that an earlier run with the same settings began.
+    """Open a result folder for writing: a new one, or one that an earlier run with the same settings began.
 
     Raises ``InvalidInputError``, which lists the differences, for a folder with other settings, and ``OutputError`` if
     the folder cannot be written, is not a result folder, or is being written by another process.
@@ -131,9 +131,9 @@ def write_missing(
 ) -> None:
     """Measure the subjects that a folder still lacks, and write its summary.
 
-    wanted: by the values of the subject's columns, a function that measures it: called with the subject and its share
-    of the progress, it returns the rows. watch: reads the load of the machine. Raises what ``open_folder`` and the
-    functions raise.
+    wanted: functions that measure a subject, by the values of the subject's columns; each is called with the subject
+    and its share of the progress bar, and returns the subject's rows. watch: reads the load of the machine. Raises what
+    ``open_folder`` and the functions raise.
     """
     watch = watch or Watch()
     with open_folder(path, header) as folder:
@@ -147,7 +147,7 @@ def write_missing(
 
 
 def _made_or_found(path: Path, header: Header) -> Header:
-    """Write the header to a new folder, or check it against the folder's own; return the header in the folder."""
+    """Write the header to a new folder, or check it against an existing folder's; return the header on disk."""
     if (path / HEADER_FILE).exists():
         found = read_header(path)
         if differences := found.differences(header):
@@ -174,7 +174,7 @@ def _require_alone(path: Path, stream: IO[bytes]) -> None:
 
 
 def _end_last_line(path: Path, stream: IO[bytes]) -> None:
-    """Terminate a line that a killed process left incomplete, so that the next one starts on a new line."""
+    """Terminate a line that a killed process left incomplete, so that the next line starts on its own."""
     with path.open("rb") as written:
         size = written.seek(0, os.SEEK_END)
         written.seek(max(size - 1, 0))
@@ -183,7 +183,7 @@ def _end_last_line(path: Path, stream: IO[bytes]) -> None:
 
 
 def _append(path: Path, stream: IO[bytes], lines: str) -> None:
-    """Write lines to disk before returning."""
+    """Append lines to a file, and return after they are on disk."""
     try:
         stream.write(lines.encode())
         stream.flush()

@@ -1,4 +1,7 @@
-"""Pictures of the candidates of tuning. Each function returns ``None`` if there are no candidates for it."""
+"""Pictures of the candidates of tuning, which are algorithms timed at one micro-batch size each.
+
+Each function returns ``None`` if the report has no candidates for its picture.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _OURS = ("mucudnn-wd", "mucudnn")  # contestants of runs with several budgets, a
 
 
 def algorithms(report: Report) -> Figure | None:
-    """Draw every sample of each algorithm on the whole mini-batch, the fastest first."""
+    """Draw every time sample of each algorithm on the whole mini-batch, with the fastest algorithm first."""
 
     def sampled(subject: Subject) -> pandas.DataFrame:
         found = subject.undivided
@@ -58,12 +61,12 @@ def algorithms(report: Report) -> Figure | None:
 
 
 def _longest(report: Report, is_drawn: Callable[[Subject], bool]) -> list[Subject]:
-    """Return the drawable subjects that take torch longest."""
+    """Return the subjects that can be drawn, at most ``MOST_SUBJECTS``: those on which torch takes longest."""
     return list(islice(filter(is_drawn, report.subjects), MOST_SUBJECTS))
 
 
 def desirable(report: Report) -> Figure | None:
-    """Draw desirable sets: least time against workspace, with the undivided algorithms as points."""
+    """Draw each desirable set (least time against workspace), and the undivided algorithms beside it as points."""
     every = _longest(report, lambda subject: len(subject.desirable) > 0)
     if not every:
         return None
@@ -89,10 +92,10 @@ def _draw_desirable(axes: Axes, subject: Subject) -> None:
 
 
 def undivided_costs(subject: Subject) -> pandas.DataFrame:
-    """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each undivided algorithm, by the solver's cost model.
+    """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each algorithm run on the whole mini-batch.
 
-    As in ``solver.costs.pool``, setup and prepared bytes are the algorithm's over all micro-batch sizes. With those of
-    one size, a point could lie below the desirable set.
+    The costs follow the solver's model (``solver.costs.pool``): an algorithm's setup time and prepared bytes are taken
+    over all its micro-batch sizes. With the values of one size, a point could lie below the desirable set.
     """
     every, whole = subject.allowed.groupby("algorithm"), subject.undivided
     return pandas.DataFrame(
@@ -105,7 +108,7 @@ def undivided_costs(subject: Subject) -> pandas.DataFrame:
 
 
 def micro_batches(report: Report) -> Figure | None:
-    """Draw the time of a sample against the micro-batch size, a line for each algorithm."""
+    """Draw the milliseconds per sample against the micro-batch size, with a line for each algorithm."""
     every = _longest(report, lambda subject: subject.allowed["micro_batch_size"].nunique() > 1)
     if not every:
         return None
@@ -125,7 +128,7 @@ def micro_batches(report: Report) -> Figure | None:
 
 
 def errors(report: Report) -> Figure | None:
-    """Draw the relative error of each algorithm against float64, the least first."""
+    """Draw the relative error of each algorithm against float64, with the most accurate algorithm first."""
     known = report.folder.candidates.measured.dropna(subset=["relative_error"])
     known = known.assign(relative_error=known["relative_error"].astype(float))
     known = known[known["relative_error"] > 0]
@@ -153,9 +156,10 @@ def errors(report: Report) -> Figure | None:
 
 
 def budget(report: Report) -> Figure | None:
-    """Draw time against the workspace budget, solved again from the stored desirable sets, and each problem's segment.
+    """Draw a network's time against its workspace budget, and the part of the budget that each problem gets.
 
-    If there are several budgets, the smallest feasible one is drawn.
+    The division is solved again from the stored desirable sets. If the run had several budgets, the smallest feasible
+    one is drawn.
     """
     size = budget_of(report)
     if size is None:
@@ -179,7 +183,7 @@ def budget(report: Report) -> Figure | None:
 
 
 def budget_of(report: Report) -> int | None:
-    """Return the smallest feasible workspace budget of the run, in bytes; None if there is none."""
+    """Return the smallest workspace budget of the run, in bytes, that was feasible; None if there is none."""
     given = report.folder.header.settings.get("workspace_budget")
     try:
         sizes = [parse_bytes(one) for one in (given if isinstance(given, list) else [given]) if one is not None]
@@ -190,14 +194,14 @@ def budget_of(report: Report) -> int | None:
 
 
 def _ours(subject: Subject, budget: int) -> pandas.DataFrame:
-    """Return the rows of this budget; in a run with one budget, rows do not name it."""
+    """Return mucudnn's rows under this workspace budget. In a run with one budget, the rows do not mention it."""
     rows = subject.rows[subject.rows["contestant"].isin(_OURS) & subject.rows["configuration"].notna()]
     divided = rows[rows["contestant"] == _OURS[0]]
     return divided[divided["limit_bytes"] == budget] if len(divided) else rows
 
 
 def _options(subject: Subject) -> list[Configuration]:
-    """Return the desirable set as configurations; none if a text cannot be parsed."""
+    """Return the subject's desirable set as configurations; an empty list if the text of one cannot be parsed."""
     points = subject.desirable[["configuration", "time_s", "workspace_bytes"]].itertuples(index=False, name=None)
     try:
         return [
@@ -209,9 +213,10 @@ def _options(subject: Subject) -> list[Configuration]:
 
 
 def _segment(subject: Subject, row: pandas.Series[Any], options: list[Configuration]) -> tuple[str, int, int]:
-    """Return name, workspace in bytes, and the additional bytes of the next faster configuration.
+    """Return a problem's name, its workspace bytes, and how many more the next faster configuration needs.
 
-    Whole runs may have chosen a configuration outside the desirable set; its time is the median of its samples.
+    If the chosen configuration is outside the desirable set, as timing of whole runs allows, its time is the median of
+    its samples.
     """
     workspace = 0 if pandas.isna(row["workspace_bytes"]) else int(row["workspace_bytes"])
     predicted = {str(c): c.time_s for c in options}

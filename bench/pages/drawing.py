@@ -42,17 +42,17 @@ _LEGEND_INCHES = 2.8  # of a column of a legend
 
 
 def one_line(text: str) -> str:
-    """Make text safe for pictures: one line, no characters that SVG forbids, no formulas."""
+    """Return the text in a form that pictures can show: one line, no characters that SVG forbids, no formulas."""
     return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
 
 
 def plain(text: str) -> str:
-    """Make text safe for pictures, and shorten it to 44 characters."""
+    """Return the text in a form that pictures can show, shortened to 44 characters."""
     return one_line(text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…")
 
 
 def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str:
-    """Name a contestant under its choices: ``mucudnn, power-of-two, 64 MiB``."""
+    """Return a contestant's name with its policy and workspace limit: ``mucudnn, power-of-two, 64 MiB``."""
     if pandas.isna(policy):
         return contestant
     limit = "no limit" if pandas.isna(limit_bytes) else format_bytes(int(limit_bytes))
@@ -60,13 +60,13 @@ def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str
 
 
 def with_series(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add ``series``, the name of each contestant under its choices."""
+    """Add the column ``series`` to the rows: each contestant's name with its policy and workspace limit."""
     every = zip(*(rows[name] for name in CONTESTANT), strict=True)
     return rows.assign(series=[series_label(*each) for each in every])
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name, most frequent first; torch's own is grey."""
+    """Return a colour for each name, ordered by how often names occur; PyTorch's own convolution is grey."""
     found = [name for name, _ in Counter(names).most_common()]
     others = [name for name in found if name not in (TORCH, TORCHS_OWN)]
     by_name = {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
@@ -74,7 +74,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def legend_above(figure: Figure) -> None:
-    """Add one legend above all axes, with each label once."""
+    """Add one legend above all axes of a figure, in which each label appears once."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
     handles = {text: handle for each in pairs for handle, text in each}
     columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
@@ -82,7 +82,7 @@ def legend_above(figure: Figure) -> None:
 
 
 def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with this number of axes, three in a row."""
+    """Return a figure and its ``count`` axes, arranged three side by side in each line."""
     columns = min(_COLUMNS, count)
     lines = -(-count // columns)
     figure = new_figure(_PANEL_INCHES * columns, lines * height_inches, "")
@@ -95,7 +95,7 @@ def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
 def named_rows(
     names: Sequence[str], row_inches: float, width_inches: float, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of axes side by side, with a shared y axis on which each name has a row, from the top."""
+    """Return a figure and its axes, side by side, with a shared y axis that has a line for each name, from the top."""
     figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)), "")
     every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
     name_places(every[0], names)
@@ -103,18 +103,18 @@ def named_rows(
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Name the places of the y axis from the top down."""
+    """Label the y axis with the names, from the top down, at the places 0, 1, 2 and so on."""
     axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Return the y coordinates of one of several series side by side."""
+    """Return y coordinates around each place, for series number ``index`` of ``count`` series drawn side by side."""
     return np.asarray(places, dtype=float) + 0.8 * ((np.asarray(index) + 0.5) / count - 0.5)
 
 
 def x_ratio_axis(axes: Axes) -> None:
-    """Make the x axis a logarithmic one of ratios, with plain numbers and a line at 1."""
+    """Make the x axis logarithmic, for ratios: its ticks are plain numbers, and a line marks the ratio 1."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     axes.axvline(1, color=FAINT, linewidth=1)
@@ -126,7 +126,7 @@ def x_ratio_axis(axes: Axes) -> None:
 def draw_boxes(
     axes: Axes, values: Sequence[ArrayLike], places: Sequence[float], width: float, colour: str, **style: Any
 ) -> None:
-    """Draw a horizontal box for each group of values."""
+    """Draw a horizontal box plot for each group of values."""
     thin = {"color": colour, "linewidth": 0.9}
     axes.boxplot(
         values,
@@ -143,9 +143,9 @@ def draw_boxes(
 
 
 def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]) -> None:
-    """Draw samples in milliseconds, a row for each name: a violin, a box, and every sample.
+    """Draw time samples in milliseconds. Each name gets a line with a violin, a box, and a point for every sample.
 
-    by_name: names with their samples in seconds and colours.
+    by_name: the samples in seconds and the colour for each name.
     """
     names = []
     for place, (name, samples_s, colour) in enumerate(by_name):
@@ -167,7 +167,7 @@ def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]
 def draw_bars(
     axes: Axes, y: ArrayLike, left: ArrayLike, right: ArrayLike, thickness: float, colour: str, **style: Any
 ) -> None:
-    """Draw horizontal bars of one colour as a single path, which keeps files small."""
+    """Draw horizontal bars of one colour, all as a single path, which keeps picture files small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

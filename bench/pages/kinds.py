@@ -1,4 +1,7 @@
-"""The kinds of pictures, by their names in commands and recipes. Has no imports, to keep --help fast."""
+"""The kinds of pictures of a result folder, by their names in commands and recipes.
+
+This module imports nothing, to keep --help fast.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ _PROBLEMS = "rows of convolutions with all columns of their problems"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of picture.
+    """A kind of picture of a result folder.
 
-    title: heading of the picture. summary: its line in the list of all. caption: how to read it. needs: what a folder
-    must contain.
+    title: heading of the picture. summary: its line in the list of all kinds. caption: how to read the picture. needs:
+    what a result folder must contain for it.
     """
 
     title: str

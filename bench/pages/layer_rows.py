@@ -1,4 +1,4 @@
-"""Rows that join the operations of a layer, as in DeepBench's tables, and summaries of contestants."""
+"""Functions that join the result rows of a layer's operations, as in DeepBench's tables, and summarize contestants."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by their operation
 
 
 def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row for each layer, contestant, policy and limit, in the order of ``rows``, the result of ``measured``.
+    """Return a row for each layer, contestant, policy and workspace limit, in the order of ``rows``.
 
-    Columns: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for each operation, by DeepBench's names, its seconds
-    and configuration, such as ``forward_s`` and ``forward_configuration``; ``total_s``; ``flops_per_s`` of the total;
-    the total's ``speedup`` with its interval; ``over_bound``; ``same_as`` if all operations have the same; the largest
-    ``workspace_bytes`` and ``relative_error``; ``load``; and the published totals. NaN if one of the layer's operations
-    is missing.
+    rows: the result of ``measured``. Columns of the result: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for
+    each operation, by DeepBench's names, its seconds and configuration, such as ``forward_s`` and
+    ``forward_configuration``; ``total_s``; ``flops_per_s`` of the total; the total's ``speedup`` with its interval;
+    ``over_bound``; ``same_as`` if all operations agree in it; the largest ``workspace_bytes`` and ``relative_error``;
+    ``load``; and the published totals. NaN if one of the layer's operations is missing.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -46,7 +46,10 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, Mapping[_Key, _Operations]]:
-    """Return the rows by layer, contestant with its choices, and operation; missing values are None."""
+    """Return a table's rows as nested mappings: by layer, then by contestant, policy and limit, then by operation.
+
+    Missing values are None.
+    """
     found: dict[_Key, dict[_Key, dict[str, Mapping[Hashable, Any]]]] = {}
     for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
         layer, contestant = (tuple(row[name] for name in names) for names in (subject, CONTESTANT))
@@ -55,7 +58,7 @@ def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, M
 
 
 def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of one contestant on one layer. every: the rows of all contestants."""
+    """Return the columns of one contestant on one layer. every: the rows of all contestants on that layer."""
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
         row = ours.get(operation, {})
@@ -77,14 +80,14 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
 
 
 def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
-    """Return the speedup of all operations together; NaN if either lacks an operation."""
+    """Return the speedup of ``ours`` over the reference, all operations summed; NaN if one lacks an operation."""
     names = [name for name in OPERATIONS if name in reference or name in ours]  # draws are by position
     samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
     return speedup_of(*samples)
 
 
 def _sum(rows: _Operations, name: str) -> float:
-    """Return the sum of a column; NaN if a value is missing."""
+    """Return the sum of a column over all operations; NaN if a value is missing."""
     values = [row[name] for row in rows.values()]
     return nan if None in values else float(sum(values))
 
@@ -94,11 +97,12 @@ def _most(rows: _Operations, name: str) -> float:
 
 
 def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row for each contestant, policy and limit that was timed, from what ``measured`` returned.
+    """Return a row for each timed combination of contestant, policy and limit. rows: the result of ``measured``.
 
-    Columns: those of ``CONTESTANT``; ``problems``, the number timed; ``speedup`` over torch, the geometric mean, with
-    its interval; for convolutions also that of each operation, such as ``speedup_forward``, and the geometric mean
-    ``over_bound``; ``total_s``, the sum of times weighted by occurrences, and ``torch_s``, torch's for the same.
+    Columns: those of ``CONTESTANT``; ``problems``, the number of timed problems; ``speedup`` over torch, a geometric
+    mean, with its interval; for convolutions also the speedup of each operation, such as ``speedup_forward``, and the
+    geometric mean ``over_bound``; ``total_s``, the sum of times weighted by occurrences, and ``torch_s``, torch's sum
+    for the same problems.
     """
     if rows.empty:
         return pandas.DataFrame()
@@ -126,7 +130,7 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
 
 
 def _mean_speedup(group: pandas.DataFrame) -> Estimate:
-    """Return the geometric mean of the speedups over torch; torch's own rows have none."""
+    """Return the geometric mean of the rows' speedups over torch; torch's own rows have no speedup."""
     of = group.dropna(subset=["speedup"])
     return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
 
@@ -137,11 +141,12 @@ def _geometric_mean(values: pandas.Series[float]) -> float:
 
 
 def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the gain of dividing over the best undivided algorithm under the same limit. rows: of ``measured``.
+    """Return how much faster dividing mini-batches is than the best undivided algorithm under the same limit.
 
-    There is a row for each layer, policy and limit, with the columns ``layer``, those of ``LAYER``, ``policy``,
-    ``limit_bytes``, and ``gain``, the sum of the undivided medians over that of ours, with ``gain_low`` and
-    ``gain_high`` (see ``speedup_of``). NaN if one of the two was timed on fewer operations.
+    rows: the result of ``measured``. The result has a row for each layer, policy and limit, with the columns ``layer``,
+    those of ``LAYER``, ``policy``, ``limit_bytes``, and ``gain``, the undivided algorithms' sum of medians over
+    mucudnn's, with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``). NaN if one of the two was timed on
+    fewer operations.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -156,9 +161,10 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the published bars of the layers that ``gains`` returned: ``layer``, and a column for each limit.
+    """Return the gains that the paper's authors published for these layers: ``layer``, and a column for each limit.
 
-    Layers match by geometry, with any mini-batch; unpublished ones have no row.
+    layers: the result of ``gains``. Layers match by geometry, with any mini-batch; a layer without published gains has
+    no row.
     """
     ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
     return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))

@@ -28,16 +28,16 @@ _METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "dist
 
 
 def measured(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows of a folder, in its order, with the columns that reports show.
+    """Return the rows of a result folder, in their order there, with the columns that reports show.
 
-    Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch in the same turns;
-    ``spread``, the interquartile range over the median. Of convolutions also ``kind``; ``flops``, of the direct method;
-    ``bound_s`` and ``over_bound``, the machine's limit and the time over it; ``flops_per_s``; ``flops_per_byte``, of
-    the least bytes; ``same_as``, ``UNDIVIDED`` if the row has the same configuration as the undivided one; and a column
-    for each machine of DeepBench's published times, in seconds, named ``PUBLISHED`` machine. For operator metrics also
-    ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, the time of a call through a module
-    beyond the algorithm alone. For whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the
-    time, as text. Unknown values are NaN.
+    Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch timed in the same
+    turns; ``spread``, the interquartile range over the median. For convolutions also ``kind``; ``flops``, of the direct
+    method; ``bound_s``, a lower bound by the machine's rates, and ``over_bound``, the time over that bound;
+    ``flops_per_s``; ``flops_per_byte``, of the least bytes; ``same_as``, ``UNDIVIDED`` if the row has the same
+    configuration as the undivided contestant; and for each machine of DeepBench's published times a column of seconds,
+    named ``PUBLISHED`` machine. For operator metrics also ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``,
+    ``overhead_high_s``, the time of a call through a module beyond the algorithm alone. For whole models
+    ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows)
@@ -50,19 +50,19 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
-    """Return whether the rows are of convolutions, with all columns of their problems."""
+    """Return whether the rows describe convolutions, which is so if they have all columns of a convolution problem."""
     if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
         return False
     return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
 
 
 def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return rows of convolutions with ``layer`` as text, which is the kind of layer if layers have no names."""
+    """Return convolution rows whose column ``layer`` is text: the layer's name, or its kind if layers have no names."""
     return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
 def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
-    """Count the values that are not numbers in each numeric column of ``rows``, which are as read from files."""
+    """Return, for each numeric column of rows read from files, how many of its values are not numbers."""
     found = {}
     for name in set(_NUMBERS) & set(rows.columns):
         given = rows[name].notna()
@@ -72,7 +72,10 @@ def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
 
 
 def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a copy with all numeric and text columns: missing ones empty, and NaN for values that are not numbers."""
+    """Return a copy of the rows that has every numeric and text column, each converted to its type.
+
+    A column that the rows lack is empty; a value in a numeric column that is not a number becomes NaN.
+    """
     rows = rows.copy()
     for name in _NUMBERS:
         found = rows[name] if name in rows else pandas.Series(nan, index=rows.index)
@@ -99,7 +102,7 @@ def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) 
 
 
 def _with_same(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add ``same_as``: ``UNDIVIDED`` if the undivided row under the same limit has the same configuration."""
+    """Add the column ``same_as``: ``UNDIVIDED`` where the undivided row under that limit has the same configuration."""
     keys = ["turns", "memory_format", "limit_bytes", "configuration"]
     undivided = rows[rows["contestant"] == UNDIVIDED].dropna(subset=["configuration"])[keys]
     found = rows[keys].merge(undivided.drop_duplicates().assign(same_as=UNDIVIDED), how="left")["same_as"]
@@ -131,7 +134,7 @@ def _spread(samples: list[float]) -> float:
 
 
 def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add rates and overheads, and convert the columns of metrics to numbers."""
+    """Add samples per second and the overheads of calls to the rows, and convert columns of metrics to numbers."""
     alone_s = [_samples_in(value) for value in rows[_ALONE]]
     found = (overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True))
     numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in _METRICS if name in rows}
@@ -140,7 +143,7 @@ def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _samples_in(value: object) -> list[float]:
-    """Return the samples in a cell; empty if it is not a list of finite numbers."""
+    """Return the time samples that a cell of a table lists; empty if the cell is not a list of finite numbers."""
     numbers = pandas.to_numeric(pandas.Series(value if isinstance(value, list) else [], dtype=object), errors="coerce")
     return numbers.astype(float).tolist() if np.isfinite(numbers.astype(float)).all() else []
 
@@ -162,9 +165,9 @@ def _bounds(row: Mapping[Any, Any], limits: Mapping[str, MachineLimits]) -> dict
 
 
 def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add a column for each machine with published times of the same geometry, mini-batch and operation.
+    """Add a column for each machine with published times of the row's geometry, mini-batch and operation.
 
-    Rows with dilation or groups have none, since the published times are of ordinary convolutions.
+    Rows with dilation or groups get no value, since the published times are of ordinary convolutions.
     """
     times = published_times()
     times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
@@ -175,12 +178,12 @@ def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def machines_of(rows: pandas.DataFrame) -> list[str]:
-    """Return the machines with published times for any of the rows."""
+    """Return the machines that have published times for at least one of the rows."""
     return [str(name).removeprefix(PUBLISHED) for name in rows.columns if str(name).startswith(PUBLISHED)]
 
 
 def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
-    """Return the number of published geometries without a row, and of all published ones."""
+    """Return two numbers: of published geometries that have no row in this table, and of all published geometries."""
     every = {tuple(map(int, key)) for key in published_times()[list(GEOMETRY)].drop_duplicates().to_numpy()}
     if not has_problems(rows):
         return len(every), len(every)

@@ -37,7 +37,7 @@ DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
 
 
 def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
-    """Return the pictures that can be drawn, each with its ``src`` for ``img``; or an empty list and the reason."""
+    """Return the drawable pictures, each with the ``src`` of its ``img``; an empty list and why without matplotlib."""
     try:
         require_matplotlib()
     except UnavailableError as error:
@@ -50,14 +50,14 @@ def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
 
 
 def embedded(figure: Figure) -> str:
-    """Return the figure as a ``data:`` address of its SVG file."""
+    """Return the figure as a ``data:`` address that contains its SVG file, for use in an HTML page."""
     stream = BytesIO()
     write_figure(figure, stream, "svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 def write_picture(name: str, folder: ResultFolder, path: Path, layers: Sequence[str] = ()) -> None:
-    """Draw one picture into a PNG or SVG file. layers: only these; empty for all.
+    """Draw one picture of a result folder into a PNG or SVG file. layers: those to draw; empty for all.
 
     Raises ``InvalidInputError`` for a layer that is not in the folder, and if the folder lacks what the picture needs;
     ``UnavailableError`` if matplotlib is not installed; ``OutputError`` if the file cannot be written.

@@ -1,4 +1,4 @@
-"""The report of one result folder: the rows, tables and remarks that pages, text and pictures are made of."""
+"""The report of one result folder: the rows, tables and remarks from which pages, text and pictures are made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A tuned subject: its rows, and its candidates and desirable set."""
+    """A tuned operation of a layer: its rows in the results, its measured candidates, and its desirable set."""
 
     name: str
     batch_size: int
@@ -38,18 +38,18 @@ class Subject:
 
     @property
     def allowed(self) -> pandas.DataFrame:
-        """Candidates whose error is within the limit."""
+        """The candidates whose numerical error is within the limit."""
         return self.measured[self.measured["is_allowed"].astype(bool)]
 
     @property
     def undivided(self) -> pandas.DataFrame:
-        """Allowed candidates that compute the whole mini-batch at once."""
+        """The allowed candidates that compute the whole mini-batch at once."""
         return self.allowed[self.allowed["micro_batch_size"] == self.batch_size]
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A result folder and everything shown of it. rows: the result of ``measured``."""
+    """A result folder with everything that is shown of it. rows: the result of ``measured``."""
 
     folder: ResultFolder
     rows: pandas.DataFrame
@@ -60,12 +60,12 @@ class Report:
 
     @cached_property
     def layers(self) -> pandas.DataFrame:
-        """Rows of layers, as ``layer_rows`` returns them."""
+        """The rows of this result folder joined by layer, as ``layer_rows`` returns them."""
         return layer_rows(self.rows)
 
     @cached_property
     def tables(self) -> list[TextTable]:
-        """The tables that have rows."""
+        """The tables of this report, without those that have no rows."""
         every = (
             summary_table(summary_rows(self.rows)),
             layer_table(self.layers),
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Facts that all rows share, by name."""
+        """The facts that hold for all rows, such as the environment and the date, by name."""
         header = self.folder.header
         limits = "; ".join(f"{dtype}: {limit}" for dtype, limit in header.limits.items() if limit.are_known)
         return {
@@ -90,7 +90,7 @@ class Report:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The choices of the run, by name."""
+        """The settings of the benchmark run as text, by name."""
         return {
             _NAMES.get(name, name.replace("_", " ")): _NONE.get(name, "none")
             if value is None
@@ -100,7 +100,7 @@ class Report:
 
     @cached_property
     def missing(self) -> dict[str, list[str]]:
-        """The items that are not shown, by reason."""
+        """The items that the report does not show, as lists by the reason why."""
         found: dict[str, list[str]] = {}
         for reason, text in _missing(self.folder, self.rows):
             found.setdefault(reason, []).append(text)
@@ -108,7 +108,7 @@ class Report:
 
     @cached_property
     def subjects(self) -> list[Subject]:
-        """Subjects that were tuned and have candidates; those that take torch longest come first."""
+        """The subjects that were tuned and have candidates, in descending order of torch's time."""
         candidates, desirable = self.folder.candidates.measured, self.folder.candidates.desirable
         keys = self._keys(self.rows)
         rows = dict(tuple(self.rows.groupby(keys, sort=False)))
@@ -124,12 +124,12 @@ class Report:
         return [subject for _, subject in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def _keys(self, frame: pandas.DataFrame) -> pandas.Series[str]:
-        """Return a text for each row that identifies its subject."""
+        """Return a text for each row, equal for rows with the same subject, such as an operation of a layer."""
         columns = [frame[name].tolist() for name in self.folder.header.subject_columns]
         return pandas.Series(["\n".join(map(str, of)) for of in zip(*columns, strict=True)], frame.index, dtype=object)
 
     def of_layers(self, names: Sequence[str]) -> Report:
-        """Return a report of these layers only. Raises ``InvalidInputError`` for a layer that is not in the folder."""
+        """Return a report of the named layers only. Raises ``InvalidInputError`` for a layer not in the folder."""
         known = list(dict.fromkeys(self.rows["layer"])) if "layer" in self.rows else []
         if unknown := [name for name in names if name not in known]:
             raise InvalidInputError(
@@ -144,12 +144,12 @@ class Report:
 
 
 def report_of(folder: ResultFolder) -> Report:
-    """Return the report of a folder."""
+    """Return the report of a result folder, with all numbers computed."""
     return Report(folder, measured(folder))
 
 
 def name_of(row: Mapping[Hashable, Any]) -> str:
-    """Name a subject by its layer and operation, and by the memory format unless it is contiguous."""
+    """Return a row's name: its layer and operation, and also its memory format unless that is contiguous."""
     names = [str(row[name]) for name in ("layer", "operation") if name in row]
     if row.get("memory_format", "contiguous") != "contiguous":
         names.append(str(row["memory_format"]))
@@ -165,7 +165,7 @@ def _setting(value: object, *, is_size: bool) -> str:
 
 
 def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a reason and an item that is not shown because of it."""
+    """Yield pairs of a reason and an item that the report does not show for that reason."""
     for one in folder.left_out:
         yield f"not measured: {one.reason}", one.what
     for problem in folder.problems:

@@ -1,4 +1,4 @@
-"""Reports of the result folders in a path, as one page, as Markdown, in the terminal, and as CSV for programs."""
+"""Reports of all result folders in a path, as one HTML page, as Markdown, in the terminal, and as CSV for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INNER = ("format_version", "folder", "samples_s", "alone_samples_s", "error_map
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reports:
-    """Reports of the result folders in a path, by their names there. unreadable: errors of skipped folders."""
+    """The reports of the result folders in a path, by folder name. unreadable: the errors of skipped folders."""
 
     path: Path
     by_name: dict[str, Report]
@@ -35,11 +35,14 @@ class Reports:
 
     @property
     def only(self) -> Report | None:
-        """The report, if it is the only one and no folder was skipped."""
+        """The one report, if the path has exactly one result folder and none was skipped; otherwise None."""
         return next(iter(self.by_name.values())) if len(self.by_name) == 1 and not self.unreadable else None
 
     def joined(self, frame_of: Callable[[Report], pandas.DataFrame]) -> pandas.DataFrame:
-        """Concatenate a frame of each report; several get the column ``RESULT_FOLDER``."""
+        """Concatenate one data frame of each report. The column ``RESULT_FOLDER`` names the report's folder.
+
+        If there is only one report, return its frame without that column.
+        """
         if self.only is not None:
             return frame_of(self.only)
         frames = {name: frame_of(report).dropna(axis=1, how="all") for name, report in self.by_name.items()}
@@ -49,9 +52,9 @@ class Reports:
 
 
 def reports_in(path: Path) -> Reports:
-    """Read a result folder, a file of ``--json``, or all result folders inside a folder, skipping unreadable ones.
+    """Read the reports in a path: a result folder, a file written by ``--json``, or a folder of result folders.
 
-    Raises ``InvalidInputError`` if nothing can be read.
+    Unreadable result folders are skipped. Raises ``InvalidInputError`` if nothing can be read.
     """
     if path.is_file():
         return Reports(path, {path.name: report_of(read_result_file(path))})
@@ -71,7 +74,7 @@ def reports_in(path: Path) -> Reports:
 
 
 def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
-    """Return one page of all reports, with a section for each if there are several.
+    """Return one HTML page with all reports, with a section for each report if there are several.
 
     Raises ``UnavailableError`` if jinja2 is not installed.
     """
@@ -90,7 +93,7 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
 
 
 def printed_table(table: TextTable) -> Table:
-    """Return a table for the terminal."""
+    """Convert a table of a report to one that can be printed in the terminal."""
     titles = [column.title for column in table.columns]
     are_text = next((index for index, column in enumerate(table.columns) if column.form), len(titles))
     printed = new_table(table.title, tuple(titles[:are_text]), titles[are_text:])
@@ -100,12 +103,12 @@ def printed_table(table: TextTable) -> Table:
 
 
 def missing_in_words(report: Report) -> str:
-    """Return a line for each reason why something is not shown; empty if nothing was left out."""
+    """Return a line for each reason why items of the report are not shown; empty if everything is shown."""
     return "\n".join(f"{reason}: {some(things)}" for reason, things in report.missing.items())
 
 
 def markdown_of(reports: Reports) -> str:
-    """Return all reports as Markdown, without pictures, and the errors of folders that were skipped."""
+    """Return all reports as one Markdown text, without pictures; errors of skipped folders are listed."""
     if reports.only is not None:
         return "\n".join(_markdown_lines(reports.only))
     lines = [f"# {_plain(str(reports.path))}: {len(reports.by_name)} result folders", ""]
@@ -116,7 +119,7 @@ def markdown_of(reports: Reports) -> str:
 
 
 def _markdown_lines(report: Report, deeper: str = "", before: str = "") -> Iterator[str]:
-    """Yield the lines of a report. deeper: prefix of headings. before: prefix of the title."""
+    """Yield the Markdown lines of a report. deeper: prefix of its headings. before: prefix of its title."""
     yield f"{deeper}# {_plain(before + report.title)}\n"
     yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts.items(), *report.settings.items()))
     tables = [[*_markdown_table(table, deeper)] for table in report.tables]
@@ -141,13 +144,16 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape text for Markdown, and join its lines."""
+    """Return the text on one line, with Markdown's special characters escaped."""
     text = " ".join(text.split())
     return "".join(f"\\{one}" if one in "\\`*_{}[]<>|#&$~" else one for one in text)
 
 
 def write_layers(rows: pandas.DataFrame, path: Path) -> None:
-    """Write the result of ``layer_rows`` as CSV: DeepBench's columns, with times in ms, then all others unchanged."""
+    """Write layers as a CSV file: first DeepBench's columns, with times in ms, then all other columns unchanged.
+
+    rows: the result of ``layer_rows``.
+    """
     first = [name for name in (RESULT_FOLDER, "layer", *DEEPBENCH) if name in rows]
     rows = rows[[*first, *rows.columns.difference(first, sort=False)]].rename(columns=DEEPBENCH)
     for name in (*OPERATIONS.values(), "total"):
@@ -158,5 +164,8 @@ def write_layers(rows: pandas.DataFrame, path: Path) -> None:
 
 
 def write_frame(rows: pandas.DataFrame, path: Path) -> None:
-    """Write a data frame as CSV, in seconds and bytes, with all digits and without samples. See ``whole_file``."""
+    """Write a data frame as a CSV file in seconds and bytes, with all digits, but without the single time samples.
+
+    See ``whole_file``.
+    """
     write_csv_of(path, rows.drop(columns=list(_INNER), errors="ignore"))

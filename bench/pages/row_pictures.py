@@ -1,4 +1,4 @@
-"""Pictures of the rows of a result folder. Each function returns ``None`` if there are no rows for it."""
+"""Pictures of the rows of a result folder. Each function returns ``None`` if the report has no rows for its picture."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _GAP = 0.4  # between pieces, in per cent of the mini-batch
 
 
 def speedups(report: Report) -> Figure | None:
-    """Draw the speedup of each layer under each workspace limit, one column of points for each operation."""
+    """Draw the speedup of each layer under each workspace limit, with a column of points for each operation."""
     if not has_problems(report.rows):
         return None
     rows = with_series(with_layers(report.rows.dropna(subset=["speedup"])))
@@ -71,7 +71,7 @@ def speedups(report: Report) -> Figure | None:
 def _by_operation(
     rows: pandas.DataFrame, layers: Sequence[str], row_inches: float, unit: str
 ) -> tuple[Figure, list[tuple[Axes, pandas.DataFrame]]]:
-    """Return a figure, and for each operation its axes, on which each layer has a row, and its rows."""
+    """Return a figure with a line for each layer, and pairs of axes and rows, one pair for each operation."""
     operations = [name for name in Operation if (rows["operation"] == name).any()]
     figure, every = named_rows(layers, row_inches, 4 + 3 * len(operations), len(operations))
     for axes, operation in zip(every, operations, strict=True):
@@ -80,7 +80,7 @@ def _by_operation(
 
 
 def divided(report: Report) -> Figure | None:
-    """Draw the gain of dividing over the best undivided algorithm, beside the bars published by the paper's authors."""
+    """Draw how much faster dividing is than the best undivided algorithm, beside the gains that the paper reports."""
     found = gains(report.rows)
     if found.empty or (found := found.dropna(subset=["gain"])).empty:
         return None
@@ -112,7 +112,7 @@ def divided(report: Report) -> Figure | None:
 
 
 def limits(report: Report) -> Figure | None:
-    """Draw rates against the machine's limits (a roofline), and time over the limit by kind of layer."""
+    """Draw a roofline plot (rates of computation against the machine's limits), and time / bound by kind of layer."""
     if not has_problems(report.rows):
         return None
     rows = with_series(report.rows.dropna(subset=["over_bound"]))
@@ -143,7 +143,7 @@ def limits(report: Report) -> Figure | None:
 
 
 def samples(report: Report) -> Figure | None:
-    """Draw every sample of each contestant, for the subjects that take torch longest."""
+    """Draw every time sample of each contestant, for the subjects on which torch takes longest."""
     rows = with_series(report.rows[report.rows["samples_s"].map(len) > 0])
     if rows.empty:
         return None
@@ -159,7 +159,7 @@ def samples(report: Report) -> Figure | None:
 
 
 def cuts(report: Report) -> Figure | None:
-    """Draw how configurations cut the mini-batch: a bar for each layer and operation, a piece for each micro-batch."""
+    """Draw how configurations divide mini-batches: a bar for each layer and operation, a piece per micro-batch."""
     rows = report.rows
     if not has_problems(rows):
         return None
@@ -189,7 +189,7 @@ def cuts(report: Report) -> Figure | None:
 
 
 def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
-    """Return the micro-batches of a configuration; none if its text cannot be parsed."""
+    """Return the micro-batches that a configuration consists of; none if the configuration's text cannot be parsed."""
     try:
         return counts_in(text)
     except InvalidInputError:
@@ -197,7 +197,7 @@ def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 
 def pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, float, float]]:
-    """Yield the pieces of a bar: algorithm, begin and end, from 0 to 1."""
+    """Yield the pieces of a bar that shows micro-batches: the algorithm of each piece, its begin and end (0 to 1)."""
     whole = sum(micro_config.micro_batch_size * count for micro_config, count in cuts)
     done = 0
     for micro_config, count in cuts:
@@ -210,7 +210,7 @@ def pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, float
 
 
 def memory(report: Report) -> Figure | None:
-    """Draw the memory of each layer: its output, its filter, and the workspace of its operations."""
+    """Draw the memory of each layer: that of its output, of its filter, and of the workspace of its operations."""
     layers = memory_of_layers(report.rows)
     if layers.empty:
         return None
@@ -234,10 +234,10 @@ def memory(report: Report) -> Figure | None:
 
 
 def memory_of_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row for each layer and contestant with workspaces, in bytes.
+    """Return a row of memory sizes in bytes for each layer and each contestant that has workspaces.
 
     Columns: ``layer``, ``series``, ``activation_bytes`` (the output of the forward pass), ``parameter_bytes`` (the
-    filter), ``workspace_bytes`` (the largest of its operations).
+    filter), ``workspace_bytes`` (the largest of the layer's operations).
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -257,7 +257,7 @@ def _memory(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def tuning(report: Report) -> Figure | None:
-    """Draw the time of tuning for each policy and limit, and the solver's share of it."""
+    """Draw how long tuning took under each policy and workspace limit, and the share of that time in the solver."""
     rows = with_series(report.rows[report.rows["policy"].notna()])
     sums = pandas.DataFrame(
         {

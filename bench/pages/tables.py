@@ -15,9 +15,9 @@ from mucudnn.bench.pages.measured import PUBLISHED, machines_of
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its key in the data frame, its group of columns, its title with the unit.
+    """A column of a table: its key in the data frame, its group of columns, and its title with the unit.
 
-    form: format of numbers, None for text. scale: factor of numbers.
+    form: the format of its numbers, None for text. scale: the factor by which numbers are multiplied.
     """
 
     key: str
@@ -27,7 +27,7 @@ class Column:
     scale: float = 1.0
 
     def text(self, value: object) -> str:
-        """Return the text of a cell; empty if there is no value."""
+        """Return the text that a cell of this column shows for a value; empty if there is no value."""
         if value is None or value != value:
             return ""
         if self.form is None or not isinstance(value, (int, float)):
@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table as readers see it. identity: its ``id`` in the page."""
+    """A table whose cells are texts, as readers see it. identity: the table's ``id`` in the HTML page."""
 
     identity: str
     title: str
@@ -47,12 +47,12 @@ class TextTable:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """Adjacent groups of columns, each with its number of columns."""
+        """The names of adjacent groups of columns, each with the number of columns in the group."""
         return [(group, len(list(of))) for group, of in groupby(self.columns, lambda column: column.group)]
 
     @property
     def choices(self) -> list[tuple[int, str, list[str]]]:
-        """Columns with a choice of values to filter by: index, title, values in their order."""
+        """The columns by whose values a reader can filter: the index and title of each, and its values in order."""
         return [
             (index, column.title, values)
             for index, column in enumerate(self.columns)
@@ -149,21 +149,21 @@ _SUMMARY = (
 
 
 def summary_table(rows: pandas.DataFrame) -> TextTable:
-    """Return the table of the result of ``summary_rows``."""
+    """Return a table for readers from the rows of ``summary_rows``, one for each contestant, policy and limit."""
     return _table("summary", "Summary", "Each contestant over all that it was timed on.", _SUMMARY, rows)
 
 
 def layer_table(rows: pandas.DataFrame) -> TextTable:
-    """Return the table of the result of ``layer_rows``: DeepBench's columns, then ours."""
+    """Return a table for readers from the rows of ``layer_rows``: first DeepBench's columns, then mucudnn's own."""
     caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     columns = (*_LAYERS, *_published(rows, "total, ms, published elsewhere"))
     return _table("layers", "Layers", caption, columns, rows)
 
 
 def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
-    """Return the table of the result of ``measured``: a row for each subject and contestant.
+    """Return a table for readers from the rows of ``measured``, one for each subject and contestant.
 
-    subject: the columns that identify a subject.
+    subject: the columns that identify a subject, such as the layer and the operation.
     """
     is_convolution = "kind" in rows
     sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # these are in the table of layers
@@ -182,7 +182,7 @@ def _published(rows: pandas.DataFrame, group: str) -> list[Column]:
 
 
 def _others(rows: pandas.DataFrame, known: set[str]) -> Iterator[Column]:
-    """Yield the columns that only this benchmark has; ``_s`` is shown in ms, ``_bytes`` in MiB."""
+    """Yield table columns for all keys not in ``known``; keys with ``_s`` are shown in ms, with ``_bytes`` in MiB."""
     for key in (str(name) for name in rows.columns if name not in known):
         values, title = rows[key].dropna(), key.replace("_", " ")
         if values.map(lambda value: isinstance(value, (list, dict))).any():
@@ -204,6 +204,6 @@ def _table(identity: str, title: str, caption: str, columns: Sequence[Column], r
 
 
 def _says_something(rows: pandas.DataFrame, key: str) -> bool:
-    """Return whether a column has a value other than its neutral one."""
+    """Return whether any row has a value in this column other than the neutral one, which tells readers nothing."""
     values = rows[key].dropna()
     return len(values) > 0 and not (key in _NEUTRAL and (values == _NEUTRAL[key]).all())

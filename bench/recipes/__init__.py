@@ -1,4 +1,4 @@
-"""Recipes: TOML files that define an experiment and its acceptance criteria. They are read, run and judged here.
+"""Recipes: TOML files that define an experiment and its acceptance criteria. This package reads, runs and judges them.
 
-The benchmarks that they run are in ``suites``. The recipes that come with mucudnn are in ``shipped``.
+The benchmarks that recipes run are in ``suites``. The recipes that come with mucudnn are in ``shipped``.
 """

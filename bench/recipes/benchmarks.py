@@ -1,6 +1,6 @@
 """Benchmarks that recipes can run, and the keys that ``[fixed]`` and ``[mutable]`` may have. Loads no torch.
 
-``Config`` checks its own values, so that recipes and commands accept the same.
+The class ``Config`` checks the values of settings, so that recipes and commands accept the same values.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MOST_FILTER = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A workspace budget in bytes, for the whole network or for each of its problems."""
+    """A workspace budget in bytes, for the whole network or for each of the network's problems."""
 
     size: int
     is_each: bool = False
 
     def of(self, problems: int) -> int:
-        """Return the bytes for a network with this number of problems.
+        """Return the bytes of the whole budget for a network with this number of problems.
 
         >>> Budget(1024, is_each=True).of(problems=10)
         10240
@@ -59,7 +59,7 @@ def _filters(value: object, name: str) -> tuple[Pair, ...]:
 
 
 def _budget(value: object, name: str) -> Budget:
-    """Parse a size, or a size with the suffix ``each``. Raises ``InvalidInputError`` for other values."""
+    """Parse a budget: a size, or a size with the suffix ``each``. Raises ``InvalidInputError`` for other values."""
     given = text(value, name)
     size = parse_bytes(given.removesuffix(_EACH))
     if size is None:
@@ -68,7 +68,7 @@ def _budget(value: object, name: str) -> Budget:
 
 
 def _read(parse: Callable[[str], object]) -> Parse:
-    """Return a parser that requires a text."""
+    """Return a parser that applies ``parse`` to a TOML value, and refuses values that are not texts."""
     return lambda value, name: parse(text(value, name))
 
 
@@ -98,18 +98,21 @@ _GRID: Mapping[str, Parse] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One result folder of a recipe. settings: one value for each key, but all alternatives of grid keys."""
+    """One result folder that a recipe (an experiment in TOML) fills, with its source and settings.
+
+    settings: one value for each key; but all alternatives of grid keys, which share the folder.
+    """
 
     name: str
     source: str
     settings: Mapping[str, Any]
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return the settings of these names that the recipe has."""
+        """Return those of the recipe's settings that have one of these names."""
         return {name: self.settings[name] for name in names if name in self.settings}
 
     def config(self, **more: Any) -> Config:
-        """Return the config of the settings. Raises ``InvalidInputError`` for invalid values."""
+        """Return the settings as a ``Config``. Raises ``InvalidInputError`` for invalid values."""
         chosen = self.given(*_CONFIG)
         time_limit = chosen.pop("tuning_time", None)
         return Config(**chosen, time_limit=time_limit, **more)
@@ -117,7 +120,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device, database and progress with which a recipe runs. database: a file, or None for the user's own."""
+    """Place of a recipe's run: device, database and progress bar. database: a file, or None for the user's own."""
 
     device: str = "cpu"
     database: Path | None = None
@@ -126,10 +129,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark that recipes can run, by the function of its name in ``runs``.
+    """A benchmark that recipes can run, named after the function in ``runs`` that runs it.
 
-    contestants: by default the last one is judged, against the first one. measures: what criteria can use. keys: names
-    and parsers of its settings. needed: a required key, or an empty string.
+    contestants: what is compared; by default the last contestant is judged, against the first. measures: quantities
+    that criteria can bound. keys: names and parsers of the benchmark's settings. needed: a required key, or an empty
+    string.
     """
 
     name: str
@@ -140,12 +144,12 @@ class Benchmark:
 
     @property
     def grid(self) -> tuple[str, ...]:
-        """Keys whose alternatives share one folder; alternatives of other keys get separate folders."""
+        """Settings whose alternatives share one result folder; alternatives of other settings get their own folders."""
         return tuple(key for key in self.keys if key in _GRID)
 
     @property
     def run(self) -> Callable[[Cell, Path, Place], None]:
-        """The function that measures a cell into a folder, or resumes it."""
+        """The function that measures a cell (one result folder of a recipe), or resumes measuring it."""
         function: Callable[[Cell, Path, Place], None] = getattr(import_module("mucudnn.bench.recipes.runs"), self.name)
         return function
 

@@ -1,4 +1,4 @@
-"""Acceptance criteria of recipes. ``judging`` applies them to results."""
+"""Acceptance criteria of recipes (experiments in TOML files). The module ``judging`` applies them to results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mucudnn.words.values import member, real, shown, text
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A quantity that criteria bound.
+    """A quantity that acceptance criteria bound.
 
-    column: of the rows, or empty for a speedup. parse: reads a bound. write: formats a value. is_sum: whether the sum
-    is judged, instead of the worst value.
+    column: column of the result rows, or empty for a speedup. parse: reads a bound. write: formats a value. is_sum:
+    whether the sum of the rows' values is judged, instead of the worst value.
     """
 
     column: str
@@ -49,7 +49,7 @@ def _number(value: float) -> str:
 
 
 def size_in_words(value: float) -> str:
-    """Format a size, with all its digits if rounding would change it.
+    """Format a size in bytes, with all digits if rounding would change the size.
 
     >>> size_in_words(2**26), size_in_words(2**26 - 1)
     ('64 MiB', '67108863B (64 MiB)')
@@ -73,7 +73,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """A requirement on the results, which must hold in every folder, and for every selected policy and limit.
+    """A requirement on the results of a recipe, met if it holds in every folder, for every selected policy and limit.
 
     at_least, at_most: inclusive bounds, one of which is None. of: the contestant that is judged. over: the contestant
     that a speedup is relative to. where: values of columns that select the rows. place: file and line.
@@ -112,10 +112,10 @@ _SELECTING = {"operation": "operation", "layer": "layer", "policy": "policy", "w
 def read_criteria(
     places: Mapping[str, Section], measures: Sequence[str], contestants: Sequence[str], grid: Mapping[str, Any]
 ) -> tuple[Criterion, ...]:
-    """Read the criteria in ``[accept]``.
+    """Read the acceptance criteria in the section ``[accept]`` of a recipe.
 
-    places: the section of each measure. measures, contestants: of the benchmark. grid: alternatives of each grid key.
-    Raises ``InvalidInputError`` for a criterion that could never be judged.
+    places: the section of each measure. measures, contestants: those of the benchmark. grid: alternatives of each key
+    that varies within a folder. Raises ``InvalidInputError`` for a criterion that could never be judged.
     """
     criteria = []
     for measure, section in places.items():
@@ -146,7 +146,7 @@ def _criterion(value: object, measure: str, contestants: Sequence[str], grid: Ma
 
 
 def _selected(key: str, value: object, grid: Mapping[str, Any]) -> object:
-    """Return the value that selects rows of a column. Raises ``InvalidInputError`` if it is not part of the grid."""
+    """Return the value by which a criterion selects rows. Raises ``InvalidInputError`` if no row can have the value."""
     wanted = text(value, key)
     if key == "layer":
         return wanted

@@ -1,4 +1,4 @@
-"""Judges the criteria of a recipe by the rows of its result folders."""
+"""Judges the acceptance criteria of a recipe (an experiment in a TOML file) by the rows of the result folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _EACH = ["folder", "contestant", "policy", "limit_bytes"]
 
 
 class Group(NamedTuple):
-    """Rows for which a criterion is judged; it must hold for each group. limit_bytes: NaN without a limit."""
+    """Rows that a criterion judges together: those of one contestant, policy and limit in one folder.
+
+    limit_bytes: the workspace limit; NaN without a limit.
+    """
 
     folder: str
     contestant: str
@@ -33,7 +36,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Outcome of a criterion.
+    """Outcome of applying a criterion to results.
 
     found: the worst value, or None if there was nothing to judge; if it has an interval, the criterion fails only if
     the whole interval misses the bound. place: the group with this value.
@@ -60,7 +63,10 @@ class Judgement:
 
 
 def _missed_by(criterion: Criterion, found: Estimate) -> float:
-    """Return by how much the better end of the interval misses the bound; 0 or less if the criterion is met."""
+    """Return by how much a found value misses the criterion's bound; 0 or less if the criterion is met.
+
+    If the value has an interval, its better end counts.
+    """
     if criterion.at_least is not None:
         return criterion.at_least - (found.value if isnan(found.high) else found.high)
     return (found.value if isnan(found.low) else found.low) - (criterion.at_most or 0.0)
@@ -69,8 +75,8 @@ def _missed_by(criterion: Criterion, found: Estimate) -> float:
 def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
     """Return the rows of all folders, with the columns that recipes judge.
 
-    Columns beside those of ``measured``: ``folder``, its name; ``share_of_limit``, the workspace over the limit;
-    ``failures``, 1 if a row has no samples, else 0.
+    Columns beside those of ``measured``: ``folder``, the name of the row's folder; ``share_of_limit``, the workspace
+    over the limit; ``failures``, 1 if a row has no samples, else 0.
     """
     records = [
         {**record, "folder": name} for name, folder in folders.items() for record in measured(folder).to_dict("records")
@@ -82,14 +88,14 @@ def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
 
 
 def judge(criterion: Criterion, rows: pandas.DataFrame) -> Judgement:
-    """Judge a criterion by the worst group of rows, as ``all_rows`` returns them."""
+    """Return the worst judgement of a criterion over all groups of rows. rows: as ``all_rows`` returns them."""
     every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.value)]
     nothing = Judgement(criterion, None)
     return max(every, key=lambda one: _missed_by(criterion, one.found or Estimate()), default=nothing)
 
 
 def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgement]:
-    """Yield the judgement of each group of rows that the criterion selects."""
+    """Yield a judgement for each group of rows (one contestant, policy, limit, folder) that a criterion selects."""
     measure, every = MEASURES[criterion.measure], rows
     for column, value in criterion.where.items():
         rows = _equal(rows, column, value)
@@ -105,7 +111,7 @@ def _judgements(criterion: Criterion, rows: pandas.DataFrame) -> Iterator[Judgem
 
 
 def groups(rows: pandas.DataFrame) -> Iterator[Group]:
-    """Yield the rows of each contestant, policy and limit in each folder, in their order."""
+    """Yield a group for each contestant, policy and limit in each folder, in the order of the rows."""
     for key, group in rows.groupby(_EACH, dropna=False, sort=False):
         folder, contestant, policy, limit = (None if pandas.isna(one) else one for one in cast("tuple[Any, ...]", key))
         yield Group(str(folder), str(contestant), policy, nan if limit is None else float(limit), group)
@@ -114,8 +120,8 @@ def groups(rows: pandas.DataFrame) -> Iterator[Group]:
 def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Estimate:
     """Return the rivals' total time over that of the rows, weighted by the layers' counts; NaN if no row has a rival.
 
-    A row's rival was timed in the same turns; of several, it is the one with the same limit, or else the same policy. A
-    rival that failed, for example since nothing fits the limit, is ignored.
+    A row's rival was timed in the same turns; of several rivals, the row's is the one with the same limit, or else the
+    same policy. A rival that failed, for example since nothing fits the limit, is ignored.
     """
     pairs = [(row, _rival(row, rivals)) for _, row in rows.iterrows() if row["samples_s"]]
     known = [(row, rival) for row, rival in pairs if rival is not None]
@@ -136,7 +142,7 @@ def _rival(row: pandas.Series[Any], rivals: pandas.DataFrame) -> pandas.Series[A
 
 
 def _equal(rows: pandas.DataFrame, column: str, value: object) -> pandas.DataFrame:
-    """Return the rows with this value; missing values are equal to each other."""
+    """Return the rows with this value in a column; a missing value selects the rows in which it is missing."""
     if column not in rows:
         return rows[:0]
     return rows[rows[column].isna() if pandas.isna(value) else rows[column] == value]  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Reads a recipe: fixed settings, alternatives, and acceptance criteria (docs/benchmarks.md)."""
+"""Reads a recipe, an experiment in a TOML file: fixed settings, alternatives and criteria (docs/benchmarks.md)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _KEYS = ("title", "takes", "benchmark", "figure", "published", *_SECTIONS, *DEVI
 
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
-    """A recipe, for one type of device.
+    """A recipe (an experiment in a TOML file) as it applies to one type of device.
 
     text: the whole file. published: published results, as texts. figure: kind of figure, or None. settings: all
-    alternatives of each key; keys in ``[fixed]`` have one.
+    alternatives of each key; keys in ``[fixed]`` have only one.
     """
 
     path: Path
@@ -49,7 +49,10 @@ class RecipeFile:
         return BENCHMARKS[self.benchmark_name]
 
     def cells(self) -> list[Cell]:
-        """Return the result folders to fill: one for each source and combination of alternatives outside the grid."""
+        """Return the result folders to fill: one for each source and combination of non-grid settings.
+
+        Alternatives of grid settings share one folder.
+        """
         grid = {name: values for name, values in self.settings.items() if name in self.benchmark.grid}
         sources = [one for name in SOURCES for value in self.settings.get(name, ()) for one in several(value)]
         others = {name: values for name, values in self.settings.items() if name not in (*grid, *SOURCES)}
@@ -61,7 +64,7 @@ class RecipeFile:
 
 
 def _name(source: str, others: Mapping[str, tuple[Any, ...]], chosen: tuple[Any, ...]) -> str:
-    """Name a folder by its source and the settings that differ between folders."""
+    """Return the name of a result folder: its source and the settings that differ between folders."""
     own = [f"{name}-{_plain(value)}" for (name, every), value in zip(others.items(), chosen, strict=True) if every[1:]]
     return "-".join((_plain(source), *own))
 
@@ -72,7 +75,7 @@ def _plain(value: object) -> str:
 
 
 def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
-    """Read a recipe for a type of device, whose section overrides the general ones.
+    """Read a recipe for a type of device; sections for this type override the general sections.
 
     Raises ``InvalidInputError`` with file, line, key, the given value and the allowed ones.
     """
@@ -98,7 +101,7 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
 
 
 def _places(top: Section, device: str, *names: str) -> dict[str, Section]:
-    """Return the section that applies to each key: the device's, or else the general one."""
+    """Return the section that applies to each of the keys ``names``: the device's section, or else the general one."""
     found: dict[str, Section] = {}
     for outer in (top, top.inner(device)):
         sections = [outer.inner(name) for name in names]
@@ -111,7 +114,7 @@ def _places(top: Section, device: str, *names: str) -> dict[str, Section]:
 
 
 def _settings(places: Mapping[str, Section], benchmark: Benchmark) -> dict[str, tuple[Any, ...]]:
-    """Return the alternatives of each key. Raises ``InvalidInputError`` for invalid values."""
+    """Return all alternatives of each setting of a recipe. Raises ``InvalidInputError`` for invalid values."""
     settings = {}
     for key, section in places.items():
         section.require_known(benchmark.keys)
@@ -131,12 +134,12 @@ def _require_source(top: Section, benchmark: Benchmark, settings: Mapping[str, o
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the files of the recipes that come with mucudnn, by name."""
+    """Return the TOML files of the recipes (experiments) that come with mucudnn, by name."""
     return {path.stem: path for path in sorted(_FOLDER.glob(f"*{_SUFFIX}"))}
 
 
 def find_recipe(name_or_file: str) -> Path:
-    """Return the path of a recipe, given as a file that ends in .toml, or by the name of a shipped one.
+    """Return the path of a recipe, given as a file that ends in .toml, or by the name of a recipe in mucudnn.
 
     Raises ``InvalidInputError`` for an unknown name.
     """

@@ -1,6 +1,6 @@
-"""Runs a recipe into a folder: a result folder for each cell, then judgements, tables and figures.
+"""Runs a recipe (an experiment in a TOML file) into a folder: results of each cell, then judgements and figures.
 
-The same command resumes where it stopped.
+A cell is one result folder. A recipe that is run again into its folder resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _FORMAT_VERSION = 1  # of the outcome
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Outcome of a recipe. rows: of all folders, see ``all_rows``. figures: files with figures.
+    """Outcome of running a recipe: its rows, judgements and figures.
 
     notes: messages on what was left out, could not be read, or could not be drawn.
+
+    rows: those of all folders, see ``all_rows``. figures: files with figures.
     """
 
     recipe: RecipeFile
@@ -48,10 +50,10 @@ class Outcome:
 
 
 def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
-    """Measure what the folder ``out`` still lacks of a recipe, then judge it.
+    """Measure what the folder ``out`` still lacks of a recipe's results, then judge them.
 
-    Raises ``OutputError`` if the folder is not of a recipe, what the benchmark raises, and ``KeyboardInterrupt``, after
-    which the folder has all results so far.
+    Raises ``OutputError`` if the folder does not belong to this recipe, all errors of the benchmark, and
+    ``KeyboardInterrupt``, after which the folder has all results so far.
     """
     _prepare(out, recipe.text)
     cells = recipe.cells()
@@ -65,7 +67,7 @@ def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
 
 
 def _prepare(out: Path, recipe: str) -> None:
-    """Create the folder and put the recipe in it. Raises ``OutputError`` if it has other contents."""
+    """Create the folder ``out`` and write the recipe into it. Raises ``OutputError`` if it has other contents."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         strange = sorted(one.name for one in out.iterdir())
@@ -78,7 +80,7 @@ def _prepare(out: Path, recipe: str) -> None:
 
 
 def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> Outcome:
-    """Judge result folders by a recipe, and draw its figure for each of them into the folder ``out``."""
+    """Judge result folders by a recipe's criteria, and draw the recipe's figure for each folder into ``out``."""
     rows = all_rows(folders)
     judgements = tuple(judge(criterion, rows) for criterion in recipe.criteria)
     notes = [note for folder in folders.values() for note in _left_out(folder)]
@@ -87,13 +89,13 @@ def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> O
 
 
 def _left_out(folder: ResultFolder) -> list[str]:
-    """List what was left out, a line for each reason, and the folder's problems."""
+    """Return a line for each reason why the benchmark left something out, and messages on unreadable results."""
     reasons = folder.left_out_by_reason.items()
     return [*(f"{folder.path.name}: left out, as {why}: {some(what)}" for why, what in reasons), *folder.problems]
 
 
 def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:
-    """Draw the figures; return their files, and messages on those that could not be drawn."""
+    """Draw the recipe's figure for each folder; return the files, and messages on figures that could not be drawn."""
     if recipe.figure is None:
         return (), []
     paths, notes = [], []
@@ -110,7 +112,7 @@ def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> t
 
 
 def _record(outcome: Outcome) -> dict[str, object]:
-    """Return the JSON record of an outcome: each criterion, its value, and whether it passed."""
+    """Return the JSON object of an outcome: each criterion, the value found, and whether the criterion passed."""
     return {
         "format_version": _FORMAT_VERSION,
         "title": outcome.recipe.title,
@@ -133,7 +135,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
 
 
 def results_table(outcome: Outcome) -> Table:
-    """Return a table with a row for each contestant, policy and limit of each folder, and total times."""
+    """Return a table of total times, with a row for each contestant, policy and limit of each folder."""
     printed = new_table(
         outcome.recipe.title,
         ("folder", "contestant", "policy", "workspace limit"),
@@ -158,7 +160,7 @@ def results_table(outcome: Outcome) -> Table:
 
 
 def criteria_table(outcome: Outcome) -> Table:
-    """Return a table with a row for each criterion: whether it passed, and the worst value."""
+    """Return a table with a row for each criterion: whether it passed, and the worst value that was found."""
     printed = new_table("", ("", "criterion", "found"), ())
     for one in outcome.judgements:
         printed.add_row("pass" if one.passed else "FAIL", str(one.criterion), str(one))
@@ -166,7 +168,7 @@ def criteria_table(outcome: Outcome) -> Table:
 
 
 def published_in_words(outcome: Outcome) -> str:
-    """Return the published results of the recipe, one per line; empty if there are none."""
+    """Return the published results that the recipe reproduces, one per line; an empty string if there are none."""
     return "\n".join(f"published elsewhere: {one}" for one in outcome.recipe.published)
 
 

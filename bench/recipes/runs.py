@@ -1,4 +1,4 @@
-"""Functions that run a cell of a recipe into a folder, one for each benchmark, under its name."""
+"""One function for each benchmark, under its name, that runs a cell (one result folder) of a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mucudnn.words.units import parse_bytes
 
 
 def convolutions(cell: Cell, out: Path, place: Place) -> None:
-    """Benchmark each problem under every policy, limit and budget, all interleaved."""
+    """Time each convolution problem under every policy, limit and budget, all alternately."""
     settings, table = cell.settings, _table(cell)
     config = cell.config(workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
@@ -36,7 +36,7 @@ def convolutions(cell: Cell, out: Path, place: Place) -> None:
 
 
 def program(cell: Cell, out: Path, place: Place) -> None:
-    """Benchmark the division of budgets over a network: size of the paper's integer program, and time to solve it."""
+    """Benchmark dividing a memory budget over a network: size of the paper's integer program, and solving time."""
     table = _table(cell)
     config = cell.config(workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
@@ -61,7 +61,10 @@ def _policies(cell: Cell) -> tuple[BatchSizePolicy, ...]:
 
 
 def _table(cell: Cell) -> LayerTable:
-    """Return the layers of a cell. Raises ``InvalidInputError`` if its source lacks one of them."""
+    """Return the layers that a cell measures.
+
+    Raises ``InvalidInputError`` if the source lacks a layer that it names.
+    """
     table = load_source(cell.source, **cell.given("batch", "dtype", "memory_format"))
     if "filters" in cell.settings:
         table = with_filters(table, cell.settings["filters"])

@@ -1,4 +1,7 @@
-"""Reads and checks values of a TOML file; errors name file, line, section and key, the given value and allowed ones."""
+"""Reads and checks values of a TOML file.
+
+Errors name file, line, section and key, the given value and the allowed values.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Parse = Callable[[object, str], Any]  # takes a value and its name for messages;
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of a TOML file. name: its heading without brackets, or empty for the top level."""
+    """A table of a TOML file. name: the table's heading without brackets, or empty for the top level."""
 
     path: Path
     text: str
@@ -26,14 +29,17 @@ class Section:
     values: Mapping[str, Any]
 
     def inner(self, key: str) -> Section:
-        """Return the subtable of this name, or an empty one. Raises ``InvalidInputError`` if it is not a table."""
+        """Return the subtable of this name, or an empty section.
+
+        Raises ``InvalidInputError`` if the value is no table.
+        """
         found = self.values.get(key, {})
         if not isinstance(found, Mapping):
             self.refuse(key, f"is {shown(found)}; it must be a section, [{self._heading(key)}]")
         return Section(self.path, self.text, self._heading(key), found)
 
     def take(self, key: str, parse: Parse, default: object = None) -> Any:
-        """Return the parsed value of a key, or the default. Raises ``InvalidInputError`` if it is invalid."""
+        """Return the parsed value of a key, or the default. Raises ``InvalidInputError`` if the value is invalid."""
         return self.parsed(key, self.values[key], parse) if key in self.values else default
 
     def parsed(self, key: str, value: object, parse: Parse) -> Any:
@@ -45,7 +51,7 @@ class Section:
             self.refuse(key, text.removeprefix(f"{key} ").removeprefix(f"{key}: "))
 
     def require_known(self, allowed: Iterable[str]) -> None:
-        """Raise ``InvalidInputError`` for a key that is not allowed."""
+        """Raise ``InvalidInputError`` if the section has a key that is not among the allowed ones."""
         names = list(allowed)
         for key in self.values:
             if key not in names:
@@ -54,12 +60,12 @@ class Section:
                 self.refuse(key, f"is not known; {hint}allowed are {', '.join(names)}")
 
     def refuse(self, key: str, what: str) -> NoReturn:
-        """Raise ``InvalidInputError`` with the place of a key and the fault."""
+        """Raise ``InvalidInputError`` with file and line of a key, and with what is wrong with its value."""
         section = f"[{self.name}] " if self.name else ""
         raise InvalidInputError(f"{self.place(key)}: {section}{key} {what}")
 
     def place(self, key: str) -> str:
-        """Return file and line of a key, or only the file if the line is not found."""
+        """Return file and line of a key as a text, or only the file if the line is not found."""
         line = _line_of(self.text, self.name, key)
         return str(self.path) if line is None else f"{self.path}, line {line}"
 
@@ -68,7 +74,10 @@ class Section:
 
 
 def read_sections(path: Path) -> Section:
-    """Read a TOML file. Raises ``InvalidInputError`` with file and line if it is missing or invalid."""
+    """Read a TOML file as a section.
+
+    Raises ``InvalidInputError`` with file and line if the file is missing or invalid.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         return Section(path, text, "", tomllib.loads(text))
@@ -81,21 +90,21 @@ def read_sections(path: Path) -> Section:
 
 
 def one_of(value: object, name: str, allowed: Sequence[str]) -> str:
-    """Return a text that must be among the allowed ones. Raises ``InvalidInputError`` for others."""
+    """Return ``value`` if it is one of the allowed texts. Raises ``InvalidInputError`` for other values."""
     if value not in allowed:
         raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(allowed)}")
     return str(value)
 
 
 def alternatives(value: object, name: str) -> Sequence[object]:
-    """Return a non-empty list. Raises ``InvalidInputError`` for other values."""
+    """Return ``value`` if it is a non-empty list. Raises ``InvalidInputError`` for other values."""
     if not isinstance(value, list) or not value:
         raise InvalidInputError(f"{name} is {shown(value)}; it must be a list of alternatives")
     return value
 
 
 def _line_of(text: str, section: str, key: str) -> int | None:
-    """Return the number of the line with a key or its heading, or None if it is not found."""
+    """Return the number of the line with a key of a section, or with the key's own heading; None if not found."""
     here, heading = "", f"{section}.{key}" if section else key
     for number, line in enumerate(text.splitlines(), start=1):
         if found := re.match(r"\s*\[\[?\s*([^\]]*?)\s*\]", line):

@@ -1,4 +1,4 @@
-"""Writes results as JSON records and CSV rows. Files are written as a whole, as in ``terminal.files``."""
+"""Writes results as JSON objects and CSV rows. Each file is replaced as a whole, as in ``terminal.files``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CURVE = "curve"  # suffix of the second file of mucudnn explain --csv
 
 
 def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
-    """Write each file whose path is not None by its function, even if another one fails.
+    """Write each file whose path is not None by calling its function, even if another file fails.
 
-    Raises ``OutputError`` with all failures at the end.
+    Raises ``OutputError`` with all failures, after trying all files.
     """
     failures = []
     for path, write in files:
@@ -35,23 +35,23 @@ def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write one JSON object, with null for infinity and NaN. See ``whole_file``."""
+    """Write one JSON object, with null for infinity and NaN; the file is replaced as a whole."""
     with whole_text(path) as stream:
         stream.write(json_text(record))
 
 
 def json_text(record: Mapping[str, Any]) -> str:
-    """Return the text that ``write_json`` writes."""
+    """Return a JSON object as the text that ``write_json`` would write."""
     return json.dumps(_finite(record), indent=2, allow_nan=False) + "\n"
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """Return one line of a JSON Lines file, with null for infinity and NaN."""
+    """Return a JSON object as one line of a JSON Lines file, with null for infinity and NaN."""
     return json.dumps(_finite(record), allow_nan=False) + "\n"
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows under the keys of the first one, or an empty file if there are none. See ``whole_file``."""
+    """Write rows as CSV, with the keys of the first row as columns; an empty file if there are no rows."""
     with whole_text(path) as stream:
         writer = csv.DictWriter(stream, rows[0] if rows else ())
         if rows:
@@ -60,7 +60,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_csv_of(path: Path, frame: pandas.DataFrame) -> None:
-    """Write a data frame without its index, numbers with all digits. See ``whole_file``."""
+    """Write a data frame as CSV, without its index and with all digits of numbers; the file is replaced as a whole."""
     with whole_text(path) as stream:
         frame.to_csv(stream, index=False)
 

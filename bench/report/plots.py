@@ -1,4 +1,4 @@
-"""Plots by matplotlib, without its global state. matplotlib is optional, and loaded when a figure is drawn."""
+"""Draws plots by matplotlib, without its global state. matplotlib is optional, and imported when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SVG_DPI = 72  # fixed in matplotlib's SVG
 
 
 def require_matplotlib() -> None:
-    """Raise ``UnavailableError`` if matplotlib is not installed. Call it before measuring."""
+    """Raise ``UnavailableError`` if matplotlib is not installed; to be called before a long measurement."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -39,13 +39,13 @@ def new_figure(width_inches: float, height_inches: float, title: str) -> Figure:
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG. See ``whole_file``."""
+    """Write a figure as a PNG file, which is replaced as a whole."""
     with whole_file(path) as stream:
         write_figure(figure, stream, "png", dpi=_PNG_DPI)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure as SVG if the file name ends in .svg, else as PNG. See ``whole_file``."""
+    """Write a figure as an SVG file if the file name ends in .svg, else as a PNG file."""
     if path.suffix.lower() != ".svg":
         save_png(figure, path)
         return
@@ -54,7 +54,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def write_figure(figure: Figure, stream: IO[Any], form: str, dpi: int = _SVG_DPI, **rest: Any) -> None:
-    """Write a figure of ``new_figure`` as ``png`` or ``svg``. rest: passed to ``Figure.savefig``.
+    """Write a figure made by ``new_figure`` as ``png`` or ``svg``. rest: passed to ``Figure.savefig``.
 
     The layout is computed first, since ``savefig`` would draw the figure twice, once only for the layout.
     """
@@ -70,7 +70,7 @@ def write_figure(figure: Figure, stream: IO[Any], form: str, dpi: int = _SVG_DPI
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:
-    """Set the title and the axis labels, which include units, and draw a light grid."""
+    """Set title and axis labels of a plot, and draw a light grid. x, y: the labels, which include units."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -83,7 +83,7 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def batch_axis(axes: Axes, up_to: int) -> None:
-    """Make the x axis logarithmic, from 1 to ``up_to``, with ticks at powers of two and at the end."""
+    """Make the x axis one of batch sizes from 1 to ``up_to``: logarithmic, ticks at powers of two and the end."""
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
     axes.set_xscale("log", base=2)
@@ -95,7 +95,7 @@ def batch_axis(axes: Axes, up_to: int) -> None:
 
 
 def ratio_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic with plain numbers, for positive values."""
+    """Make the y axis logarithmic, for positive ratios, with tick labels such as 0.5 instead of powers of ten."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -112,7 +112,10 @@ _Segment = tuple[str, int, int]  # name; bytes assigned; additional bytes for th
 
 
 def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours: tuple[str, str] | None = None) -> None:
-    """Draw the least time against the budget. here: the given budget in bytes, and its time in seconds."""
+    """Draw the least time that each workspace budget allows.
+
+    here: the given budget in bytes, and its time in seconds.
+    """
     ours, alarm = colours or (OURS_COLOUR, ALARM_COLOUR)
     sizes, times = [p.budget_bytes / _MIB for p in curve.points], [p.time_s * 1e3 for p in curve.points]
     axes.step(sizes, times, where="post", color=ours, label="least time within the budget")
@@ -126,7 +129,7 @@ def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours:
 
 
 def draw_segments(axes: Axes, segments: Sequence[_Segment], colours: tuple[str, str] | None = None) -> None:
-    """Draw the problems with the largest parts of a budget, and the bytes that the next faster configuration needs."""
+    """Draw bars of the problems with the largest demand: bytes they got, and bytes for the next faster choice."""
     ours, other = colours or (OURS_COLOUR, OTHER_COLOUR)
     ranked = sorted(segments, key=lambda segment: -(segment[1] + segment[2]))[:MOST_SEGMENTS]
     sizes, extra = [own / _MIB for _, own, _ in ranked], [more / _MIB for _, _, more in ranked]

@@ -1,4 +1,4 @@
-"""JSON records of tunings and benchmarks, as plain dictionaries, in seconds and bytes."""
+"""JSON objects that describe tunings and benchmarks, as plain dictionaries, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEW = {"thorough": False, "limits_torch": None, "share_tuning": True, "fuse": F
 
 
 def record_header(config: Config, environment: Environment, date: datetime) -> Record:
-    """Return the first keys of every tuning record: versions, date, environment and settings."""
+    """Return the first keys of the JSON object of every tuning: versions, date, environment and settings."""
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -32,7 +32,7 @@ def record_header(config: Config, environment: Environment, date: datetime) -> R
 
 
 def config_record(config: Config) -> Record:
-    """Return the JSON values of the settings that decide what is measured."""
+    """Return the settings of a config that decide what is measured, as JSON values."""
     return {
         name: value
         for name, value in asdict(config).items()

@@ -1,6 +1,7 @@
-"""Raw samples of the database: a table of statistics, rows of single samples, and JSON.
+"""Raw samples (single timings) stored in the database: a table of statistics, rows of single samples, and JSON.
 
-A *series* is the samples of one time: setup or step of a measurement, baseline or configuration of a whole run.
+A *series* is the list of samples of one quantity: setup or step of a measurement, or baseline or configuration of a
+whole run.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def wanted(
     algorithms: Collection[str] | None = None,
     parts: Collection[str] = (),
 ) -> list[Row]:
-    """Return the measurements and whole runs that match.
+    """Return the database rows (measurements and whole runs) that match all conditions.
 
-    algorithms: names of algorithms or sources, one of which must be used, or None for all. parts: texts that the
-    problem's description must all contain, ignoring case.
+    algorithms: names of algorithms or sources of algorithms, at least one of which a row must use, or None for all
+    rows. parts: texts that must all occur in the problem's description, ignoring case.
     """
 
     def is_wanted(row: Row) -> bool:
@@ -56,7 +57,10 @@ def wanted(
 
 
 def series(rows: Iterable[Row]) -> Iterator[Record]:
-    """Yield the series of these rows as records that end with ``samples_s``; rows without samples have none."""
+    """Yield each series of samples in database rows as a JSON object; rows without samples have none.
+
+    The last key is ``samples_s``, in seconds.
+    """
     for row in rows:
         for column in SAMPLES[row["kind"]]:
             if (stored := row[column]) is not None:
@@ -67,12 +71,12 @@ def series(rows: Iterable[Row]) -> Iterator[Record]:
 
 
 def environment_of(values: Mapping[str, Any]) -> Environment:
-    """Return the environment of a row or series."""
+    """Return the environment (machine and libraries) of a database row or series."""
     return Environment(*(values[name] for name in ENVIRONMENT_COLUMNS))
 
 
 def in_words(rows: Sequence[Row]) -> str:
-    """Return a sentence on the number of samples, and of measurements without any."""
+    """Return a sentence on the number of samples in database rows, and of measurements without any sample."""
     without = sum(all(row[column] is None for column in SAMPLES[row["kind"]]) for row in rows)
     samples = sum(len(one["samples_s"]) for one in series(rows))
     told = f"{samples} samples of {len(rows) - without} measurements and whole runs"
@@ -80,7 +84,7 @@ def in_words(rows: Sequence[Row]) -> str:
 
 
 def sample_rows(every: Iterable[Record]) -> list[Record]:
-    """Return a row for each sample: its series, its number in the series from 0, and ``sample_s`` in seconds."""
+    """Return a row for each sample of all series: its series, its number there from 0, and ``sample_s`` in seconds."""
     return [
         {**{name: value for name, value in one.items() if name != "samples_s"}, "sample": number, "sample_s": sample}
         for one in every
@@ -89,13 +93,13 @@ def sample_rows(every: Iterable[Record]) -> list[Record]:
 
 
 def samples_record(every: Iterable[Record]) -> Record:
-    """Return the JSON record of all series, each with the list of its samples."""
+    """Return one JSON object with all series, each with the list of its samples."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"format_version": FORMAT_VERSION, "mucudnn": mucudnn.__version__, "date": date, "series": [*every]}
 
 
 def samples_table(environment: Environment, every: Sequence[Record]) -> Table:
-    """Return a table of one environment: number, median, quartiles and minimum of the samples of each series."""
+    """Return a table of the series of one environment: number, median, quartiles and minimum of the samples of each."""
     table = new_table(
         str(environment),
         ("convolution", "measured", "of"),
@@ -122,7 +126,7 @@ def samples_table(environment: Environment, every: Sequence[Record]) -> Table:
 
 
 def _measured(one: Mapping[str, Any]) -> str:
-    """Name the micro-config that was measured, such as ``gemm 8``, or the configuration of a whole run."""
+    """Return the name of what a series timed: algorithm and size, ``gemm 8``, or the configuration of a whole run."""
     if one["configuration"] is None:
         return f"{one['algorithm']} {one['micro_batch_size']}"
     micro_configs, _, how = whole_run_from(one["configuration"])

@@ -27,7 +27,7 @@ def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: t
 
 
 def memory_bound(config: Config) -> str:
-    """Describe the workspace bound of a config for titles, such as ``workspace limit 64 MiB``."""
+    """Return the workspace limit or budget of a config as a text for titles, such as ``workspace limit 64 MiB``."""
     if config.workspace_budget_bytes is not None:
         return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
     if config.has_headroom_limit:
@@ -36,12 +36,14 @@ def memory_bound(config: Config) -> str:
 
 
 def bound_in_words(settings: Mapping[str, Any]) -> str:
-    """Describe the workspace bound in the settings of a result folder, as ``memory_bound`` does."""
+    """Return the workspace limit or budget in a folder's settings as a text, such as ``workspace limit 64 MiB``."""
     return memory_bound(Config(**{name: settings[name] for name in _BOUNDS}))
 
 
 def spread(samples_s: Sequence[float]) -> dict[str, float | None]:
-    """Return ``time_s``, the median of samples, and ``noise``, their IQR over the median; None without samples.
+    """Return the median of samples as ``time_s``, and their interquartile range over the median as ``noise``.
+
+    Both are None if there are no samples.
 
     >>> spread([0.02, 0.02])
     {'time_s': 0.02, 'noise': 0.0}
@@ -57,14 +59,14 @@ def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, s
 
 
 def short_name(names: Sequence[str]) -> str:
-    """Shorten ``a, b, c`` to ``a +2``: equal layers share a row under the first name."""
+    """Shorten layer names ``a, b, c`` to ``a +2``, for a table row that several equal layers share."""
     first, *others = names
     first = first or "(the model itself)"
     return f"{first} +{len(others)}" if others else first
 
 
 def some(texts: Sequence[str], most: int = 3) -> str:
-    """Join the first texts, and count the others.
+    """Join the first ``most`` texts by semicolons, and say how many others there are.
 
     >>> some(["a", "b", "c"], most=2)
     'a; b; and 1 more'
@@ -74,7 +76,7 @@ def some(texts: Sequence[str], most: int = 3) -> str:
 
 
 def long_name(names: Sequence[str]) -> str:
-    """Join all names as ``a, b, c``, for files."""
+    """Join all names of equal layers as ``a, b, c``, for CSV and JSON files."""
     return ", ".join(names)
 
 
@@ -88,7 +90,7 @@ def milliseconds(time_s: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Format a ratio.
+    """Format a ratio with two decimals and a multiplication sign.
 
     >>> ratio(1.4)
     '1.40×'

@@ -1,4 +1,4 @@
-"""Times of all convolutions of a step by local batch, solved from one tuning."""
+"""Predicts the time of all convolutions of a training step for each local batch (samples on one device)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 class Convolutions(StrEnum):
-    """Which convolutions a step runs: torch's on the whole batch, or the fastest configuration of each problem."""
+    """Convolutions that a step runs: torch's on the whole batch, or mucudnn's fastest configurations."""
 
     TORCH = "torch"
     MUCUDNN = "mucudnn"
@@ -24,7 +24,7 @@ class Convolutions(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatches:
-    """Seconds of all convolutions of a step, by number of samples from 0: (largest + 1,).
+    """Seconds of all convolutions of a step, in arrays indexed by number of samples: (largest + 1,).
 
     measured: sizes at which all of torch's convolutions were measured undivided. Their times are interpolated linearly
     between these sizes, and extrapolated with the slope from the first to the last.
@@ -39,10 +39,10 @@ class LocalBatches:
 
 
 def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches:
-    """Solve a tuning at batch size ``up_to`` for all local batches from 1 to ``largest``, which may exceed ``up_to``.
+    """Predict convolution times for local batches 1 to ``largest`` from measurements at batch size ``up_to``.
 
-    Torch's time is infinite if a problem has no measurement of it. Raises ``InvalidInputError`` for an interrupted
-    tuning.
+    ``largest`` may exceed ``up_to``. Torch's time is infinite if torch was not measured for a problem. Raises
+    ``InvalidInputError`` for an interrupted tuning.
     """
     if tuning.interrupted:
         raise InvalidInputError(f"only {len(tuning.rows)} of {tuning.wanted} problems are tuned; tune them all first")
@@ -61,10 +61,10 @@ def local_batches(tuning: TableTuning, up_to: int, largest: int) -> LocalBatches
 
 
 def along(known: Mapping[int, float], largest: int) -> FloatArray:
-    """Interpolate known values linearly at each n from 0 to ``largest``.
+    """Interpolate known values linearly at each integer n from 0 to ``largest``.
 
     Extrapolate with the slope from the first to the last, which is least sensitive to noise, or from (0, 0) if one
-    value is known; the slope is at least 0. Values are at least 0, and infinite if none is known.
+    value is known; the slope is at least 0. All results are at least 0; they are infinite if no value is known.
     """
     n = np.arange(largest + 1)
     if not known:
@@ -79,7 +79,10 @@ def along(known: Mapping[int, float], largest: int) -> FloatArray:
 
 
 def _undivided_s(row: TunedLayer, fold: int) -> dict[int, float]:
-    """Return the measured seconds of torch's own algorithm, by number of samples of the network."""
+    """Return the measured seconds of torch's own algorithm in one call, by number of samples of the network.
+
+    fold: number of samples that the layer gets for one sample of the network.
+    """
     costs = pool(row.tuned.allowed_measurements, row.tuned.batch_size)
     if TORCHS_OWN not in costs.names:
         return {}

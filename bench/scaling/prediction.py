@@ -1,7 +1,8 @@
 """Predicts steps of data-parallel training on many ranks: convolutions, the rest of the step, and communication.
 
-A rank's step consists of its convolutions at its local batch, the measured rest of the step, and the part of the
-all-reduces that the backward pass does not hide. Ranks are equal, and wait for each other only in the all-reduces.
+The step of a rank (a process with its own device) consists of its convolutions at its local batch, the measured rest of
+the step, and the part of the all-reduces that the backward pass does not hide. Ranks are equal, and wait for each other
+only in the all-reduces.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from mucudnn.words.errors import InvalidInputError
 
 
 class Scaling(StrEnum):
-    """Strong scaling divides a fixed batch among more ranks; weak scaling keeps the batch of each rank."""
+    """Growth of a batch with the number of ranks (processes, each with its own device).
+
+    Strong scaling divides a fixed batch among more ranks; weak scaling keeps the batch of each rank.
+    """
 
     STRONG = "strong"
     WEAK = "weak"
@@ -36,9 +40,9 @@ class Scaling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Link between the ranks, and the algorithm of their all-reduces.
+    """The link between ranks (processes, each with its own device), and the algorithm of their all-reduces.
 
-    overlaps: whether all-reduces overlap with the backward pass; if not, they begin after it.
+    overlaps: whether all-reduces overlap with the backward pass; if not, all-reduces begin after the backward pass.
     """
 
     link: Link
@@ -48,11 +52,12 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Device:
-    """Times of one device by local batch, up to the largest of ``convolutions``.
+    """Times of training steps on one device by local batch (samples on that device).
 
-    steps: of the device alone, with torch's convolutions. together: of the same local batches while other ranks compute
-    at the same time, or None. ours: alone, with mucudnn's convolutions; if None, the ratio of their time in a step to
-    their time in isolation is taken from torch's.
+    convolutions: times in isolation; the times below extend to the largest of these local batches. steps: steps of the
+    device alone, with torch's convolutions. together: steps of the same local batches while other ranks compute at the
+    same time, or None. ours: steps of the device alone, with mucudnn's convolutions; if None, the ratio of a
+    convolution's time in a step to its time in isolation is assumed to be as for torch's.
 
     Raises ``InvalidInputError`` if a time of torch's own convolutions is unknown.
     """
@@ -78,10 +83,10 @@ class Device:
 
     @cached_property
     def _in_step(self) -> dict[Convolutions, FloatArray]:
-        """Ratios of the convolutions' time in a step to their time in isolation, by local batch.
+        """Ratios of the convolutions' time within a step to their time in isolation, by local batch.
 
-        Torch's ratios are at most 1, since additional time counts as the rest. Ours are the measured steps minus the
-        rest, over the time in isolation.
+        Torch's ratios are at most 1, since additional time counts as the rest. The ratios of mucudnn's convolutions are
+        the measured steps minus the rest, over the time in isolation.
         """
         factors = {n: min(step_s / torch_s, 1.0) for n, step_s, torch_s in self._measured}
         torchs = np.interp(np.arange(self.convolutions.largest + 1), [*factors], [*factors.values()])
@@ -97,13 +102,13 @@ class Device:
 
     @property
     def _measured(self) -> list[tuple[int, float, float]]:
-        """Local batch, seconds of torch's step, and seconds of torch's convolutions, for each measured step."""
+        """Measured steps: local batch, seconds of torch's step, and seconds of torch's convolutions alone."""
         return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
 
     def compute_s(self, which: Convolutions) -> FloatArray:
-        """Return the seconds of a step of one rank alone, by local batch; measured ones are reproduced.
+        """Return the predicted seconds of a step of one rank alone, by local batch; measured steps are reproduced.
 
-        Batches larger than all measured ones take at least as long as the largest of these.
+        Batches larger than all measured ones take at least as long as the largest measured one.
         """
         step_s = self.convolutions.times_s[which] * self._in_step[which] + self.rest_s
         last = self.steps.steps[-1].local_batch
@@ -112,7 +117,10 @@ class Device:
 
     @cached_property
     def slowdown(self) -> FloatArray:
-        """Ratio of a step's time beside other ranks, which may share memory, caches or cores, to its time alone."""
+        """Ratio of a step's time while other ranks compute to the step's time alone, by local batch.
+
+        Other ranks slow a step down if they share memory, caches or cores with it.
+        """
         every = np.arange(self.convolutions.largest + 1)
         if self.together is None:
             return np.ones(every.size)
@@ -121,17 +129,17 @@ class Device:
         return np.interp(every, [step.local_batch for step in self.steps.steps], factors)
 
     def starving_below(self, which: Convolutions) -> int:
-        """Return the smallest local batch that keeps the device busy; see ``batch_sizes.starving_below``."""
+        """Return the smallest local batch that keeps the device busy, as ``batch_sizes.starving_below`` defines it."""
         return starving_below(dict(enumerate(self.compute_s(which)[1:].tolist(), 1)))
 
     def is_extrapolated(self, n: int) -> bool:
-        """Whether a local batch is larger than all measured ones."""
+        """Whether a local batch of ``n`` samples is larger than all measured ones, so that times are extrapolated."""
         return n > max(self.convolutions.measured, default=0) or n > self.steps.steps[-1].local_batch
 
     def gradients(self, which: Convolutions, n: int) -> tuple[list[Gradient], float]:
-        """Return the gradients of a step of ``n`` samples, in order, and the second at which the backward pass ends.
+        """Return a step's gradients in the order they become ready, and the second at which its backward pass ends.
 
-        The optimizer's step follows, and takes the same time with either convolutions.
+        The optimizer's update follows, and takes the same time with torch's convolutions as with mucudnn's.
         """
         ready, backward_end = self._parts[n]
         torchs_s, own_s = (float(self.compute_s(each)[n]) for each in (Convolutions.TORCH, which))
@@ -142,7 +150,7 @@ class Device:
 
     @cached_property
     def _parts(self) -> list[tuple[list[float], float]]:
-        """Fractions of a step at which gradients are ready and the backward pass ends, by local batch."""
+        """Fractions of a step at which each gradient is ready, and at which the backward pass ends, by local batch."""
         largest = self.convolutions.largest
         rows = [(*step.ready, step.backward_end) for step in self.steps.steps]
         sizes = [step.local_batch for step in self.steps.steps]
@@ -152,12 +160,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A predicted step. Times in seconds, throughput in samples a second.
+    """A predicted training step on a number of ranks. Times in seconds, throughput in samples a second.
 
-    compute_s: without communication. all_reduces_s: total, with DistributedDataParallel's default buckets. exposed_s:
-    the part of it that is not hidden. bound_s: lower bound of an all-reduce of all gradients. efficiency: throughput
-    per rank over that with the fewest ranks. by_cap, merged: buckets of the best ``bucket_cap_mb``, and the best
-    buckets of any sizes; exposed_by_cap_s, exposed_merged_s: the parts that are not hidden with these.
+    compute_s: time without communication. all_reduces_s: total time of all-reduces, with DistributedDataParallel's
+    default buckets. exposed_s: the part of that time that the backward pass does not hide. bound_s: lower bound of an
+    all-reduce of all gradients. efficiency: throughput per rank over that with the fewest ranks. by_cap, merged:
+    buckets of the best ``bucket_cap_mb``, and the best buckets of any sizes; exposed_by_cap_s, exposed_merged_s: the
+    parts that are not hidden with these.
     """
 
     scaling: Scaling
@@ -196,8 +205,8 @@ def predict(
 ) -> tuple[Point, ...]:
     """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples per rank.
 
-    ranks: ascending. Strong scaling uses the largest share, and skips numbers of ranks above ``batch``. The device's
-    times must include all local batches.
+    ranks: numbers of ranks, ascending. Strong scaling uses the largest local batch of any rank, and skips numbers of
+    ranks above ``batch``. The device's times must include all local batches.
     """
     shared = [(count, -(-batch // count), batch) for count in ranks if count <= batch]
     grown = [(count, local_batch, count * local_batch) for count in ranks]
@@ -252,7 +261,7 @@ def _point(
 
 
 def bucket_sizes(gradients: Sequence[Gradient], buckets: Buckets) -> list[int]:
-    """Return the bytes of each bucket."""
+    """Return the bytes of each bucket, a group of gradients that is reduced together."""
     return [sum(g.size_bytes for g in gradients[first:last]) for first, last in pairwise([0, *buckets.ends])]
 
 
@@ -262,7 +271,7 @@ def _message_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScaleResult:
-    """A prediction and its inputs."""
+    """A prediction of data-parallel training, with the inputs from which it was made."""
 
     source: str
     config: Config
@@ -275,14 +284,14 @@ class ScaleResult:
 
     @property
     def is_link_measured(self) -> bool:
-        """Whether the link was measured on the process group, and not given."""
+        """Whether the link between ranks was measured, and not given by the user."""
         return self.device.together is not None
 
     def of(self, scaling: Scaling, which: Convolutions) -> list[Point]:
         return [point for point in self.points if (point.scaling, point.convolutions) == (scaling, which)]
 
     def pairs(self, scaling: Scaling) -> list[tuple[Point, Point]]:
-        """Return torch's and mucudnn's points for each number of ranks."""
+        """Return torch's and mucudnn's predicted step for each number of ranks, as pairs."""
         return [*zip(*(self.of(scaling, which) for which in Convolutions), strict=True)]
 
 
@@ -296,10 +305,10 @@ def predict_from(
     batch: int,
     local_batch: int,
 ) -> ScaleResult:
-    """Predict as ``predict`` does, from a tuning at batch size ``up_to``.
+    """Predict data-parallel training as ``predict`` does, from a tuning at batch size ``up_to``.
 
-    steps: ``steps``, ``together`` and ``ours`` of ``Device``. Raises ``InvalidInputError`` as ``local_batches`` and
-    ``Device``.
+    steps: the fields ``steps``, ``together`` and ``ours`` of ``Device``. Raises ``InvalidInputError`` where
+    ``local_batches`` or ``Device`` does.
     """
     largest = max(up_to, local_batch, -(-batch // ranks[0]))
     device = Device(local_batches(tuning, up_to, largest), *steps)

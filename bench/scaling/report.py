@@ -1,4 +1,4 @@
-"""Reports of predicted scaling: tables and a figure for people, CSV and JSON for programs."""
+"""Reports of predicted data-parallel training: tables and a figure for people, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _BUCKETS = (
 
 
 def scale_tables(result: ScaleResult) -> Iterator[Table]:
-    """Yield tables of strong scaling, weak scaling, and the buckets of strong scaling with mucudnn's convolutions."""
+    """Yield printed tables: strong scaling, weak scaling, and gradient buckets for strong scaling with mucudnn."""
     yield _steps_table(result, Scaling.STRONG, f"strong scaling: {result.batch} samples in all")
     yield _steps_table(result, Scaling.WEAK, f"weak scaling: {result.local_batch} samples a rank")
     yield _buckets_table(result)
 
 
 def in_words(result: ScaleResult) -> str:
-    """Return a text on starving devices, the measurements, and the link."""
+    """Return a text on local batches too small for the device, on what was measured, and on the link between ranks."""
     device, link = result.device, result.cluster.link
     lines = [
         f"{shown_name(which)}: a device starves below a local batch of {device.starving_below(which)}, where it falls "
@@ -72,7 +72,7 @@ def in_words(result: ScaleResult) -> str:
 
 
 def scale_record(result: ScaleResult) -> Record:
-    """Return the record of ``mucudnn scale --json``; ``points`` are the rows of the CSV file."""
+    """Return the JSON object of ``mucudnn scale --json``; its ``points`` are the rows of the CSV file."""
     device, cluster = result.device, result.cluster
     return {
         **record_header(result.config, result.environment, datetime.now(UTC)),
@@ -95,7 +95,7 @@ def scale_record(result: ScaleResult) -> Record:
 
 
 def scale_rows(result: ScaleResult) -> list[Record]:
-    """Return the rows of the CSV file, one for each number of ranks, kind of scaling and convolutions."""
+    """Return the CSV rows: by number of ranks, strong or weak scaling, and torch's or mucudnn's convolutions."""
     return [
         {
             "scaling": point.scaling.value,
@@ -169,7 +169,7 @@ def _buckets_table(result: ScaleResult) -> Table:
 
 
 def _cap_mb(buckets: Buckets) -> float:
-    """Return the cap in the unit of DistributedDataParallel's ``bucket_cap_mb``."""
+    """Return the size limit of a bucket in MB as DistributedDataParallel's ``bucket_cap_mb`` counts them."""
     return (buckets.cap_bytes or 0) / 2**20
 
 
@@ -181,7 +181,10 @@ _LINES: Mapping[Scaling, Mapping[str, Any]] = {
 
 
 def draw_scale(result: ScaleResult) -> Figure:
-    """Draw throughput, efficiency, communication, and one rank alone, with torch's and mucudnn's convolutions."""
+    """Draw throughput, efficiency and communication by number of ranks, and the throughput of one rank alone.
+
+    Each plot has a curve for torch's convolutions and one for mucudnn's.
+    """
     batches = f"{result.batch} samples in all, or {result.local_batch} a rank"
     figure = new_figure(13, 8, f"{result.source}: predicted data-parallel training, {batches}")
     throughput, efficiency, communication, local = figure.subplots(2, 2).flat
@@ -212,7 +215,7 @@ def _draw_points(axes: Axes, result: ScaleResult, value: Callable[[Point], float
 
 
 def _draw_local(axes: Axes, result: ScaleResult) -> None:
-    """Draw the throughput of one rank alone, and the local batch below which it starves."""
+    """Draw the throughput of one rank alone by local batch, and the batch below which its device is not busy."""
     samples = np.arange(1, result.device.convolutions.largest + 1)
     for which, colour in _COLOURS.items():
         axes.plot(samples, samples / result.device.compute_s(which)[1:], color=colour)

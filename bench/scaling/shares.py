@@ -18,10 +18,10 @@ from mucudnn.solver.shares import Shares, best_shares, equal_shares
 
 @dataclass(frozen=True, slots=True)
 class SharedBatch:
-    """A batch divided over devices, in the order of ``names``, by the best shares and by equal ones.
+    """A batch divided over unequal devices, in the order of ``names``, by the best shares and by equal shares.
 
-    tunings: of each device. rest_s: seconds per sample outside of convolutions. alone_s: seconds of the whole batch on
-    each device alone.
+    tunings: measurements of each device. rest_s: seconds per sample outside of convolutions. alone_s: seconds of the
+    whole batch on each device alone.
     """
 
     batch: int
@@ -42,10 +42,12 @@ class SharedBatch:
 
 
 def share_out(devices: Sequence[tuple[str, TableTuning]], batch: int, rest_s: Sequence[float]) -> SharedBatch:
-    """Divide a batch over devices, each a name and a tuning at this batch size, so that all finish together.
+    """Divide a batch over devices so that all finish at the same time.
 
     rest_s: seconds per sample outside of convolutions, for each device. Communication is ignored, since its time does
-    not depend on the shares. Raises ``InvalidInputError`` and ``InfeasibleError`` as ``best_shares``.
+    not depend on the shares. Raises ``InvalidInputError`` and ``InfeasibleError`` where ``best_shares`` does.
+
+    devices: name of each device, and its tuning at this batch size.
     """
     samples = np.arange(batch + 1)
     curves = [
@@ -67,7 +69,7 @@ _COLUMNS = ("samples", "ms", "equal share", "ms", "whole batch alone ms")
 
 
 def shares_table(result: SharedBatch) -> Table:
-    """Return a table with a row for each device, and the time of the step, that of the slowest, in the footer."""
+    """Return a table with a row for each device; the footer has the time of the step, which is the slowest device's."""
     first = result.tunings[0]
     title = f"{first.source}, {result.batch} samples on {len(result.names)} devices, {memory_bound(first.config)}"
     steps = ("the step", "", "", milliseconds(result.best.step_s), "", milliseconds(result.equal.step_s), "")
@@ -86,7 +88,7 @@ def shares_table(result: SharedBatch) -> Table:
 
 
 def in_words(result: SharedBatch) -> str:
-    """Return a text on the speedup and the limits of the prediction."""
+    """Return a text on the speedup from dividing a batch over devices, and on the limits of the prediction."""
     rest = (
         "and the given rest of the step" if any(result.rest_s) else "alone, without the rest of the step (give --rest)"
     )
@@ -98,7 +100,7 @@ def in_words(result: SharedBatch) -> str:
 
 
 def share_record(result: SharedBatch) -> Record:
-    """Return the record of ``mucudnn share --json``; ``devices`` are the rows of the CSV file."""
+    """Return the JSON object of ``mucudnn share --json``; its ``devices`` are the rows of the CSV file."""
     first = result.tunings[0]
     header = record_header(first.config, first.environment, datetime.now(UTC))
     return {
@@ -115,7 +117,7 @@ def share_record(result: SharedBatch) -> Record:
 
 
 def share_rows(result: SharedBatch) -> list[Record]:
-    """Return the rows of the CSV file, one for each device."""
+    """Return the rows of the CSV file, one for each device among which the batch is divided."""
     return [
         {
             "profile": result.names[number],

@@ -1,6 +1,6 @@
-"""Measures training steps at several local batches: their times, and when each gradient is ready.
+"""Measures training steps at several local batches (samples on one device): times, and when each gradient is ready.
 
-Timed steps alternate with instrumented ones, which read the clock at every gradient; their readings are stored as
+Timed steps alternate with instrumented ones, which read the clock at every gradient; the readings are stored as
 fractions of the step.
 """
 
@@ -24,7 +24,7 @@ from mucudnn.words.progress import Progress, silent
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A training step: its seconds, and the fractions of it at which gradients are ready and the backward pass ends.
+    """A measured training step: its seconds, and the fractions of it at which gradients are ready and backward ends.
 
     ready: ascending, in the order of ``MeasuredSteps.gradients``.
     """
@@ -37,14 +37,17 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Steps by ascending local batch, and name and bytes of the gradients in the order in which they become ready."""
+    """Measured training steps by ascending local batch, and name and bytes of each gradient.
+
+    gradients: in the order in which they become ready.
+    """
 
     gradients: tuple[tuple[str, int], ...]
     steps: tuple[MeasuredStep, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Total bytes of all gradients."""
+        """Total bytes of all gradients of a step."""
         return sum(size for _, size in self.gradients)
 
 
@@ -84,7 +87,7 @@ def measure_steps(
 
 @dataclass(slots=True, eq=False)
 class _WatchedStep:
-    """Steps of one local batch, in pairs: a timed one and an instrumented one."""
+    """Measures steps of one local batch in pairs: a timed step, and one that reads the clock at every gradient."""
 
     model: nn.Module
     arguments: tuple[Any, ...]
@@ -121,7 +124,7 @@ class _WatchedStep:
         self.optimizer.step()
 
     def _looked_into(self) -> tuple[dict[str, float], float]:
-        """Return the fractions of a step at which each gradient was ready, and at which the backward pass ended."""
+        """Make a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
         moments: dict[str, float] = {}
         begun_s = self.clock.now()
         with _noted(self.model, moments, self.clock):
@@ -135,7 +138,7 @@ class _WatchedStep:
 
 @contextmanager
 def _noted(model: nn.Module, moments: dict[str, float], clock: Clock) -> Iterator[None]:
-    """Record in ``moments`` when each parameter's gradient is complete."""
+    """Within this context, record in ``moments`` the time at which each parameter's gradient is complete."""
 
     def hook_of(name: str) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:

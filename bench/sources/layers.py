@@ -29,7 +29,7 @@ _TEXT = ("name", "set")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One convolution geometry of a network, as its forward problem, with the number of its occurrences.
+    """A convolution geometry that occurs in a network, as its forward problem, with the number of its occurrences.
 
     names: module names, several where modules have the same geometry; a single string is one name. batch_size: samples
     in a call. input_needs_gradient: False for the first layer, which has no BACKWARD_DATA. transposed: whether the
@@ -61,19 +61,19 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """All names, joined as ``a, b``."""
+        """All names of this layer's modules, joined as ``a, b``."""
         return ", ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTable:
-    """The distinct layers of a source, in the order of their first call."""
+    """The distinct layers of a network, file or model, in the order of their first call."""
 
     source: str
     layers: tuple[Layer, ...]
 
     def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
-        """Return each layer with the problem of each of its operations; FORWARD means the layer's own forward pass."""
+        """Return each layer with the problem of each operation; FORWARD is the forward pass of the layer's module."""
         wanted = [member(Operation, operation, "operation") for operation in operations]
         return [
             (layer, layer.problem.with_operation(problem_operation(operation, transposed=layer.transposed)))
@@ -91,12 +91,13 @@ def load_source(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> LayerTable:
-    """Return the convolutions of a source; equal ones are merged and counted.
+    """Return the convolution layers of a network, table, file or model; equal layers are merged and counted.
 
     source: a name in ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
-    ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one.
-    batch: mini-batch size; if None, the sizes in the table, or 1 for a model. input_shape: (C, H, W) of one sample;
-    required for user models, optional for networks, and not allowed for tables. dtype, memory_format: of all problems.
+    ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one. batch:
+    mini-batch size; if None, the sizes in the table, or 1 for a model. input_shape: (C, H, W) of one sample; required
+    for user models, optional for networks, and not allowed for tables. dtype, memory_format: those of all convolution
+    problems.
 
     Raises ``InvalidInputError`` if the source cannot be found, read or run, or has no convolution.
 
@@ -136,7 +137,10 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
 
 
 def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Keep only layers whose filter has one of these (height, width). Raises ``InvalidInputError`` if none has."""
+    """Keep only layers whose filter size is in ``filters``, as (height, width).
+
+    Raises ``InvalidInputError`` if none is.
+    """
     layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
     if not layers:
         there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
@@ -179,9 +183,9 @@ def _allowed_sources(source: str) -> str:
 
 
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
-    """Trace the model with one sample and scale the batch sizes to ``batch`` samples.
+    """Run the model on one sample, and return its convolution calls as layers for ``batch`` samples.
 
-    Scaling, since some models fold other axes into the batch.
+    Batch sizes of the calls are multiplied by ``batch``, since some models fold other axes into the batch axis.
     """
     with blamed_in_computing(source, (1, *input_shape)):
         calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
@@ -224,7 +228,7 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
 
 
 def _geometry(problem: ConvProblem) -> str:
-    """Name a layer of a table by its geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
+    """Return a name made of a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
     stride = "" if problem.stride == (1, 1) else f"/{_size_in_short(problem.stride)}"
     parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}{stride}"]
     parts += [f"pad {_size_in_short(problem.padding)}"] if any(problem.padding) else []
@@ -238,7 +242,7 @@ def _size_in_short(pair: Pair) -> str:
 
 
 def _distinct(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Add the batch size to geometry names that several layers share."""
+    """Return the layers, with the batch size appended to geometry names that several layers share."""
     counts = Counter(layer.names for layer in layers)
     return tuple(
         replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
@@ -267,9 +271,9 @@ def _size(where: str, name: str, value: object) -> int:
 
 
 def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Merge layers with the same geometry.
+    """Merge layers with the same geometry into one layer with all their names.
 
-    The first layer of a network is not merged with later ones, which also have BACKWARD_DATA.
+    The first layer of a network is not merged with later layers, which also have the operation BACKWARD_DATA.
     """
     merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
     for layer in layers:
@@ -285,9 +289,9 @@ def _together(first: Layer, second: Layer) -> Layer:
 
 
 def tracked_layers() -> LayerTable:
-    """Return the layers whose times are tracked from version to version: a few small ones, one of each kind.
+    """Return the layers whose times are compared from version to version: a few small layers, one of each kind.
 
-    Each has its own batch size. Give a layer another name if you change its geometry, since results are compared by
-    name and geometry.
+    Each layer has its own batch size. Give a layer another name if you change its geometry, since results are compared
+    by name and geometry.
     """
     return LayerTable(TRACKED, tuple(read_csv(_DATA / "tracked.csv")))

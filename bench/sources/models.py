@@ -1,4 +1,4 @@
-"""Builds the models of sources, built-in networks or the user's own, and attributes their errors to the source."""
+"""Builds models, built-in networks or the user's own, and reports errors in the user's code as errors of the model."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def load_model(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     initialised: bool = True,
 ) -> tuple[nn.Module, tuple[int, int, int]]:
-    """Return the model of a source on the CPU, and the (C, H, W) of one sample.
+    """Return the model that ``source`` names, on the CPU, and the (C, H, W) of one sample.
 
-    dtype, memory_format: of the parameters. initialised: whether the parameters of built-in networks are drawn from
-    torch's random state; if not, which is faster, they are arbitrary. ``networks.arguments_for`` makes the arguments
-    to call the model with.
+    dtype, memory_format: those of the parameters. initialised: whether the parameters of built-in networks are drawn
+    from torch's random state; if not, which is faster, their values are arbitrary. ``networks.arguments_for`` makes the
+    arguments to call the model with.
 
-    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source``.
+    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and where ``load_source`` does.
     """
     with importable(source):
         found = model_of(source, checked_shape(input_shape), initialised=initialised)
@@ -57,7 +57,7 @@ def load_model(
 def model_of(
     source: str, input_shape: tuple[int, int, int] | None, *, initialised: bool
 ) -> tuple[nn.Module, tuple[int, int, int]] | None:
-    """Return the model and the (C, H, W) of one sample; None for a source without a model."""
+    """Return the model that ``source`` names and the (C, H, W) of one sample; None for a table or CSV file."""
     if source in NETWORKS:
         shape = input_shape or input_shape_of(source)
         if initialised:
@@ -74,7 +74,7 @@ def model_of(
 
 
 def checked_shape(shape: object) -> tuple[int, int, int] | None:
-    """Return (C, H, W) of one sample, or None for None. Raises ``InvalidInputError`` for anything else."""
+    """Return a checked (C, H, W) of one sample, or None for None. Raises ``InvalidInputError`` for anything else."""
     if shape is None:
         return None
     if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
@@ -92,10 +92,10 @@ def seeded_model(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the model of a source on a device, and the arguments to call it with.
+    """Return the model that ``source`` names, on a device, and the arguments to call it with.
 
-    Weights and inputs are the same every time, since they are drawn on the CPU with a fixed seed. Raises as
-    ``load_model``.
+    Weights and inputs are the same every time, since they are drawn on the CPU with a fixed seed. Raises
+    ``InvalidInputError`` where ``load_model`` does.
     """
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
@@ -108,7 +108,7 @@ def settle_statistics(model: nn.Module, arguments: tuple[Tensor, ...]) -> None:
     """Set the running statistics of batch norms from one batch, the first of the arguments.
 
     With the initial statistics, mean 0 and variance 1, activations fade from layer to layer, and outputs hardly depend
-    on the convolutions, so that comparing them would be pointless.
+    on the convolutions, so that comparing outputs would be pointless.
     """
     update_bn([arguments], model)
 
@@ -125,7 +125,10 @@ def _user_model(source: str) -> nn.Module:
 
 
 def _attribute_of(module: ModuleType, name: str) -> Any:
-    """Return the model or factory of this name. Raises ``InvalidInputError`` with the module's names if missing."""
+    """Return the model or factory of this name in a module.
+
+    Raises ``InvalidInputError``, which lists the module's own names, if there is none.
+    """
     if not hasattr(module, name):
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         have = f"it has {', '.join(own)}" if own else "it defines nothing"
@@ -135,9 +138,10 @@ def _attribute_of(module: ModuleType, name: str) -> Any:
 
 @contextmanager
 def importable(source: str) -> Iterator[None]:
-    """Put the folder of the source's file, or else the current folder, on the import path, as ``python -m`` does.
+    """Within this context, have the folder of the model's file, or else the current folder, on the import path.
 
-    An installed command has its own folder there, not the user's. Child processes inherit the path.
+    ``python -m`` does the same, but an installed command has its own folder on the path, not the user's. Child
+    processes inherit the path.
     """
     place, _, _ = source.rpartition(":")
     folder = str(Path(place).resolve().parent if _is_file(place) else Path.cwd())
@@ -149,9 +153,11 @@ def importable(source: str) -> Iterator[None]:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Import a file under its own name; its folder is on ``sys.path``. Child processes can then unpickle its classes.
+    """Import a file as a module of the file's name; its folder must be on ``sys.path``.
 
     Raises ``InvalidInputError`` if another module has that name. Errors of the import propagate.
+
+    Child processes can then import the module too, and unpickle its classes.
     """
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}")
@@ -162,29 +168,34 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _is_file(place: str) -> bool:
-    """Whether a place is a file, ``folder/file.py``, rather than a module, ``package.module``."""
+    """Whether the part before the colon is a file, ``folder/file.py``, and not a module, ``package.module``."""
     return place.endswith(".py")
 
 
 @contextmanager
 def blamed_in_building(source: str) -> Iterator[None]:
-    """Raise errors of the model's factory as ``InvalidInputError``, from their cause."""
+    """Within this context, raise errors from building a model as ``InvalidInputError`` that names the model."""
     with _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module"):
         yield
 
 
 @contextmanager
 def blamed_in_computing(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Raise errors of the model's forward pass as ``InvalidInputError``, from their cause. shape: of the input."""
+    """Within this context, raise errors of the model's forward pass as ``InvalidInputError`` that names the model.
+
+    shape: (N, C, H, W) of the input.
+    """
     with _blamed(source, f"cannot compute an input of {_product(shape)}", _SHAPE):
         yield
 
 
 @contextmanager
 def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Raise errors of a training step as ``InvalidInputError``, from their cause. Errors of mucudnn are not changed.
+    """Within this context, raise errors of a training step as ``InvalidInputError`` that names the model.
 
     shape: (N, C, H, W) of the input.
+
+    mucudnn's own errors are not changed.
     """
     what, advice = f"cannot be trained on an input of {_product(shape)}", f"{_SHAPE}, and --batch the batch size"
     with _blamed(source, what, advice, passing=MucudnnError):
@@ -193,7 +204,10 @@ def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Raise any error of the user's code as ``InvalidInputError`` that names the source, from its cause."""
+    """Within this context, raise any error of the user's code as ``InvalidInputError`` that names the model.
+
+    what: what failed. advice: what the user can do. passing: exceptions that are not changed.
+    """
     try:
         yield
     except passing:
@@ -205,7 +219,7 @@ def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tupl
 
 
 def _told(source: str, error: BaseException) -> str:
-    """Describe the error, with the line of the model's own file that caused it."""
+    """Return a text that describes an error, with the line of the model's own file that caused it."""
     happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
     line = _line_of(source, error)
     place = type(error).__name__ if line is None else f"{type(error).__name__} in {line}"
@@ -213,7 +227,7 @@ def _told(source: str, error: BaseException) -> str:
 
 
 def _line_of(source: str, error: BaseException) -> str | None:
-    """Return the last file and line in the traceback that is in the model's own file, or None if there is none."""
+    """Return the last file and line of an error's traceback that is in the model's own file, or None if none is."""
     place = source.rpartition(":")[0]
     module = sys.modules.get(place)
     file = place if place.endswith(".py") else getattr(module, "__file__", None)

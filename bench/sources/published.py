@@ -30,7 +30,7 @@ def published_times() -> pandas.DataFrame:
     """Return the published times, a row for each geometry, operation and machine.
 
     Columns: ``GEOMETRY``, where n is the mini-batch; ``operation``; ``machine``, such as ``V100 float16``; ``time_s``
-    in seconds, the shorter one if a machine has two.
+    in seconds, the shorter time if two are published for a machine.
     """
     import pandas
 

@@ -1,4 +1,4 @@
-"""Tunes a whole layer table, each layer at its own batch size, and returns the choices layer by layer."""
+"""Tunes all layers of a table, each at its own batch size, and returns the chosen configurations layer by layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class TunedLayer:
-    """The choice for one operation of a layer that occurs ``count`` times in its network, under these names."""
+    """The configuration chosen for one operation of a layer, with the layer's names and number of occurrences."""
 
     names: tuple[str, ...]
     count: int
@@ -36,9 +36,9 @@ class TunedLayer:
 
 @dataclass(frozen=True, slots=True)
 class TableTuning:
-    """The tuning of a layer table, a row for each layer and operation.
+    """The result of tuning a layer table: a chosen configuration for each layer and operation.
 
-    rows: in the order of the table. wanted: number of rows of a complete tuning; fewer if it was interrupted.
+    rows: in the order of the table. wanted: number of rows of a complete tuning; an interrupted tuning has fewer rows.
     """
 
     source: str
@@ -54,23 +54,23 @@ class TableTuning:
 
     @property
     def baseline_s(self) -> float | None:
-        """Baseline time of all rows, each counted as often as it occurs; None if a row has no baseline."""
+        """PyTorch's own time for all rows, each counted as often as the layer occurs; None if a row's is unknown."""
         known = [row.count * row.tuned.baseline_s for row in self.rows if row.tuned.baseline_s is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     @property
     def time_s(self) -> float:
-        """Time of all chosen configurations, each counted as often as it occurs."""
+        """Time of all chosen configurations, each counted as often as the layer occurs."""
         return sum(row.count * row.tuned.time_s for row in self.rows)
 
     @property
     def speedup(self) -> float | None:
-        """Baseline time over ours, or None if the baseline is unknown or there are no rows."""
+        """PyTorch's time over the chosen configurations'; None if PyTorch's is unknown or there are no rows."""
         return self.baseline_s / self.time_s if self.baseline_s is not None and self.rows else None
 
     @property
     def workspace_bytes(self) -> int:
-        """The largest workspace, since all rows share one buffer, or the sum if a budget was divided."""
+        """Workspace of all rows: the largest, since rows share one buffer, or the sum if a budget was divided."""
         each = [row.tuned.configuration.workspace_bytes for row in self.rows]
         return max(each, default=0) if self.divided is None else sum(each)
 
@@ -85,8 +85,8 @@ def tune_table(
 ) -> TableTuning:
     """Tune every layer at its own batch size, together with the other ranks of a process group if there is one.
 
-    On Ctrl-C, return the rows tuned so far. limits: as for ``table_tasks``. progress: called with a description and the
-    fraction done. Raises what ``tune`` raises.
+    On Ctrl-C, return the rows tuned so far. limits: workspace that is free at each module, as for ``table_tasks``.
+    progress: called with a description and the fraction done. Raises what ``tune`` raises.
     """
     tasks = table_tasks(table, config, limits)
     try:
@@ -97,10 +97,10 @@ def tune_table(
 
 
 def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None) -> list[Task]:
-    """Return a task for each operation of each layer, in the order of the table.
+    """Return a tuning task for each operation of each layer, in the order of the table.
 
-    limits: headroom of each module, in place of one limit for all; modules that share a layer get the smallest. The
-    baseline is exempt from it.
+    limits: headroom of each module (workspace that is free without raising the peak memory), in place of one limit for
+    all; modules that share a layer get the smallest headroom. PyTorch's own algorithm is exempt from the limit.
 
     Raises ``InvalidInputError`` if there is nothing to tune, or if the config asks for headroom and limits is None.
     """
@@ -119,7 +119,10 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
 
 def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, ConvProblem]]:
-    """Return the problems of a table that a config selects. Raises ``InvalidInputError`` if there are none."""
+    """Return the problems of a table whose operations the config selects.
+
+    Raises ``InvalidInputError`` if there are none.
+    """
     wanted = table.problems(config.operations)
     if not wanted:  # such as backward_data of a network with a single layer
         raise InvalidInputError(
@@ -129,12 +132,15 @@ def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, Con
 
 
 def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
-    """Return the smallest limit of the layer's modules; 0 for operations outside of the step, such as dw if frozen."""
+    """Return the smallest limit of the layer's modules.
+
+    The limit is 0 for operations that the training step does not run, such as the gradient dw of a frozen layer.
+    """
     return min(limits.get((name, operation), 0) for name in layer.names)
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
-    """Combine the layers of a table with the tuning of its tasks, or of the first of them if interrupted."""
+    """Return the layers of a table with the results of their tasks, or of the first tasks if interrupted."""
     wanted = table.problems(tuning.config.operations)
     rows = [
         TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
@@ -151,13 +157,15 @@ def table_with_headroom(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     device: str = "cpu",
 ) -> tuple[LayerTable, Headroom]:
-    """Return the layers of a source, and the headroom of a training step with ``batch`` samples (by default 1).
+    """Return the layers of a model, and the headroom of a training step with ``batch`` samples (by default 1).
 
     Modules with the same geometry stay separate layers, since each has its own headroom. Other arguments are those of
     ``load_source``.
 
-    Raises as ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model, and for
-    models that cannot be trained on this input or run no convolution in a training step.
+    Raises what ``load_source`` and ``find_headroom`` raise, and ``InvalidInputError`` for sources without a model, and
+    for models that cannot be trained on this input or run no convolution in a training step.
+
+    Headroom is the workspace that each convolution can use without raising the step's peak memory.
     """
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     model, shape = load_model(
@@ -173,7 +181,7 @@ def table_with_headroom(
 
 
 def module_by_module(table: LayerTable) -> LayerTable:
-    """Return a table with one layer for each module, counted as often as the module is called."""
+    """Return a layer table with one layer for each module, counted as often as the module is called."""
     return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
 
 

@@ -24,7 +24,7 @@ class TrainedStep:
 
 
 class Trainee:
-    """A model with its optimizer (stochastic gradient descent with momentum) and its training objective."""
+    """A model in training, with optimizer (stochastic gradient descent with momentum) and training objective."""
 
     def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
         self.model = model
@@ -32,16 +32,20 @@ class Trainee:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
-        """Make one step and wait for it. images: (N, C, H, W), labels: (N,). seed: for dropout."""
+        """Make one training step, wait for the device, and return seconds and loss.
+
+        images: (N, C, H, W). labels: (N,). seed: for dropout.
+        """
         torch.manual_seed(seed)
         start = time.perf_counter()
         loss = self.learn((images,), labels).item()  # waits for the GPU
         return TrainedStep(time.perf_counter() - start, loss)
 
     def learn(self, arguments: tuple[Tensor, ...], target: Tensor, autocast: torch.dtype | None = None) -> Tensor:
-        """Make one step without waiting for it, and return the loss.
+        """Make one training step without waiting for the device, and return the loss.
 
-        arguments, target: of the objective. autocast: dtype for torch's autocast of forward pass and loss, or None.
+        arguments: those of the model. target: what the objective compares the output with. autocast: dtype for torch's
+        autocast of forward pass and loss, or None.
         """
         self.optimizer.zero_grad()
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
@@ -54,9 +58,9 @@ class Trainee:
 def labelled_batches(
     steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10, stream: int = 0
 ) -> Iterator[Batch]:
-    """Yield random images with labels that can be learnt: each class is a random pattern, under as much noise.
+    """Yield random images with labels that can be learnt: each class is a random pattern, covered by noise.
 
-    stream: seed of the images, but not of the patterns; ranks that train together use different ones.
+    stream: seed of the images, but not of the patterns; ranks that train together use different seeds.
 
     Raises ``InvalidInputError`` for batches of too many elements.
 

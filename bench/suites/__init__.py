@@ -1,1 +1,1 @@
-"""One folder or module for each benchmark; shared parts are in ``contests`` and ``report``."""
+"""The benchmarks, each a folder or a module; code that several benchmarks share is in ``contests`` and ``report``."""

@@ -1,7 +1,7 @@
 """Memory and time of a model's training step with torch's convolutions and with mucudnn's, eager and compiled.
 
-Each contestant has its own process, and they are interleaved. Ours are tuned beforehand, so that no process holds
-memory that only tuning needs.
+Each contestant has its own process, and their steps are interleaved. Models with mucudnn's convolutions are tuned
+beforehand, so that no process holds memory that only tuning needs.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def benchmark_memory(
     clock: Clock | None = None,
     progress: Progress = silent,
 ) -> None:
-    """Optimize copies of ``model`` and measure training steps into the folder ``out``, unless it has them already.
+    """Measure memory and time of training steps of copies of ``model``; write rows into the folder ``out``.
 
-    A step is forward, the sum of the output, backward. There is no optimizer: its time and memory are the same for all.
-    arguments: all of the model's, first x: (N, C, H, W) in ``memory_format``. rounds: samples of each contestant, each
-    of one or more steps. runs: processes for each resident peak, which is their median; 0 to skip it, as always on
-    CUDA. variants: measured beside torch's own; None for all of the device. clock: times the steps, not the tuning;
-    None for a wall clock.
+    Nothing is measured if the folder already has the rows. A step is forward, the sum of the output, backward. There is
+    no optimizer: its time and memory are the same for all. arguments: all of the model's, first x: (N, C, H, W) in
+    ``memory_format``. rounds: time samples of each contestant, each of one or more steps. runs: processes for each
+    resident peak, which is the median over them; 0 to skip it, as always on CUDA. variants: measured beside torch's
+    own; None for all that the device supports. clock: times the steps, not the tuning; None for a wall clock.
 
     A contestant that fails has a row with the reason. Raises the errors of ``open_folder``, ``optimize`` and
     ``resident_peak_bytes``, ``InvalidInputError`` for a model on several devices or a variant that its device does not
@@ -106,7 +106,7 @@ def benchmark_memory(
 def _measured(
     given: Subject, contestants: Sequence[_Contestant], rounds: int, runs: int, clock: Clock, progress: Progress
 ) -> tuple[list[Entrant[int]], list[int | None]]:
-    """Return the measured contestants and the peaks of their resident memory. given: the model before tuning."""
+    """Return the measured contestants and their peaks of resident memory. given: model and arguments before tuning."""
     with Apart() as place:
         subjects, handed = dict[Config | None, Subject](), dict[Config | None, Callable[[], Subject]]()
         for config, subject in _subjects(*given, contestants, share_of(progress, 0.0, 0.5)):
@@ -125,7 +125,10 @@ def _measured(
 
 
 def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestant]:
-    """Return the contestants: ours with this config, and uncompiled also with a plain limit if that differs."""
+    """Return the contestants: pairs of a variant and its config, which is None for torch's.
+
+    Unless the config has the default workspace limit, uncompiled mucudnn is also measured with the default.
+    """
     contrast = replace(config, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=None)
     found = list[_Contestant]()
     for variant in variants:
@@ -138,7 +141,7 @@ def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestan
 def _subjects(
     model: nn.Module, arguments: tuple[Tensor, ...], contestants: Sequence[_Contestant], progress: Progress
 ) -> Iterator[tuple[Config | None, Subject]]:
-    """Yield the model for each config, tuned once, and first the one with torch's convolutions."""
+    """Yield each config with a copy of the model tuned under it; torch's model has the config None."""
     configs = [*dict.fromkeys(config for _, config in contestants)]
     for index, config in enumerate(configs):
         own = copy.deepcopy(model)
@@ -154,7 +157,10 @@ def _resident_peaks(
     subjects: Mapping[Config | None, Subject],
     runs: int,
 ) -> list[int | None]:
-    """Return the resident peak (bytes) of each contestant that is ready; each run has a fresh process, interleaved."""
+    """Return the peak resident bytes of each contestant, the median of ``runs`` fresh processes; None if it failed.
+
+    The processes of different contestants are interleaved.
+    """
     peaks: list[list[int]] = [[] for _ in contestants]
     for _ in range(runs):
         for own, (variant, config), entrant in zip(peaks, contestants, entrants, strict=True):
@@ -181,11 +187,12 @@ Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, already tuned if it i
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """The preparation of a step: compile it if needed, warm it up, and take its peak in torch's allocator.
+    """A picklable job for another process: prepares a contestant's training step and measures its peak memory.
 
-    subject: returns the contestant's own copy. threads: of torch. clock: of the steps.
+    subject: returns the contestant's own copy of the model and its arguments. threads: of torch. clock: of the steps.
 
-    A call returns the step to time and the peak in bytes. Raises any error of compiling and of a step.
+    A call of the job compiles the model if needed and returns the step to time and its peak bytes in torch's allocator.
+    Raises any error of compiling and of a step.
     """
 
     subject: Callable[[], Subject]
@@ -211,7 +218,7 @@ _PEAKS = ("allocator_peak_bytes", "resident_peak_bytes")
 
 
 def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table with a row for each contestant, torch first, and a summary of each beside torch.
+    """Yield a table with a row for each contestant, torch first, and lines that compare each contestant with torch.
 
     Ratios are to torch, and speedups are of the whole step.
     """
@@ -244,7 +251,7 @@ def _name(line: Line) -> str:
 
 
 def _peak(size_bytes: int | None, torchs_bytes: int | None) -> tuple[str, str]:
-    """Return the size and its ratio to torch's; empty if it was not measured."""
+    """Return two texts: a peak of memory, and its ratio to torch's peak; both empty if one was not measured."""
     if size_bytes is None or torchs_bytes is None:
         return "", ""
     return format_bytes(size_bytes), f"{size_bytes / torchs_bytes:.3f}"

@@ -1,7 +1,7 @@
-"""Times of the solvers beside their required times, and of dividing budgets over a network's measured problems.
+"""Times of the solvers beside the times they must not exceed, and of dividing budgets over a network's problems.
 
 The solvers run on synthetic measurements: the fronts of all batch sizes at once, with setup costs and prepared bytes,
-and the division of one budget over the problems of a network.
+and the division of one workspace budget over the problems of a network.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Options = dict[str, list[Configuration]]
 
 
 def benchmark_solvers(out: Path) -> None:
-    """Time all solvers into the folder ``out``, except those it already has.
+    """Time all solvers into the folder ``out``, except solvers that the folder already has.
 
-    The first call of each is a warm-up, since it imports libraries. Raises the errors of ``open_folder``.
+    The first call of each solver is a warm-up, since it imports libraries. Raises the errors of ``open_folder``.
     """
 
     def rows_of(samples_s: Callable[[], list[float]], bar_s: float, subject: Subject, progress: Progress) -> list[Row]:
@@ -57,7 +57,7 @@ def benchmark_solvers(out: Path) -> None:
 
 
 def solver_tables(folder: ResultFolder) -> Iterator[str]:
-    """Yield a line for each solver, and the name of the program that solves harder divisions."""
+    """Yield a line of times for each solver, and the name of the program that solves integer programs."""
     for row in folder.rows.to_dict("records"):
         median_s, slowest_s, bar_s = map(format_seconds, (row["time_s"], max(row["samples_s"]), row["bar_s"]))
         yield f"{row['what']}: {median_s}, slowest {slowest_s} (bar {bar_s})"
@@ -65,13 +65,16 @@ def solver_tables(folder: ResultFolder) -> Iterator[str]:
 
 
 def time_front(batch_size: int) -> list[float]:
-    """Return the seconds of computing the fronts of all batch sizes up to this one, by round."""
+    """Return, by round, the seconds of computing the fronts (least time against workspace) up to this batch size."""
     measurements = made_up_measurements(batch_size)
     return [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)][1:]
 
 
 def time_division(problems: int, configurations: int) -> list[float]:
-    """Return the seconds of workspace division. Each round is another network, with every budget."""
+    """Return the seconds of each division of a workspace budget over a network's problems.
+
+    Each round has another synthetic network, with every budget.
+    """
     solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
     times = []
     for seed in range(1, ROUNDS + 1):
@@ -81,7 +84,7 @@ def time_division(problems: int, configurations: int) -> list[float]:
 
 
 def made_up_measurements(batch_size: int) -> list[Measurement]:
-    """Return measurements of algorithms that are faster the more setup, prepared bytes and scratch they need.
+    """Return synthetic measurements of algorithms, which are faster the more setup and workspace they need.
 
     Step times are nearly linear in the micro-batch size.
     """
@@ -98,7 +101,7 @@ def made_up_measurements(batch_size: int) -> list[Measurement]:
 
 
 def made_up_options(problems: int, configurations: int, seed: int) -> Options:
-    """Return options of problems of very different sizes, in which more workspace has diminishing returns."""
+    """Return synthetic configurations for problems of very different sizes; more workspace has diminishing returns."""
     source = random.Random(seed)
     options: Options = {}
     for problem in range(problems):
@@ -116,7 +119,7 @@ def made_up_options(problems: int, configurations: int, seed: int) -> Options:
 
 
 def budgets(options: Options) -> list[int]:
-    """Return budgets in bytes, from tight to ample."""
+    """Return workspace budgets in bytes for these options, from tight to ample."""
     workspaces = [[c.workspace_bytes for c in configurations] for configurations in options.values()]
     least, most = sum(map(min, workspaces)), sum(map(max, workspaces))
     return [least + int(share * (most - least)) for share in BUDGETS]
@@ -153,7 +156,7 @@ def benchmark_division(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> None:
-    """Time the division of each budget (bytes) under each policy, ``rounds`` times, into the folder ``out``.
+    """Time how long dividing each workspace budget (bytes) takes under each policy, ``rounds`` times, into ``out``.
 
     Problems that the database lacks are measured first. config: its policy and memory limits are ignored. machine,
     database: as for ``tune``. Raises the errors of ``open_folder`` and ``tune``.
@@ -192,7 +195,7 @@ def benchmark_division(
 
 
 def _timed(row: Row, divided: Divided, rounds: int) -> Row:
-    """Return the row with the solver's seconds, after a warm-up, and the account of its solution."""
+    """Return the row with the solver's seconds, timed after a warm-up, and the solver's statistics of its solution."""
     counts = divided.division.counts
     every = [solve_wd(divided.options, row.limit_bytes, counts=counts) for _ in range(rounds + 1)]
     last = every[-1]

@@ -1,4 +1,4 @@
-"""The algorithms written entirely in C++, for the CPU; the sources of each have a folder.
+"""The algorithms written entirely in C++, for the CPU; each algorithm's C++ sources have a folder.
 
 Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32.
 """
@@ -21,7 +21,7 @@ _LARGEST_EXTENT = 128  # of a filter in depthwise; larger windows do not fit the
 
 @dataclass(frozen=True, slots=True)
 class CompiledAlgorithm(Entries, BaseAlgorithm):
-    """An algorithm computed by its C++ entries."""
+    """Base class of the algorithms that are computed entirely by C++ functions."""
 
     version: int = 1
     deterministic: bool = True
@@ -43,10 +43,10 @@ class CompiledAlgorithm(Entries, BaseAlgorithm):
 
 
 class Pointwise(CompiledAlgorithm):
-    """1x1 convolutions as matrix products on the activations in place, in either memory format (pointwise.cpp).
+    """Convolution with 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp).
 
-    Supports strides and groups, but no padding. In BACKWARD_FILTER and float32 the first thread adds to dw itself, the
-    others to copies.
+    Supports strides and groups, but no padding. In BACKWARD_FILTER and float32 the first thread adds to the filter
+    gradient dw itself, the other threads to copies of dw.
     """
 
     __slots__ = ()
@@ -63,11 +63,11 @@ class Pointwise(CompiledAlgorithm):
 
 
 class Depthwise(CompiledAlgorithm):
-    """Depthwise convolution, and small groups, by direct sums (depthwise.cpp).
+    """Depthwise convolution, and convolution with small groups of channels, by direct sums (depthwise.cpp).
 
     Every output is a sum over the few channels of its group. Register tiles of outputs read neighbouring columns from
-    zero-padded windows, or neighbouring channels in place. Supports any stride, padding, dilation and channel
-    multiplier.
+    zero-padded windows, or neighbouring channels in place. The algorithm supports any stride, padding, dilation and
+    channel multiplier.
     """
 
     __slots__ = ()
@@ -90,8 +90,8 @@ class Depthwise(CompiledAlgorithm):
 class LoopNest(CompiledAlgorithm):
     """Convolution by its definition: seven loops, direct sums, no buffer (loop_nest.cpp).
 
-    It supports every problem without workspace, so any workspace limit can be met. Other algorithms are mostly faster.
-    Sums are in float32, or in float64 for float64 and for all filter gradients.
+    This algorithm supports every problem without workspace, so any workspace limit can be met. Other algorithms are
+    mostly faster. Sums are in float32; in float64 if the problem is in float64, and for all filter gradients.
     """
 
     __slots__ = ()

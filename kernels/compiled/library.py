@@ -1,10 +1,11 @@
-"""Loading of the compiled build for this processor, and declarations of its functions.
+"""Loading of the build of mucudnn's C++ code for this processor, and declarations of the C++ functions.
 
-The libraries take pointers with the accessible bytes of each, sizes in elements and the thread count. Before reading or
-writing anything they check that the operands match and the buffers are large enough; a refused call raises an error
-(``_accepted``). The caller provides the workspace. Only tables that do not grow with the images are allocated inside
-(offsets, and one block of filter taps per thread: tens of KiB). The build follows torch's choice of instruction set
-(``ATEN_CPU_CAPABILITY`` lowers both); ``MUCUDNN_BUILD=torch`` selects none.
+The C++ functions take pointers, the number of accessible bytes behind every pointer, sizes in elements and the thread
+count. Before reading or writing anything the functions check that the operands match and the buffers are large enough;
+a refused call raises an error (``_accepted``). The caller provides the workspace. Only tables that do not grow with the
+images are allocated inside the functions (offsets, and one block of filter taps per thread: tens of KiB). The build
+follows torch's choice of instruction set (``ATEN_CPU_CAPABILITY`` lowers both); ``MUCUDNN_BUILD=torch`` selects no
+build, and torch's operators run instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 
 
 class Operand(ctypes.Structure):
-    """The operand x, y, w or dw, dense in one of the memory formats. element: number of its type in ``ELEMENTS``."""
+    """The tensor x, y, w or dw as a C struct, dense in one memory format.
+
+    element: number of the tensor's dtype in ``ELEMENTS``.
+    """
 
     _fields_ = [
         ("data", _pointer),
@@ -50,7 +54,7 @@ class Operand(ctypes.Structure):
 
 
 class Geometry(ctypes.Structure):
-    """Filter size, stride, padding, dilation and groups of a convolution."""
+    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct."""
 
     _fields_ = [
         (name, _int64)
@@ -59,16 +63,17 @@ class Geometry(ctypes.Structure):
 
 
 class EpilogueArgument(ctypes.Structure):
-    """An ``Epilogue``: the added tensor, its bytes, and the number of the activation in ``ACTIVATIONS``."""
+    """An ``Epilogue`` as a C struct: the added tensor, its bytes, and the activation's number in ``ACTIVATIONS``."""
 
     _fields_ = [("added", _pointer), ("bytes", _int64), ("activation", _int64)]
 
 
 class Stage(ctypes.Structure):
-    """The part of a call that one algorithm computes; x, w, y: of the whole mini-batch, with addresses passed per call.
+    """The part of a convolution call that one algorithm computes, as a C struct: some slices of the mini-batch.
 
-    phases: a sum of ``PHASES``. tile: for Winograd, the outputs of a tile in one direction. slices: the first sample
-    and the number of samples of each.
+    x, w and y describe the whole mini-batch; their addresses are passed with each call. phases: which of ``open``,
+    ``step`` and ``close`` to run, a sum of ``PHASES``. tile: outputs of a Winograd tile in one direction. slices: for
+    each slice, its first sample and its number of samples.
     """
 
     _fields_ = [
@@ -82,7 +87,10 @@ class Stage(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LoadedBuild:
-    """The build in use. Without one, ``name`` is ``torch``, ``library`` None, and ``why_not_compiled`` the reason."""
+    """The build of the C++ code in use, or the reason why there is none.
+
+    Without a build, ``name`` is ``torch``, ``library`` is None, and ``why_not_compiled`` is the reason.
+    """
 
     name: str
     library: ctypes.CDLL | None
@@ -91,7 +99,7 @@ class LoadedBuild:
 
 @lru_cache(maxsize=1)
 def loaded_build() -> LoadedBuild:
-    """Return the fastest available build that this processor supports; loaded on the first call."""
+    """Return the fastest available build of the C++ code that this processor supports; loaded on the first call."""
     largest = _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
     wanted = os.environ.get("MUCUDNN_BUILD") or largest
     runnable = BUILDS[BUILDS.index(largest) :]
@@ -113,7 +121,7 @@ def loaded_build() -> LoadedBuild:
 
 
 def library() -> ctypes.CDLL:
-    """Return the loaded library. Raises ``UnavailableError`` if no build can be used."""
+    """Return the loaded C++ library. Raises ``UnavailableError`` if no build of the C++ code can be used."""
     build = loaded_build()
     if build.library is None:
         raise UnavailableError(f"the compiled algorithms are not available: {build.why_not_compiled}")
@@ -121,7 +129,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_too_large(problem: ConvProblem) -> str | None:
-    """Return why a size of this problem is too large for the compiled algorithms; None if none is."""
+    """Return which size of this problem is too large for the C++ algorithms, as a sentence; None if no size is."""
     pad_h, pad_w = problem.padding
     padded = problem.h + 2 * pad_h, problem.w + 2 * pad_w
     largest = max(problem.c, problem.k, *padded, *problem.stride, *problem.dilation)
@@ -131,14 +139,14 @@ def why_too_large(problem: ConvProblem) -> str | None:
 
 
 def why_not(problem: ConvProblem) -> str | None:
-    """Return why compiled algorithms cannot run with this problem's dtype; None if they can."""
+    """Return why mucudnn's C++ algorithms cannot run with this problem's dtype; None if they can."""
     if problem.dtype not in _DTYPES_OF_MOST:
         return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_DTYPES_OF_MOST)}"
     return loaded_build().why_not_compiled or None
 
 
 def build_name() -> str:
-    """Return ``avx512``, ``avx2``, ``plain``, or ``torch`` if no build can be used."""
+    """Return the name of the C++ build in use: ``avx512``, ``avx2`` or ``plain``; ``torch`` if no build can be used."""
     return loaded_build().name
 
 
@@ -148,7 +156,7 @@ def _path(build: str) -> Path | None:
 
 
 def _abi() -> list[int]:
-    """Return the numbers that must agree with the C++ code, in the order of ``mucudnn_abi``."""
+    """Return the numbers on which Python and the C++ code must agree, in the order of the function ``mucudnn_abi``."""
     structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage)]
     enums = (ELEMENTS, ACTIVATIONS, OPERATIONS)
     numbers = (number for each in enums for number in range(len(each)))
@@ -156,7 +164,7 @@ def _abi() -> list[int]:
 
 
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions of a build. Raises ``OSError`` if it was built from other sources."""
+    """Declare the functions of a C++ build, and return it. Raises ``OSError`` if it was built from other sources."""
     expected = _abi()
     try:
         loaded.mucudnn_abi.restype = ctypes.POINTER(_int64)
@@ -183,7 +191,10 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _accepted(refusal: Callable[[], bytes], result: int, function: Any, _: tuple[object, ...]) -> int:
-    """Return the result. Raises ``InvalidInputError`` if the call was refused, in which case it wrote nothing."""
+    """Return the result of a C++ function. Raises ``InvalidInputError`` if the function refused the call.
+
+    A refused call has written nothing.
+    """
     if result >= 0:
         return result
     words = refusal().decode()

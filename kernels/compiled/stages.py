@@ -1,6 +1,6 @@
-"""Stages of the compiled algorithms: the part of a call that one of them computes, as an argument of its C++ entries.
+"""Stages of the C++ algorithms: the part of a convolution call that one algorithm computes, as its functions' argument.
 
-The entries check that the operands match and the buffers are large enough (common/stage.h).
+The C++ functions ("entries") check that the operands match and the buffers are large enough (common/stage.h).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _ALL = sum(PHASES)
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The C++ entries of one algorithm, with the methods of ``Algorithm``.
+    """The C++ functions of one algorithm, called by the methods that the class ``Algorithm`` requires.
 
-    tile: for Winograd, the outputs of a tile in one direction.
+    tile: for Winograd, the outputs of a tile in one direction; otherwise 0.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Entries:
         *,
         is_open: bool = False,
     ) -> CompiledStage:
-        """Return the stage with everything resolved that is constant over calls."""
+        """Return a callable that runs these slices of the mini-batch, with all arguments but the addresses resolved."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
         phases = _ALL - _OPEN if is_open else _ALL
         stage = self.stage(problem, _shapes(problem, batch_size), phases, sizes, slices)
@@ -105,7 +105,11 @@ class Entries:
         sizes: tuple[int, int, int] = (0, 0, 0),
         slices: Sequence[slice] = (),
     ) -> Stage:
-        """Return the argument of the entries. shapes: of x, w and y. sizes: bytes of bias, prepared and scratch."""
+        """Return the struct that is the first argument of the C++ functions.
+
+        shapes: of x, w and y. phases: which of ``open``, ``step`` and ``close`` to run. sizes: bytes of the bias, the
+        prepared buffer and the scratch buffer.
+        """
         bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
         return Stage(
             Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups),
@@ -134,16 +138,17 @@ def _kept_stage(
     sizes: tuple[int, int, int],
     threads: int,
 ) -> Stage:
-    """Return the stage of one phase of a micro-batch; cached, because making one costs as much as a tiny convolution.
+    """Return the argument of the C++ functions for one phase (``open``, ``step`` or ``close``) of a micro-batch.
 
-    shapes: of x, w and y; None for the shape of one sample.
+    The argument is cached, because making it costs as much as a tiny convolution. shapes: of x, w and y; None for the
+    shape of one sample.
     """
     given = [of_one if shape is None else shape for shape, of_one in zip(shapes, _shapes(problem, 1), strict=True)]
     return entries.stage(problem, given, phase, sizes, [slice(0, given[0][0])])
 
 
 class CompiledStage:
-    """A C++ entry with its bound arguments."""
+    """A call of a C++ function with all arguments resolved except the addresses of tensors and the epilogue."""
 
     __slots__ = ("_function", "_problem", "_stage", "entry")
 
@@ -168,7 +173,10 @@ class CompiledStage:
 
 
 def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
-    """Convert an epilogue. Raises ``InvalidInputError`` if its added tensor is not dense, or of another dtype."""
+    """Return an epilogue as a C struct, None for None.
+
+    Raises ``InvalidInputError`` if the epilogue's added tensor is not dense, or has another dtype than the problem.
+    """
     if epilogue is None:
         return None
     activation, added = activation_number(epilogue.activation), epilogue.added
@@ -179,7 +187,7 @@ def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> Epilog
 
 
 def activation_number(activation: str | None) -> int:
-    """Return the number of an activation in the libraries."""
+    """Return the number by which the C++ code knows an activation."""
     return ACTIVATIONS.index(activation)
 
 
@@ -188,7 +196,10 @@ def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:
 
 
 def _described(problem: ConvProblem, shape: Sequence[int]) -> Operand:
-    """Describe a dense tensor without its data. Numbers beyond 64 bits are clamped; the entries refuse them."""
+    """Describe a dense tensor of this shape to the C++ code, without its address.
+
+    Numbers beyond 64 bits are clamped; the C++ code refuses them.
+    """
     numbers = (min(number, _MOST) for number in (prod(shape) * problem.item_bytes, *shape))
     return Operand(None, *numbers, problem.memory_format is MemoryFormat.CHANNELS_LAST, ELEMENTS[problem.dtype])
 

@@ -1,1 +1,1 @@
-"""The contract of algorithms, and the buffers, reference and allocation counts that all families use."""
+"""The interface of convolution algorithms, and the buffers, reference and allocation counts that all of them use."""

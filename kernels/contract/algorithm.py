@@ -1,7 +1,7 @@
-"""The contract of an algorithm: how one micro-batch of a convolution problem is computed.
+"""The interface of an algorithm: how one micro-batch (some samples of a mini-batch) of a convolution is computed.
 
 Data that micro-batches share (the transformed filter, a gradient accumulator) is *prepared* once per call; each
-micro-batch is a *step*. Every operation uses the same three tensors, and differs in which of them it writes:
+micro-batch is a *step*. All three operations use the tensors x, w and y, and differ in which of them is written:
 
     =================  =====  ==========  =====
     operation          reads  reads       writes
@@ -11,9 +11,10 @@ micro-batch is a *step*. Every operation uses the same three tensors, and differ
     BACKWARD_FILTER    x      y           w (added to)
     =================  =====  ==========  =====
 
-In the backward operations, ``y`` is dy, the written ``x`` is dx and the written ``w`` is dw. A call is
-``open, step, step, ..., close`` over consecutive slices along N. For BACKWARD_FILTER, ``w`` is zero before the first
-``open``; an algorithm *adds* to it, in any step or in ``close``, and must sum micro-batches in at least float32.
+In the backward operations, ``y`` is dy, the written ``x`` is dx and the written ``w`` is dw. A call consists of ``open,
+step, step, ..., close`` over consecutive slices along N, the dimension of samples. For BACKWARD_FILTER, ``w`` is zero
+before the first ``open``; an algorithm *adds* to ``w``, in any step or in ``close``, and must sum micro-batches in at
+least float32.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ ALIGNMENT_BYTES = 64  # of prepared and scratch buffers: one cache line, one AVX
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Sizes of the buffers that the caller provides.
+    """Sizes in bytes of the two temporary buffers that the caller of an algorithm provides.
 
-    The prepared buffer lives for the whole call, the scratch buffer for one step.
+    The prepared buffer, for data that micro-batches share, lives for the whole call; the scratch buffer for one
+    micro-batch.
     """
 
     prepared_bytes: int = 0
@@ -46,10 +48,12 @@ class BaseAlgorithm:
     """Base class of algorithms. Subclasses must define ``name``, ``version``, ``supports`` and ``step``.
 
     The defaults describe an algorithm on the CPU that gives no guarantees, shares nothing between micro-batches, takes
-    slices of any size, and needs no workspace. Bytes that torch allocates inside are counted by running it once.
+    slices of any size, and needs no workspace. Bytes that torch allocates inside an algorithm are counted by running
+    the algorithm once.
 
-    Algorithms are stateless: everything they need is an argument. Equal algorithms compute the same. If a library
-    fails they raise ``LibraryError``, and one of the ``alternatives`` or torch's own runs as the fallback.
+    Algorithms are stateless: everything they need is an argument. Algorithms that compare equal compute the same
+    results. If a library fails, the algorithm raises ``LibraryError``, and one of its ``alternatives`` or torch's own
+    convolution runs instead.
     """
 
     __slots__ = ()
@@ -58,11 +62,11 @@ class BaseAlgorithm:
 
         @property
         def name(self) -> str:
-            """Name in databases, which must never change; ``package/name`` for algorithms of other packages."""
+            """Name of the algorithm in databases, which must never change; ``package/name`` in other packages."""
 
         @property
         def version(self) -> int:
-            """Version in the database key; increment it when speed, workspace or numerics change."""
+            """Version of the algorithm in the database key; increment it when speed, workspace or numerics change."""
 
     @property
     def device_type(self) -> str:
@@ -73,45 +77,51 @@ class BaseAlgorithm:
     def deterministic(self) -> bool:
         """Tell whether every run gives the same bits, for equal operands, slices, device and number of threads.
 
-        All of mucudnn's algorithms on the CPU do: sizes and the number of threads determine the division of work, and
-        each element is summed by one thread in a fixed order. Sums by atomics, as on GPUs, are not deterministic.
+        All of mucudnn's algorithms on the CPU are deterministic: sizes and the number of threads determine the division
+        of work, and each element is summed by one thread in a fixed order. Sums by atomics, as on GPUs, are not
+        deterministic.
         """
         return False
 
     @property
     def source(self) -> str | None:
-        """Name of the ``AlgorithmSource`` of this algorithm; None if it does not depend on the problem.
+        """Name of the ``AlgorithmSource`` (such as cuDNN) that lists this algorithm for some problems, or None.
 
-        Algorithms of a source are compiled for each size, and their workspace is known exactly without running them.
+        Algorithms listed by a source are compiled for each size, and their workspace is known exactly without running
+        them.
         """
         return None
 
     def is_foreign(self, problem: ConvProblem) -> bool:
         """Tell whether the algorithm runs library code that the user's own step would not run.
 
-        Before foreign code runs in this process it is proven at every size: in a process of its own, between red zones,
-        against float64. Algorithms of a source and of other packages are always proven.
+        Before foreign code runs in this process, its results are checked at every size: in a process of its own,
+        against float64, with guard bytes around the buffers. Algorithms that a source (such as cuDNN) lists and
+        algorithms of other packages are always checked.
         """
         return False
 
     @property
     def is_torchs_own(self) -> bool:
-        """Tell whether this is torch's own convolution, which is always measured."""
+        """Tell whether this is torch's own convolution, which tuning always measures."""
         return False
 
     @property
     def is_search(self) -> bool:
-        """Tell whether the first run at each size lets a library build and time its kernels, which takes seconds."""
+        """Tell whether the algorithm's first run at each micro-batch size includes a search for the fastest kernel.
+
+        In such a search a library builds and times its kernels, which takes seconds.
+        """
         return False
 
     @property
     def is_last_resort(self) -> bool:
-        """Tell whether quick tuning measures this algorithm only for limits that no other algorithm fits."""
+        """Tell whether quick tuning measures this algorithm only for workspace limits that no other algorithm fits."""
         return False
 
     @property
     def alignment_bytes(self) -> int:
-        """Required alignment of the addresses of x, w and y, a power of two; 1 if there is no requirement."""
+        """Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is no requirement."""
         return 1
 
     def supports(self, problem: ConvProblem) -> str | None:
@@ -122,35 +132,35 @@ class BaseAlgorithm:
         """Tell whether NaN and Inf in x or dy affect no more results than with torch's own convolution.
 
         Each result must then be a sum of exactly the products of the definition. Transforms are not local, because they
-        mix the elements of a tile or an image, nor are products with zeros that fill up memory, because 0 * NaN is NaN.
-        (Zeros of the padding may be multiplied, with dy and w, as in some of torch's own backends.) Return False if
-        unknown. NaN and Inf must always propagate to the results that depend on them.
+        mix the elements of a tile or an image. Products with zeros that fill up memory are not local either, because
+        zero times NaN is NaN. (Zeros of the padding may be multiplied, with dy and w, as in some of torch's own
+        backends.) Return False if unknown. NaN and Inf must always propagate to the results that depend on them.
         """
         return False
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return a lower bound of the multiplications and additions of a step; 0 if unknown.
+        """Return a lower bound of the multiplications and additions for one micro-batch of this size; 0 if unknown.
 
         Quick tuning skips algorithms that cannot be the fastest even at the machine's peak rate.
         """
         return 0
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return None if slices of this size of a supported problem are supported, otherwise the reason why not."""
+        """Return None if micro-batches of this size of a supported problem are supported, otherwise the reason."""
         return None
 
     def can_run_undivided(self, problem: ConvProblem) -> bool:
-        """Tell whether a whole mini-batch can run at once, even if slices of its size are not supported."""
+        """Tell whether a whole mini-batch can run at once, even if micro-batches of the same size are not supported."""
         return self.is_torchs_own
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        """Return the buffer sizes for micro-batches of this size at the current thread count. Allocates nothing."""
+        """Return the buffer sizes for micro-batches of this size at the current thread count. Allocates no buffer."""
         return Workspace()
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         """Return the peak bytes that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
 
-        They count as scratch, and depend on the thread count. Without a formula they are counted by running the
+        These bytes count as scratch, and depend on the thread count. By default they are counted by running the
         algorithm once, and cached: call this only for candidates that are going to be measured.
         """
         from mucudnn.kernels.contract.allocation import counted_internal_bytes  # here, because it imports this module
@@ -160,23 +170,25 @@ class BaseAlgorithm:
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Return why the algorithm must not run in the present environment; None if it may.
 
-        Called when a configuration is prepared to run: the device or torch's settings may have changed since tuning.
+        This is called when a configuration (algorithms with micro-batch sizes) is prepared to run: the device or
+        torch's settings may have changed since tuning.
         """
         return None
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """Return the algorithms that may run instead after a failure, best first.
+        """Return the algorithms that may run instead of this one after a failure, best first.
 
-        Each is at least as exact, and deterministic and local if this one is, because the bounds under which this one
-        was chosen are no longer known. Each may run in the present environment.
+        Every alternative is at least as exact as this algorithm, and deterministic and local if this algorithm is,
+        because the user's requirements are no longer known at that time. Every alternative may run in the present
+        environment.
         """
         return ()
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
-        """Build everything that steps of this size need, so that they can be captured in a CUDA graph."""
+        """Build everything that micro-batches of this size need, so that a CUDA graph can capture the computation."""
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Prepare the data that micro-batches share. w: (K, C // groups, R, S); prepared: 1-D uint8, aligned."""
+        """Write the data that micro-batches share to ``prepared``, 1-D uint8, aligned. w: (K, C // groups, R, S)."""
 
     def step(
         self,
@@ -190,17 +202,18 @@ class BaseAlgorithm:
     ) -> None:
         """Compute one micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
 
-        bias: (K,), added to y, only in FORWARD. prepared, scratch: 1-D uint8, aligned.
+        bias: (K,), added to y, only in FORWARD. prepared (filled by ``open``), scratch: buffers, 1-D uint8, aligned.
         """
         raise NotImplementedError
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Add an accumulator in ``prepared`` to ``w``, if there is one, in BACKWARD_FILTER; otherwise do nothing."""
+        """Add the gradient summed in ``prepared``, if any, to ``w`` in BACKWARD_FILTER; otherwise do nothing."""
 
     def fuses(self, problem: ConvProblem) -> bool:
-        """Tell whether ``step`` can fuse any ``Epilogue`` with writing y. Called for supported FORWARD problems only.
+        """Tell whether ``step`` can compute any ``Epilogue`` (addition, activation) while it writes y.
 
-        ``step`` then takes the epilogue as an additional last argument; its ``added`` has the strides of y.
+        Called for supported FORWARD problems only. ``step`` then takes the epilogue as an additional last argument; the
+        epilogue's ``added`` tensor has the strides of y.
         """
         return False
 
@@ -213,10 +226,11 @@ class BaseAlgorithm:
         *,
         is_open: bool = False,
     ) -> BoundStage | None:
-        """Return one call that runs these slices of a mini-batch, for these buffer sizes and the current thread count.
+        """Return a callable that runs these slices of a mini-batch, for these buffer sizes and this number of threads.
 
-        Its results are those of ``open``, ``step`` and ``close``, without their overhead in Python. Returns None if
-        that is not possible. is_open: ``open`` has filled ``prepared`` in an earlier call, and it is only read.
+        The callable's results are those of ``open``, ``step`` and ``close``, without their overhead in Python. The
+        value is None if there is no such callable. The number of threads is torch's current one. is_open: ``open`` has
+        filled ``prepared`` in an earlier call, so the callable only reads ``prepared``.
         """
         return None
 
@@ -225,11 +239,11 @@ Algorithm = BaseAlgorithm
 
 
 class BoundStage(Protocol):
-    """The part of a configuration that one algorithm computes, with everything resolved that is constant over calls."""
+    """A callable that runs one algorithm's micro-batches, with all arguments resolved that are constant over calls."""
 
     @property
     def entry(self) -> tuple[int, int] | None:
-        """Addresses of a C function and of its first argument, for callers without Python; None if there is none.
+        """Addresses of a C function and of its first argument, for callers without Python; None without a C function.
 
         The further arguments are the six addresses of ``__call__`` and null. A negative result corresponds to an error
         raised by ``__call__``.
@@ -249,24 +263,27 @@ class BoundStage(Protocol):
         """Run ``open``, a ``step`` for every slice, and ``close``. Raises the errors of ``step``.
 
         The arguments are addresses: of the whole x, w and y, dense and in the problem's memory format; of the bias, or
-        None; of both buffers. epilogue: for all of y, only if the algorithm ``fuses``.
+        None; of the prepared and the scratch buffer. epilogue: for all of y, only if the algorithm ``fuses``.
         """
 
 
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
-    """Tell whether an algorithm fuses epilogues for a problem that it supports."""
+    """Tell whether an algorithm computes epilogues (addition, activation) itself for a problem that it supports."""
     return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
 
 
 class AlgorithmSource(Protocol):
-    """A source of algorithms that depend on the problem, such as a library with many engines."""
+    """A provider of algorithms that depend on the problem, such as a library with many convolution engines."""
 
     @property
     def name(self) -> str:
-        """Name by which users allow all algorithms of the source, such as ``cudnn``; theirs begin with ``cudnn:``."""
+        """Name such as ``cudnn``, by which users allow all algorithms of the source.
+
+        The names of the algorithms begin with this name and a colon: ``cudnn:``.
+        """
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
-        """Return the algorithms that support slices of at least one of these sizes. Runs nothing."""
+        """Return the algorithms that support micro-batches of at least one of these sizes, without running any."""
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Return the context in which one problem's algorithms are measured; its end frees what was built for that."""
+        """Return a context manager for measuring one problem's algorithms; its end frees what was built for that."""

@@ -27,12 +27,13 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
     """Return the peak of the live bytes that ``function`` allocates through torch, its result included.
 
     On the CPU, allocations of the calling thread are counted, including oneDNN's scratchpads and reorders, which use
-    the same allocator. They come from the events of torch's legacy profiler, in order; ``torch.profiler`` sees the same
-    bytes, but writes to standard error each time, and costs 40 times more.
+    the same allocator. The allocations are read from the events of torch's legacy profiler; ``torch.profiler`` sees the
+    same bytes, but writes to standard error each time, and costs 40 times more.
 
     On CUDA, all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
-    bytes), including those that a first call keeps, such as the workspace of a cuBLAS handle; to exclude them, call
-    ``function`` once before. Raises the errors of ``function``, ``torch.OutOfMemoryError`` among them.
+    bytes), including allocations that a first call keeps, such as the workspace of a cuBLAS handle; to exclude those
+    allocations, call ``function`` once before. Raises the errors of ``function``, ``torch.OutOfMemoryError`` among
+    them.
     """
     if device_type == "cuda":
         return _cuda_peak_allocated_bytes(function)
@@ -68,9 +69,10 @@ def counted_internal_bytes(
     run, in which oneDNN creates its primitives, allocates no more than later ones.
 
     On CUDA the result is what a first run leaves allocated, such as cuBLAS's workspace (32 MiB on Hopper), plus the
-    peak of a second run. All cuBLAS workspaces are freed before, so that every algorithm that needs one counts it,
-    although algorithms share one for each thread and stream. Memory of the first run alone, such as of torch's search
-    among cuDNN's engines, is not counted. The result is cached for each device and the settings of that search.
+    peak of a second run. All cuBLAS workspaces are freed first, so that the workspace is counted for every algorithm
+    that needs one, although algorithms share a workspace for each thread and stream. Memory of the first run alone,
+    such as of torch's search among cuDNN's engines, is not counted. The result is cached for each device and the
+    settings of that search.
     """
     key = _key(algorithm, problem, micro_batch_size, device_type)
     if key not in _counted:
@@ -111,7 +113,7 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
 
 
 def _cuda_bytes_left_by(first_run: Callable[[], object]) -> int:
-    """Return the bytes that a run leaves allocated, starting without any cuBLAS workspace."""
+    """Return the bytes that a run leaves allocated on the CUDA device, starting without any cuBLAS workspace."""
     give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # private; may be missing
     torch.cuda.synchronize()
     if give_back is not None:
@@ -130,7 +132,7 @@ def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:
 
 
 def block_bytes(size_bytes: int, device_type: str) -> int:
-    """Return the least bytes that the allocator reserves for a request: whole blocks on CUDA, otherwise the request.
+    """Return the bytes that torch's allocator takes for a request: whole blocks on CUDA, on the CPU the request itself.
 
     >>> block_bytes(1000, "cuda"), block_bytes(1000, "cpu")
     (1024, 1000)
@@ -139,7 +141,7 @@ def block_bytes(size_bytes: int, device_type: str) -> int:
 
 
 def largest_within(free_bytes: int, device_type: str) -> int:
-    """Return the largest request that needs at most ``free_bytes``, regardless of what the allocator has cached."""
+    """Return the largest request in bytes that takes at most ``free_bytes``, regardless of the allocator's cache."""
     if device_type != "cuda":
         return free_bytes
     small, large = min(free_bytes, MOST_IN_SMALL_POOL_BYTES), free_bytes - MOST_UNCUT_BYTES
@@ -147,9 +149,10 @@ def largest_within(free_bytes: int, device_type: str) -> int:
 
 
 def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
-    """Return the peak of the bytes that ``function`` requests, on CUDA independent of the allocator's block sizes.
+    """Return the peak of the bytes that ``function`` requests from torch; on CUDA independent of the block sizes.
 
-    It counts on the current device. If libraries keep memory from the first run, call ``function`` once before.
+    Only requests on the current device are counted. If libraries keep memory from the first run, call ``function`` once
+    before.
     """
     if device_type != "cuda":
         return peak_allocated_bytes(function, device_type)

@@ -1,4 +1,4 @@
-"""Typed views into workspace buffers, and tensors in a problem's memory format."""
+"""Views into workspace buffers with shape and dtype, and tensors in a convolution problem's memory format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TORCH_FORMATS = {
 
 
 class Part(NamedTuple):
-    """One array in a buffer: contiguous, starting on an ``ALIGNMENT_BYTES`` boundary."""
+    """One array in a workspace buffer: contiguous, starting at a multiple of ``ALIGNMENT_BYTES``."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,13 +30,13 @@ class Part(NamedTuple):
 
 
 def carved_bytes(parts: Sequence[Part]) -> int:
-    """Return the size of the smallest buffer that ``carve`` can cut into these parts."""
+    """Return the size in bytes of the smallest buffer that ``carve`` can divide into these arrays."""
     *before, last = parts or (Part((0,), torch.uint8),)
     return sum(_aligned(part.size_bytes) for part in before) + last.size_bytes
 
 
 def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-    """Return views of consecutive parts of ``buffer`` (1-D uint8, aligned).
+    """Divide ``buffer`` (1-D uint8, aligned) into arrays, and return a view of each ``Part``.
 
     >>> [tuple(view.shape) for view in carve(torch.zeros(128, dtype=torch.uint8), [Part((2, 3), torch.float32)])]
     [(2, 3)]
@@ -55,7 +55,7 @@ def torch_dtype(problem: ConvProblem) -> torch.dtype:
 
 
 def compute_dtype(problem: ConvProblem) -> torch.dtype:
-    """Return the problem's dtype, or float32 if its precision is lower."""
+    """Return the dtype in which to compute: the problem's, or float32 if the problem's dtype has lower precision."""
     return torch.promote_types(torch_dtype(problem), torch.float32)
 
 
@@ -72,7 +72,7 @@ def _aligned(size_bytes: int) -> int:
 def suggests_channels_last(tensor: Tensor) -> bool:
     """Tell whether torch regards a tensor as channels_last (5-D: channels_last_3d), by its sizes and strides.
 
-    This repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
+    The function repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
     """
     if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
@@ -86,7 +86,7 @@ def suggests_channels_last(tensor: Tensor) -> bool:
 
 
 def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Return the range of i for which ``offset + i * stride`` is inside an image of ``size``, and those elements.
+    """Return two slices: the i for which ``offset + i * stride`` is inside an image of ``size``, and these positions.
 
     >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
     (slice(1, 3, None), slice(1, 4, 2))

@@ -19,7 +19,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The computation activation(y + added), after the bias.
+    """The computation activation(y + added) on the output y of a convolution, after the bias.
 
     activation: a name of ``ACTIVATIONS``, None for the identity. added: (N, K, P, Q), y's dtype, None for no addition.
     """
@@ -28,13 +28,13 @@ class Epilogue:
     added: Tensor | None = None
 
     def of(self, samples: slice) -> Epilogue:
-        """Return the epilogue of some samples of y."""
+        """Return the epilogue of some samples of y, with the same samples of ``added``."""
         if self.added is None or samples.stop - samples.start == len(self.added):
             return self
         return Epilogue(self.activation, self.added[samples])
 
     def apply(self, y: Tensor) -> Tensor:
-        """Apply the epilogue to y in place with torch operators. Returns y."""
+        """Apply the addition and the activation to y in place with torch operators, and return y."""
         if self.added is not None:
             y = y.add_(self.added)
         return y if self.activation is None else ACTIVATIONS[self.activation](y)

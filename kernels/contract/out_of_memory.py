@@ -1,6 +1,6 @@
 """Recognition of out-of-memory errors, which can be retried.
 
-On the CPU, torch and some libraries report them as a plain ``RuntimeError``, so the message decides.
+On the CPU, torch and some libraries report a lack of memory as a plain ``RuntimeError``, so the message decides.
 """
 
 from __future__ import annotations

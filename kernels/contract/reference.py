@@ -9,7 +9,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute the operation in float64, contiguous, by torch's own convolution, which has no fast path for float64.
+    """Return the operation's result in float64, contiguous, by torch's convolution, whose float64 has no fast path.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. Of the operation's output
     tensor only the shape is used.

@@ -1,8 +1,8 @@
 """Compilation and launch of CUDA C++ with CuPy (NVRTC). Not run on a GPU yet.
 
-CuPy is optional, and imported lazily. It compiles for the current device, caches the result for each device and on disk
-(``~/.cupy/kernel_cache``), and launches with the driver's ``cuLaunchKernel``. A launch allocates no device memory and
-does not synchronize, so after a first launch outside it can be captured in a CUDA graph.
+CuPy is optional, and imported lazily. CuPy compiles for the current device, caches the result for each device and on
+disk (``~/.cupy/kernel_cache``), and launches with the driver's ``cuLaunchKernel``. A launch allocates no device memory
+and does not synchronize, so a function that has been launched once can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROBE = 'extern "C" __global__ void probe() {}'
 
 
 class LaunchError(MucudnnError, RuntimeError):
-    """A CUDA function cannot be compiled for a device, or cannot be launched with the given sizes."""
+    """The error that a CUDA function cannot be compiled for a device, or cannot be launched with the given sizes."""
 
 
 class CupyLauncher:
@@ -46,9 +46,9 @@ class CupyLauncher:
 
         source: a translation unit, the same object for every call, with the function as ``extern "C"``; compiled at its
         first use, and cached. pointers: addresses, the function's first parameters; 0 is null. sizes: 32-bit integers,
-        the fields of a struct that is its last parameter.
+        the fields of a struct that is the function's last parameter.
 
-        Raises ``LaunchError`` if it cannot be compiled, ``RuntimeError`` if the device rejects the launch.
+        Raises ``LaunchError`` if the function cannot be compiled, ``RuntimeError`` if the device rejects the launch.
         """
         import cupy
 
@@ -63,7 +63,7 @@ class CupyLauncher:
 
 
 def compiler_name() -> str:
-    """Return the compiler of our CUDA C++, such as ``CuPy 14.2.0``; ``torch`` if torch's operators run instead."""
+    """Return the compiler of mucudnn's CUDA C++, such as ``CuPy 14.2.0``; ``torch`` if there is no compiler."""
     if _why_not() is not None:
         return "torch"
     import cupy
@@ -72,7 +72,7 @@ def compiler_name() -> str:
 
 
 def how_to_install() -> str:
-    """Return the command that installs CuPy for the CUDA of torch."""
+    """Return the pip command that installs CuPy for the CUDA version of torch."""
     return f"pip install 'mucudnn[{'cuda12' if cuda_of_torch() == 12 else 'cuda'}]'"
 
 
@@ -83,7 +83,7 @@ def cuda_of_torch() -> int | None:
 
 @cache
 def _why_not() -> str | None:
-    """Return why CuPy cannot compile and load for this device, None if it can."""
+    """Return why CuPy cannot compile and load CUDA C++ for the current device, None if it can."""
     try:
         import cupy  # noqa: F401
 
@@ -107,20 +107,23 @@ def _module(source: str) -> Any:
 
 @cache
 def _function(source: str, name: str) -> Any:
-    """Compile a function for the current device. CuPy compiles for every further device at its first launch there."""
+    """Return a CUDA function compiled for the current device; its first launch on another device compiles it again."""
     return _module(source).get_function(name)
 
 
 @lru_cache(maxsize=64)
 def _stream(address: int) -> Any:
-    """Return CuPy's view of a stream, for the device that is current when it is entered."""
+    """Return a CuPy stream for the address of a CUDA stream.
+
+    Its device is the one current when the stream is entered.
+    """
     import cupy
 
     return cupy.cuda.Stream.from_external(_Stream(address))
 
 
 class _Stream:
-    """The CUDA stream protocol for the address of a stream; independent of torch's version."""
+    """An object that gives CuPy the address of a CUDA stream (``__cuda_stream__``); independent of torch's version."""
 
     def __init__(self, address: int) -> None:
         self._address = address

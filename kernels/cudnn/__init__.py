@@ -1,3 +1,3 @@
-"""Algorithms from the engines of cuDNN 9, driven through its backend API."""
+"""Convolution algorithms from the engines (kernels) of NVIDIA's library cuDNN 9, called through its backend API."""
 
 PREFIX = "cudnn:"  # of the algorithms' names

@@ -1,8 +1,9 @@
-"""Algorithms from cuDNN's engine configurations, which depend on the problem and the micro-batch size.
+"""Algorithms from cuDNN's engine configurations (kernels with settings), which depend on problem and micro-batch size.
 
 Engines overwrite their output. The dw of a micro-batch is therefore written to scratch and added to the sum, which is
 float32 if the problem's dtype has lower precision. In float32 and float64 cuDNN can also add to the sum itself (beta =
-1), so each engine configuration is offered a second time as ``in-place``, and proven on the device like any other.
+1), so each engine configuration is offered a second time as ``in-place``, and its results are checked on the device
+like those of any other algorithm.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _IN_PLACE = " in-place"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A computation on a micro-batch by one engine configuration: ``result = operation + beta * result``."""
+    """One cuDNN engine configuration's computation on a micro-batch: ``result = operation + beta * result``."""
 
     config: EngineConfig
     problem: ConvProblem
@@ -49,7 +50,7 @@ class Plan:
 
 
 class Pointers(NamedTuple):
-    """Device addresses of the three tensors of a micro-batch, dense in the problem's memory format."""
+    """Device addresses of a micro-batch's tensors x, w and y, which are dense in the problem's memory format."""
 
     x: int
     w: int
@@ -57,7 +58,10 @@ class Pointers(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """The plan and scratch of a step of one micro-batch size. scratch: cuDNN's workspace, then the micro-batch's dw."""
+    """Requirements of a computation on a micro-batch of one size: its plan and the parts of its scratch buffer.
+
+    scratch: cuDNN's workspace, then the filter gradient dw of the micro-batch if it is not added in place.
+    """
 
     plan: Plan
     scratch: list[Part]
@@ -65,12 +69,13 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngine(BaseAlgorithm):
-    """One engine configuration, on the CUDA device that is current at its first use with a problem.
+    """An algorithm that runs one engine configuration of cuDNN.
 
-    deterministic, local: false also if unknown, as for a name read from a database. adds_in_place: cuDNN adds dw to the
-    sum itself, in float32 and float64.
+    It runs on the CUDA device that is current at the algorithm's first use with a problem. deterministic, local: false
+    also if unknown, as for a name read from a database. adds_in_place: cuDNN itself adds each micro-batch's filter
+    gradient to the sum, in float32 and float64.
 
-    The methods raise ``CudnnError`` if cuDNN does.
+    The methods raise ``CudnnError`` if cuDNN fails.
     """
 
     config: EngineConfig
@@ -82,7 +87,7 @@ class CudnnEngine(BaseAlgorithm):
 
     @classmethod
     def named(cls, name: str, backend: CudnnBackend) -> Self:
-        """Return the engine of a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
+        """Return the algorithm with a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
 
         Raises ``InvalidInputError`` if the name is malformed.
         """
@@ -112,7 +117,11 @@ class CudnnEngine(BaseAlgorithm):
         return self.local
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Refuse x or y of more than 2^31 - 1 elements, and configurations that cuDNN does not offer or cannot plan."""
+        """Return why micro-batches of this size are not supported, None if they are.
+
+        Not supported are x or y of more than 2^31 - 1 elements, and sizes for which cuDNN cannot plan this
+        configuration.
+        """
         if micro_batch_size > problem.countable_samples():
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
         try:
@@ -128,21 +137,30 @@ class CudnnEngine(BaseAlgorithm):
         return Workspace(carved_bytes(_accumulator_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return the workspace of the plan if it exceeds what its engine declares, else 0. Builds the plan."""
+        """Return the workspace of the cuDNN plan in bytes if it exceeds what its engine declares, else 0.
+
+        Builds the plan if necessary.
+        """
         return self.backend.own_bytes(self.plan(problem, micro_batch_size))
 
     def plan(self, problem: ConvProblem, micro_batch_size: int) -> Plan:
-        """Return the plan that a step on a micro-batch of this size executes."""
+        """Return the cuDNN plan that is executed for a micro-batch of this size."""
         adds = problem.operation is Operation.BACKWARD_FILTER and not self._has_temporary(problem)
         return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return the reason if the device does not offer the engine, or torch's settings forbid it; otherwise None."""
+        """Return why the engine must not run in the present environment, None if it may.
+
+        Reasons are that the device does not offer the engine, or that torch's settings forbid the engine.
+        """
         reason = self.supports_micro_batch(problem, micro_batch_size)
         return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
-        """Yield the other engines that cuDNN offers, in its order, unless they exceed their declared workspace."""
+        """Yield the other engines that cuDNN offers and that may run instead, in cuDNN's order.
+
+        Engines that need more workspace than they declare are left out.
+        """
         settings, own = TorchSettings.current(), self._engine(problem, micro_batch_size)
         for offered in self.backend.offered(problem, micro_batch_size):
             is_allowed = why_barred(settings, offered, problem.dtype) is None
@@ -194,7 +212,7 @@ class CudnnEngine(BaseAlgorithm):
         return step
 
     def _allocates(self, problem: ConvProblem, n: int) -> bool:
-        """Tell whether the plan needs more workspace than declared; false if the plan cannot be built."""
+        """Tell whether the plan needs more workspace than its engine declares; false if the plan cannot be built."""
         try:
             return self.internal_bytes(problem, n) > 0
         except CudnnError:
@@ -210,19 +228,20 @@ class CudnnEngine(BaseAlgorithm):
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngines:
-    """The engine configurations that cuDNN offers for a problem and torch's settings allow.
+    """The engine configurations that cuDNN offers for a problem and that torch's settings allow, as algorithms.
 
-    Micro-batches whose x or y has more than 2^31 - 1 elements have none. For BACKWARD_FILTER each configuration is
-    offered with and without ``in-place``. If cuDNN fails to list a size, there is a warning and the size has none.
+    No engines are offered for micro-batches whose x or y has more than 2^31 - 1 elements. For BACKWARD_FILTER each
+    configuration is offered with and without ``in-place``. If cuDNN fails to list the engines for a micro-batch size,
+    there is a warning and no engine for that size.
     """
 
     backend: CudnnBackend
     name: str = SOURCE_NAME
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
-        """Return the engines offered for any of the sizes; those offered for larger sizes come first.
+        """Return the engines offered for any of the micro-batch sizes; those offered for larger sizes come first.
 
-        An engine counts as deterministic and local if it is so at every size.
+        An engine counts as deterministic, or as local, only if it is at every size.
         """
         numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
@@ -256,30 +275,30 @@ class CudnnEngines:
 
 
 def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
-    """Tell whether the engine rounds no more than the other, and is deterministic and local if the other is."""
+    """Tell whether an engine can replace the other: it rounds no more, and is as deterministic and as local."""
     rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not other.uses_tensor_cores
     repeats, stays_local = engine.deterministic >= other.deterministic, engine.local >= other.local
     return not rounds_more and repeats and stays_local
 
 
 def _current_stream(x: Tensor) -> int:
-    """Return torch's current stream of x's device without creating objects; 0 on the CPU, for tests."""
+    """Return the address of torch's current CUDA stream on x's device, creating no objects; 0 on the CPU, for tests."""
     return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
 
 
 def _accumulator_parts(problem: ConvProblem) -> list[Part]:
-    """Return the float32 accumulator of dw if the problem's dtype has lower precision, otherwise an empty list."""
+    """Return the float32 buffer part that sums dw if the problem's dtype has lower precision, else an empty list."""
     needed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
     return [_filter_part(problem, torch.float32)] if needed else []
 
 
 def _filter_part(problem: ConvProblem, dtype: torch.dtype) -> Part:
-    """Return the layout of a filter in memory."""
+    """Return shape and dtype of a filter as stored in a buffer, in the problem's memory format."""
     k, c, r, s = problem.w_shape()
     return Part((k, r, s, c) if problem.memory_format is MemoryFormat.CHANNELS_LAST else (k, c, r, s), dtype)
 
 
 def _filters(problem: ConvProblem, stored: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of stored filters as (K, C // groups, R, S)."""
+    """Return views of filters stored in the problem's memory format, each as (K, C // groups, R, S)."""
     turned = problem.memory_format is MemoryFormat.CHANNELS_LAST
     return [filter_.permute(0, 3, 1, 2) if turned else filter_ for filter_ in stored]

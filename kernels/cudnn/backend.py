@@ -24,7 +24,11 @@ _PACKS_KEPT = 4096  # per device, more than a training step of a large network u
 
 
 class _Executable(NamedTuple):
-    """A finalized plan. own_bytes: its workspace if that exceeds what its engine declared, else 0; what: for errors."""
+    """A finalized cuDNN plan, ready to be executed.
+
+    own_bytes: the plan's workspace if it exceeds what the engine declared, else 0. what: a description for error
+    messages.
+    """
 
     plan: Descriptor
     own_bytes: int
@@ -32,7 +36,7 @@ class _Executable(NamedTuple):
 
 
 class _DeviceState:
-    """A handle of one device with the plans built for it, protected by ``lock``.
+    """A cuDNN handle of one device with the plans built for that device, protected by ``lock``.
 
     cuDNN allows any thread to use a handle or a plan, but only one thread at a time.
     """
@@ -48,7 +52,7 @@ class _DeviceState:
 
 
 class _ThreadState(threading.local):
-    """The device states, by device, that a search in this thread uses instead of the shared ones."""
+    """The device states, by device number, that replace the shared ones while this thread measures algorithms."""
 
     searching: dict[int, _DeviceState] | None = None
 
@@ -56,13 +60,13 @@ class _ThreadState(threading.local):
 class CudnnBackend:
     """Engine lists and finalized plans of every device, built lazily, cached, and shared by all threads.
 
-    Sharing saves building plans again in autograd's threads. A search has its own handle, so that no step waits for the
-    search to build its plans.
+    Sharing saves building plans again in autograd's threads. A search (measuring many engines) has its own handle, so
+    that no convolution waits while the search builds plans.
 
-    For engines that are not built no descriptor is kept: an engine configuration takes 45 KB of cuDNN's memory, and
-    there are hundreds for each problem.
+    No descriptor is kept for an engine whose plan is not built: an engine configuration takes 45 KB of cuDNN's memory,
+    and there are hundreds for each problem.
 
-    Raises ``UnavailableError`` if there is no cuDNN; the methods raise it if there is no device.
+    Raises ``UnavailableError`` if there is no cuDNN; the methods raise the same error if there is no device.
     """
 
     def __init__(self) -> None:
@@ -78,11 +82,17 @@ class CudnnBackend:
 
     @property
     def version(self) -> int:
-        """cuDNN's version number, such as 91900. Numbers of engines and knobs are only comparable within a version."""
+        """cuDNN's version number, such as 91900.
+
+        Engine and knob (setting) numbers only have a meaning within one version.
+        """
         return self._library.version
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
-        """Return the engines proposed for this size, best first; none if cuDNN does not support the problem."""
+        """Return the engines that cuDNN proposes for micro-batches of this size, best first.
+
+        The list is empty if cuDNN does not support the problem.
+        """
         key = torch.cuda.current_device(), problem, micro_batch_size
         if key not in self._offered:
             here = self._here()
@@ -91,14 +101,17 @@ class CudnnBackend:
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
-        """Return the plan's engine, with its exact workspace. Raises ``CudnnError`` if it does not support the plan."""
+        """Return the plan's engine, with its exact workspace.
+
+        Raises ``CudnnError`` if the engine does not support the plan's problem and micro-batch size.
+        """
         key = torch.cuda.current_device(), plan
         if key not in self._engines:
             self._engines[key] = self._listed(plan) or self._described(plan)
         return self._engines[key]
 
     def own_bytes(self, plan: Plan) -> int:
-        """Return the plan's workspace if it exceeds what its engine declares, else 0.
+        """Return the bytes of the plan's workspace if they exceed what the plan's engine declares, else 0.
 
         Builds the plan if necessary. Raises ``CudnnError`` if it cannot be built.
         """
@@ -109,18 +122,18 @@ class CudnnBackend:
         return self._own_bytes[key]
 
     def build(self, plan: Plan) -> None:
-        """Build everything needed to execute the plan. Raises ``CudnnError`` if it cannot be built."""
+        """Build everything needed to execute the plan. Raises ``CudnnError`` if the plan cannot be built."""
         here = self._here()
         with here.lock:
             self._executable(here, plan)
 
     @contextmanager
     def building_for_a_while(self) -> Iterator[None]:
-        """Build plans with a handle of this thread inside the context, and free them at its end.
+        """Give this thread a cuDNN handle of its own inside the context, and free the plans built with it at the end.
 
-        A search builds hundreds of plans for a problem, few of which will run, and engines compiled at run time hold
-        code on the device. Shared plans are kept, because they may be part of a CUDA graph. After an error nothing is
-        freed, because the device may be in an undefined state.
+        A search measures hundreds of plans for a problem, few of which will run later, and engines compiled at run time
+        hold code on the device. Shared plans are kept, because they may be part of a CUDA graph. After an error nothing
+        is freed, because the device may be in an undefined state.
         """
         number, outer = torch.cuda.current_device(), self._of_thread.searching
         mine = self._idle_or_made(number)
@@ -134,11 +147,11 @@ class CudnnBackend:
             self._idle[number].append(mine)
 
     def execute(self, plan: Plan, pointers: Pointers, workspace: int, stream: int) -> None:
-        """Start the plan on ``stream``, torch's current CUDA stream.
+        """Start the plan's convolution on ``stream``, torch's current CUDA stream, without waiting for its end.
 
-        workspace: address of as many bytes as the plan's engine declares; if the plan has ``own_bytes``, a buffer from
-        torch replaces it. Raises ``CudnnError`` if cuDNN fails, ``CapturingError`` if the plan would have to be built
-        while a CUDA graph is captured.
+        workspace: address of as many bytes as the plan's engine declares; if the plan needs more (``own_bytes``), a
+        buffer from torch replaces this workspace. Raises ``CudnnError`` if cuDNN fails, ``CapturingError`` if the plan
+        would have to be built while a CUDA graph is captured.
         """
         here = self._here()
         with here.lock:
@@ -166,7 +179,10 @@ class CudnnBackend:
         return here.executables[plan]
 
     def _listed(self, plan: Plan) -> Engine | None:
-        """Return the plan's engine from the list of offered ones, None if it is not there; lists have beta = 0 only."""
+        """Return the plan's engine from the list of engines that cuDNN offered, None if the list does not have it.
+
+        The lists hold engines for beta = 0 only.
+        """
         size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
         listed = self._offered.get(size, ()) if plan.beta == 0 else ()
         return next((engine for engine in listed if engine.config == plan.config), None)
@@ -182,7 +198,7 @@ class CudnnBackend:
         return configured(self._library, graph, plan.config)
 
     def _here(self) -> _DeviceState:
-        """Return the state of the current device: this thread's search's, or the shared one."""
+        """Return the state of the current device: that of this thread's search if there is one, else the shared one."""
         number = torch.cuda.current_device()
         here = (self._of_thread.searching or self._shared).get(number)
         if here is None:
@@ -225,5 +241,5 @@ def _offered(device: Device, problem: ConvProblem, n: int) -> Sequence[Engine]:
 
 @lru_cache(maxsize=1)
 def cudnn_backend() -> CudnnBackend:
-    """Return the backend of this process."""
+    """Return the ``CudnnBackend`` that all threads of this process share."""
     return CudnnBackend()

@@ -1,6 +1,7 @@
 """The constants of cuDNN 9's backend API (``cudnn_graph.h``) that are used here; stable within the major version.
 
-Members are named as in the header, without the prefix. A test compares each with the header if it is installed.
+Enum members are named as in the header, without the prefix. A test compares every member with the header if the header
+is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Self
 
 
 class DescriptorKind(IntEnum):
-    """``CUDNN_BACKEND_..._DESCRIPTOR``."""
+    """Kinds of cuDNN descriptors: ``CUDNN_BACKEND_..._DESCRIPTOR``."""
 
     CONVOLUTION = 1
     ENGINE = 2
@@ -29,7 +30,7 @@ class DescriptorKind(IntEnum):
 
 
 class AttributeType(IntEnum):
-    """``CUDNN_TYPE_...``."""
+    """Types of attribute values of cuDNN descriptors: ``CUDNN_TYPE_...``."""
 
     HANDLE = 0
     DATA_TYPE = 1
@@ -48,7 +49,7 @@ class AttributeType(IntEnum):
 
 
 class Attribute(IntEnum):
-    """``CUDNN_ATTR_...``."""
+    """Attributes of cuDNN descriptors: ``CUDNN_ATTR_...``."""
 
     CONVOLUTION_COMP_TYPE = 100
     CONVOLUTION_CONV_MODE = 101
@@ -114,7 +115,7 @@ class Attribute(IntEnum):
 
 
 class _Note(IntEnum):
-    """A note of cuDNN. Notes of newer versions are named by their number."""
+    """Base class of cuDNN's notes on engines. Notes of newer cuDNN versions are named by their number."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -126,7 +127,7 @@ class _Note(IntEnum):
 
 
 class NumericalNote(_Note):
-    """``CUDNN_NUMERICAL_NOTE_...``: numerical properties of an engine."""
+    """cuDNN's notes on numerical properties of an engine: ``CUDNN_NUMERICAL_NOTE_...``."""
 
     TENSOR_CORE = 0
     DOWN_CONVERT_INPUTS = 1
@@ -141,7 +142,7 @@ class NumericalNote(_Note):
 
 
 class BehaviorNote(_Note):
-    """``CUDNN_BEHAVIOR_NOTE_...``: requirements and abilities of an engine."""
+    """cuDNN's notes on requirements and abilities of an engine: ``CUDNN_BEHAVIOR_NOTE_...``."""
 
     RUNTIME_COMPILATION = 0
     REQUIRES_FILTER_INT8x32_REORDER = 1
@@ -151,7 +152,10 @@ class BehaviorNote(_Note):
 
 
 class HeuristicMode(IntEnum):
-    """``CUDNN_HEUR_MODE_...``: A is the thorough list, FALLBACK the list to use if no engine of A works."""
+    """Lists of engines that cuDNN can give: ``CUDNN_HEUR_MODE_...``.
+
+    A is the thorough list, FALLBACK the list to use if no engine of A works.
+    """
 
     FALLBACK = 2
     A = 3

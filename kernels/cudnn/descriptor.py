@@ -30,7 +30,10 @@ _KINDS = {
 
 
 class Descriptor:
-    """One descriptor of cuDNN, destroyed with this object. Every method raises ``CudnnError`` if cuDNN fails."""
+    """One descriptor (object) of cuDNN's backend API, destroyed with this Python object.
+
+    Every method raises ``CudnnError`` if cuDNN fails.
+    """
 
     def __init__(self, library: Library, kind: DescriptorKind) -> None:
         self.library, self.kind = library, kind
@@ -46,7 +49,7 @@ class Descriptor:
         raise TypeError("a descriptor of cuDNN cannot be copied: each is destroyed once")
 
     def set(self, attribute: Attribute, kind: AttributeType, *values: float) -> Self:
-        """Set one or more numbers."""
+        """Set an attribute of the descriptor to one or more numbers. Returns the descriptor."""
         return self._set(attribute, kind, len(values), (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values))
 
     def set_text(self, attribute: Attribute, text: str) -> Self:
@@ -54,7 +57,7 @@ class Descriptor:
         return self._set(attribute, AttributeType.CHAR, len(encoded), ctypes.create_string_buffer(encoded))
 
     def refer(self, attribute: Attribute, *others: Descriptor) -> Self:
-        """Set references to other descriptors, and keep these alive."""
+        """Set an attribute to other descriptors, which are kept alive by this one. Returns this descriptor."""
         self._kept += others
         pointers = (ctypes.c_void_p * len(others))(*(other.pointer.value for other in others))
         return self._set(attribute, AttributeType.BACKEND_DESCRIPTOR, len(others), pointers)
@@ -68,7 +71,7 @@ class Descriptor:
         return value
 
     def numbers(self, attribute: Attribute, kind: AttributeType, most: int) -> tuple[int, ...]:
-        """Return the values of an attribute, at most ``most``."""
+        """Return the first ``most`` values of an attribute, or all if there are fewer."""
         values = (_C_TYPES.get(kind, ctypes.c_int) * most)()
         return tuple(values[: self._get(attribute, kind, most, values)])
 
@@ -78,11 +81,11 @@ class Descriptor:
         return values.value.decode()
 
     def count(self, attribute: Attribute, kind: AttributeType) -> int:
-        """Return the number of values of an attribute."""
+        """Return the number of values that an attribute of the descriptor has."""
         return self._get(attribute, kind, 0, None)
 
     def descriptors(self, attribute: Attribute, kind: DescriptorKind, most: int) -> list[Descriptor]:
-        """Return the descriptors of an attribute, at most ``most``, as copies that may outlive this one."""
+        """Return the first ``most`` descriptors of an attribute, as copies that may outlive this descriptor."""
         found = [Descriptor(self.library, kind) for _ in range(most)]
         pointers = (ctypes.c_void_p * most)(*(descriptor.pointer.value for descriptor in found))
         return found[: self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, most, pointers)]
@@ -94,7 +97,7 @@ class Descriptor:
         return self
 
     def _get(self, attribute: Attribute, kind: AttributeType, most: int, values: ctypes.Array[Any] | None) -> int:
-        """Write at most ``most`` values, and return how many there are."""
+        """Write at most ``most`` values of an attribute into ``values``, and return the count that cuDNN reports."""
         what, found = f"get {attribute.name}", ctypes.c_int64()
         pointer = None if values is None else ctypes.cast(values, ctypes.c_void_p)
         arguments = (self.pointer, attribute, kind, most, ctypes.byref(found), pointer)
@@ -105,12 +108,12 @@ class Descriptor:
 def operation_graph(
     library: Library, problem: ConvProblem, n: int, *, beta: float = 0.0, handle: int = 0
 ) -> Descriptor:
-    """Return the graph of ``problem`` on ``n`` samples: result = operation + beta * result.
+    """Return cuDNN's operation graph of ``problem`` on ``n`` samples: result = operation + beta * result.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w and the
     mini-batches of x and y are aligned to 16 bytes. A slice of n samples begins at a multiple of the largest power of
-    two that divides n, as ``Executable`` ensures. handle: the device's, 0 if there is none. Sums are in float32, or in
-    float64 for float64.
+    two that divides n, as ``Executable`` ensures. handle: cuDNN's handle of the device, 0 if there is none. Sums are in
+    float32, or in float64 for float64.
 
     Raises ``CudnnError`` if cuDNN refuses the geometry.
     """
@@ -162,7 +165,7 @@ def _tensor(
 
 
 def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> tuple[int, int, int, int]:
-    """Return the strides of a dense tensor, in elements."""
+    """Return the strides, in elements, of a dense tensor in the problem's memory format."""
     _, channels, height, width = shape
     if memory_format is MemoryFormat.CHANNELS_LAST:
         return (channels * height * width, 1, width * channels, channels)
@@ -170,5 +173,5 @@ def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> t
 
 
 def _alignment(problem: ConvProblem, shape: tuple[int, int, int, int]) -> int:
-    """Return the alignment of slices in bytes: the largest power of two that divides their size, at most 16."""
+    """Return the alignment of micro-batches in bytes: the largest power of two that divides their size, at most 16."""
     return gcd(MOST_ALIGNED_BYTES, prod(shape) * problem.item_bytes)

@@ -1,9 +1,9 @@
 """The device whose engines are listed: the current one, or one described by its properties, which need not be present.
 
-``devices/`` has descriptions in cuDNN's JSON format. In the H200's, the driver version, the memory size and the clocks
-are guesses. The first two have not changed any list seen so far; the clocks change the order, and occasionally the
-engines. They should be replaced by ``Device.properties_json`` of a real H200. For described devices cuDNN lists no
-engines that depend on cuBLASLt.
+``devices/`` has descriptions in cuDNN's JSON format. In the description of the H200, the driver version, the memory
+size and the clocks are guesses. Driver version and memory size have not changed any list of engines seen so far; the
+clocks change the order, and occasionally the engines. The description should be replaced by ``Device.properties_json``
+of a real H200. For described devices cuDNN lists no engines that depend on cuBLASLt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _BUILT_IN = {path.stem: path for path in (Path(__file__).parent / "devices").glo
 
 
 class Handle:
-    """cuDNN's handle of the current CUDA device, destroyed with this object. Raises ``CudnnError`` without a device."""
+    """cuDNN's handle of the current CUDA device, destroyed with this object.
+
+    Raises ``CudnnError`` if there is no device.
+    """
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -45,7 +48,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device whose engines cuDNN lists. properties: for a described device; handle: for a present one."""
+    """A CUDA device whose engines cuDNN lists: a present one (``handle``), or one known by its ``properties`` only."""
 
     library: Library
     properties: Descriptor | None = None
@@ -53,12 +56,15 @@ class Device:
 
     @property
     def properties_json(self) -> str:
-        """Description of the device for ``described_device``. Raises ``CudnnError`` before cuDNN 9.8."""
+        """Properties of the device as JSON, as ``described_device`` reads them.
+
+        Raises ``CudnnError`` before cuDNN 9.8.
+        """
         return (self.properties or self._properties_of_handle()).text(Attribute.DEVICEPROP_JSON_REPRESENTATION)
 
     @property
     def name(self) -> str:
-        """Name such as ``NVIDIA H200``."""
+        """Name of the device, such as ``NVIDIA H200``."""
         if self.handle is not None:
             return torch.cuda.get_device_name()
         return str(json.loads(self.properties_json)["deviceName"])
@@ -66,7 +72,8 @@ class Device:
     def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:
         """Return the engines that cuDNN offers for ``n`` samples of the problem, best first.
 
-        every: return those of ``every_engine``. Raises ``CudnnError`` as ``offered_engines``.
+        every: return all supported engines (``every_engine``), with further settings, instead of those that cuDNN
+        proposes. Raises ``CudnnError`` if cuDNN cannot list engines.
         """
         listed = every_engine if every else offered_engines
         if self.handle is None:
@@ -93,7 +100,9 @@ def current_device() -> Device:
 
 
 def described_device(description: str) -> Device:
-    """Return the device described in ``devices/`` by name (``h200``), or in a JSON file of its properties.
+    """Return the device described in ``devices/`` by name (``h200``), or by a JSON file.
+
+    The JSON file holds the device's properties in cuDNN's format.
 
     Raises ``InvalidInputError`` if there is no such name or valid file, or cuDNN rejects the properties;
     ``UnavailableError`` if there is no cuDNN of version 9.8 or later.
@@ -116,7 +125,7 @@ def described_device(description: str) -> Device:
 
 
 def _described(name: str) -> str:
-    """Read the built-in description or the file, and check that it is JSON."""
+    """Return the JSON text of the built-in description of this name, or of the file. Checks that the text is JSON."""
     path = _BUILT_IN.get(name, Path(name))
     try:
         text = path.read_text(encoding="utf-8")
@@ -131,7 +140,7 @@ def _described(name: str) -> str:
 
 
 def _lacking(text: str) -> str:
-    """Return a clause with the properties that a description lacks, because cuDNN does not name them."""
+    """Return an error message's clause that names the properties missing in a description; cuDNN does not name them."""
     given, known = json.loads(text), json.loads(_BUILT_IN["h200"].read_text(encoding="utf-8"))
     missing = [key for key in known if not isinstance(given, dict) or key not in given]
     return f"; it lacks {', '.join(missing)}" if missing else ""

@@ -33,7 +33,7 @@ _NAME = re.compile(r"cudnn:(\d+)((?: k\d+=-?\d+)*)")
 class EngineConfig:
     """An engine of cuDNN with its knob settings as (knob type, value), sorted by type.
 
-    The numbers are only comparable within one version of cuDNN and one device.
+    Numbers of engines and knobs have the same meaning only within one version of cuDNN and on one device.
     """
 
     engine: int
@@ -41,12 +41,12 @@ class EngineConfig:
 
     @property
     def name(self) -> str:
-        """Name such as ``cudnn:67 k2=5 k13=0``, as in databases."""
+        """Name of the engine configuration, such as ``cudnn:67 k2=5 k13=0``, as in databases."""
         return f"{PREFIX}{self.engine}" + "".join(f" k{knob}={value}" for knob, value in self.knobs)
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Parse a name. Raises ``InvalidInputError`` if it is malformed."""
+        """Parse the name of an engine configuration. Raises ``InvalidInputError`` if it is malformed."""
         match = _NAME.fullmatch(name)
         if match is None:
             raise InvalidInputError(f"{name!r} is no engine configuration; write for example 'cudnn:67 k2=5 k13=0'")
@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """Whether cuDNN has no note that the engine uses a transform: see ``Algorithm.is_local``."""
+        """Whether cuDNN has no note that the engine uses a transform, which would spread NaN to further results."""
         return self.numerical_notes.isdisjoint(_TRANSFORMS)
 
     @property
@@ -78,7 +78,7 @@ class Engine:
 
 
 def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | None:
-    """Return why torch's settings forbid the engine for problems of this dtype; None if they allow it."""
+    """Return why torch's settings, such as for TF32, forbid the engine for problems of this dtype; otherwise None."""
     if not settings.cudnn:
         return "an engine of cuDNN, and torch.backends.cudnn.enabled is off"
     if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes:
@@ -96,7 +96,7 @@ def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | Non
 def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
     """Return the engines that cuDNN's heuristics propose, best first, then its fallback list, without duplicates.
 
-    device: None for the current one. Raises ``CudnnError`` if both lists fail, or one fails for lack of memory.
+    device: None for the current device. Raises ``CudnnError`` if both lists fail, or one fails for lack of memory.
     """
     found: list[Descriptor] = []
     refused: list[CudnnError] = []
@@ -116,10 +116,10 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
 def every_engine(
     library: Library, graph: Descriptor, device: Descriptor | None = None, *, most_per_engine: int = 256
 ) -> list[Engine]:
-    """Return the offered engines, then all engines that support the graph, with further knob settings.
+    """Return the engines that cuDNN proposes, then all engines that support the problem, with further knob settings.
 
-    An engine can have 10^11 settings. The default and up to ``most_per_engine`` others are tried in the order of the
-    knobs' values, and kept if cuDNN accepts them. Raises ``CudnnError`` as ``offered_engines``.
+    An engine can have 10^11 settings. The default settings and up to ``most_per_engine`` others are tried in the order
+    of the knobs' values, and kept if cuDNN accepts them. Raises ``CudnnError`` if cuDNN cannot list engines.
     """
     offered = offered_engines(library, graph, device)
     count = graph.number(Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT)
@@ -130,7 +130,10 @@ def every_engine(
 def configured(
     library: Library, graph: Descriptor, config: EngineConfig, device: Descriptor | None = None
 ) -> Descriptor:
-    """Return the finalized descriptor of a configuration. Raises ``CudnnError`` if it does not support the graph."""
+    """Return the finalized descriptor of an engine configuration for a graph.
+
+    Raises ``CudnnError`` if the engine configuration does not support the graph.
+    """
     configuration = Descriptor(library, DescriptorKind.ENGINECFG)
     configuration.refer(Attribute.ENGINECFG_ENGINE, _engine(library, graph, device, config.engine))
     if config.knobs:
@@ -146,7 +149,7 @@ def configured(
 
 
 def described(configuration: Descriptor) -> Engine:
-    """Return the engine, knobs, notes and workspace of a finalized engine configuration."""
+    """Return an ``Engine``: the engine, knobs, notes and workspace of a finalized engine configuration."""
     (engine,) = configuration.descriptors(Attribute.ENGINECFG_ENGINE, DescriptorKind.ENGINE, 1)
     chosen = configuration.descriptors(Attribute.ENGINECFG_KNOB_CHOICES, DescriptorKind.KNOB_CHOICE, _MOST_KNOBS)
     knobs = (
@@ -200,7 +203,7 @@ def _of_engine(
 
 
 def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
-    """Return, for each knob of an engine, its type paired with each of its values."""
+    """Return one list for each knob (setting) of an engine: the pairs (knob type, value) of all its values."""
     infos = engine.descriptors(Attribute.ENGINE_KNOB_INFO, DescriptorKind.KNOB_INFO, _MOST_KNOBS)
     return [
         [
@@ -216,7 +219,7 @@ def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
 
 
 def _distinct(engines: Iterable[Engine]) -> list[Engine]:
-    """Keep the first of each configuration."""
+    """Return the engines without those whose configuration has occurred before, in the same order."""
     first: dict[EngineConfig, Engine] = {}
     for engine in engines:
         first.setdefault(engine.config, engine)

@@ -1,7 +1,8 @@
 """Loading of libcudnn, with declarations of its functions and a conversion of status codes to exceptions.
 
-The library that torch has loaded is used, because two in one process would share their parts. If torch has none, it is
-the one named by ``MUCUDNN_LIBCUDNN``, of the package nvidia-cudnn, or of the system. A ctypes call costs about 1 us.
+The libcudnn that torch has loaded is used, because two copies in one process would share their sub-libraries. If torch
+has loaded none, the libcudnn named by ``MUCUDNN_LIBCUDNN``, of the package nvidia-cudnn, or of the system is loaded. A
+ctypes call costs about 1 us.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _SIGNATURES: dict[str, list[object]] = {
 
 
 class CudnnError(LibraryError):
-    """A failed call of cuDNN: the attempted operation, the status, and cuDNN's message. ``status`` is the number."""
+    """A failed call of cuDNN: the attempted operation, the status code (``status``), and cuDNN's message."""
 
     def __init__(self, what: str, status: int, name: str, text: str) -> None:
         super().__init__(f"cuDNN: {what}: {name}" + (f": {text}" if text else ""))
@@ -56,20 +57,20 @@ class CudnnError(LibraryError):
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether the library or device does not support the operation, as opposed to a failure."""
+        """Whether cuDNN or the device does not support the operation, as opposed to an operation that failed."""
         return 3000 <= self.status < 4000
 
     @property
     def is_lack_of_memory(self) -> bool:
-        """Whether memory of the host or of the device could not be allocated, so that a retry may succeed."""
+        """Whether cuDNN could not allocate memory of the host or of the device, so that a retry may succeed."""
         return self.status in (4003, 4004)
 
 
 class Library:
     """The loaded libcudnn. ``version`` is cuDNN's number, such as 91900 for 9.19.0.
 
-    path: path of the file, or a name for the system's search. Raises ``UnavailableError`` if it cannot be loaded, is
-    not cuDNN or too old, or lacks a sub-library or cuBLASLt.
+    path: path of the file, or a name that the system's loader finds. Raises ``UnavailableError`` if the file cannot be
+    loaded, is not cuDNN or too old, or lacks a sub-library or cuBLASLt.
     """
 
     def __init__(self, path: str) -> None:
@@ -91,12 +92,15 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """Version such as ``9.19.0``. Before version 9 the numbers had one digit fewer."""
+        """cuDNN's version such as ``9.19.0``, from its number; before version 9 the number had one digit fewer."""
         major = 10000 if self.version >= OLDEST_VERSION else 1000
         return f"{self.version // major}.{self.version % major // 100}.{self.version % 100}"
 
     def call(self, name: str, what: str, *arguments: object) -> None:
-        """Call a function by its name. Raises ``CudnnError`` if it fails; ``what`` is the operation in its message."""
+        """Call a cuDNN function by its name.
+
+        Raises ``CudnnError`` if it fails; ``what`` names the operation in the message.
+        """
         status = getattr(self._loaded, name)(*arguments)
         if status:
             text = ctypes.create_string_buffer(4096)
@@ -105,9 +109,9 @@ class Library:
             raise CudnnError(what, status, status_name, text.value.decode(errors="replace").strip())
 
     def destroy(self, name: str, pointer: ctypes.c_void_p) -> None:
-        """Call the function that destroys a cuDNN object; for ``__del__``, so failures are ignored.
+        """Call the function that destroys a cuDNN object. Failures are ignored, because ``__del__`` calls this method.
 
-        Does nothing at interpreter shutdown, when the GPU driver may already have been unloaded.
+        The method does nothing at interpreter shutdown, when the GPU driver may already have been unloaded.
         """
         if not sys.is_finalizing():
             getattr(self._loaded, name)(pointer)
@@ -129,7 +133,7 @@ def library() -> Library:
 
 
 def _loaded_by_torch() -> str | None:
-    """Return the path of the libcudnn that is mapped into this process, by torch or otherwise, or None."""
+    """Return the path of the libcudnn that torch or other code has loaded into this process; None if there is none."""
     import_module("torch")
     if not _MAPS.exists():
         return None
@@ -138,7 +142,7 @@ def _loaded_by_torch() -> str | None:
 
 
 def _of_package() -> str | None:
-    """Return the path of the package nvidia-cudnn's libcudnn, on which CUDA builds of torch depend, or None."""
+    """Return the path of libcudnn in the package nvidia-cudnn, which CUDA builds of torch install, or None."""
     spec = find_spec("nvidia.cudnn") if find_spec("nvidia") is not None else None
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     files = [Path(folder) / "lib" / _NAME for folder in folders]
@@ -146,7 +150,7 @@ def _of_package() -> str | None:
 
 
 def _has_no_parts(path: str) -> bool:
-    """Tell whether the file name is of a cuDNN before 9, whose version can be read without loading sub-libraries."""
+    """Tell whether the file is named as cuDNN before 9, whose version can be read without loading sub-libraries."""
     major = re.search(r"\.so\.(\d+)", Path(path).name)
     return major is not None and int(major[1]) < 9
 
@@ -154,7 +158,7 @@ def _has_no_parts(path: str) -> bool:
 def _load_parts(path: str) -> None:
     """Load the sub-libraries that cuDNN would load lazily, from its folder or by the system's search.
 
-    Raises ``UnavailableError`` if one is missing or cannot be loaded.
+    Raises ``UnavailableError`` if a sub-library is missing or cannot be loaded.
     """
     for part in _PARTS:
         name = f"libcudnn_{part}.so.9"
@@ -170,10 +174,10 @@ def _load_parts(path: str) -> None:
 
 
 def _load_cublaslt(path: str, cuda: int) -> None:
-    """Load cuBLASLt before cuDNN does, which aborts the process if it fails.
+    """Load cuBLASLt before cuDNN loads it, because cuDNN aborts the process if that fails.
 
-    path: path of libcudnn. The places searched are cuDNN's own, then the system's. cuda: major version.
-    Raises ``UnavailableError`` if it cannot be loaded.
+    path: path of libcudnn, whose folder is searched before the system's places. cuda: major version of CUDA. Raises
+    ``UnavailableError`` if cuBLASLt cannot be loaded.
     """
     name = f"libcublasLt.so.{cuda}"
     folders = (".", "../../cublas/lib", f"../../cu{cuda}/lib") if os.sep in path else ()

@@ -1,1 +1,1 @@
-"""Algorithms on torch operators, without compiled code of ours: torch's own convolution, GEMM, direct and FFT."""
+"""Algorithms that use only torch operators: torch's own convolution, GEMM (matrix products), direct and FFT."""

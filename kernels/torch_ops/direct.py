@@ -1,8 +1,8 @@
 """Direct convolution: one matrix product for each filter tap on a shifted view of the image; no im2col buffer.
 
-The padded image is stored by *phase*: with stride (2, 2), pixels of even and odd rows and columns are separate. In one
-phase, all outputs of a tap (r, s) read pixels at a constant distance. With a whole micro-batch as matrices X (pixels,
-C) and Y (pixels, K), each tap is therefore a product of contiguous row ranges:
+The padded image is stored by *phase*: with stride (2, 2), pixels of even and odd rows and columns are stored
+separately. In one phase, all outputs of a tap (filter element) (r, s) read pixels at a constant distance. With a whole
+micro-batch as matrices X (pixels, C) and Y (pixels, K), each tap is therefore a product of contiguous row ranges:
 
     forward Y += X[d:] W[r, s]^T        backward data X[d:] += Y W[r, s]        backward filter W[r, s] += Y^T X[d:]
 
@@ -27,7 +27,10 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """A filter element (r, s): the phase that it reads, and the distance in rows of the matrix."""
+    """A filter element (r, s), with the phase (every stride-th pixel of the image) that it reads.
+
+    distance: number of rows of the phase's matrix from the row of an output to the row that the tap reads for it.
+    """
 
     index: int
     phase: int
@@ -36,7 +39,10 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """The phases that the taps of a problem read. ``height`` and ``width``: of one phase."""
+    """The phases of a problem's padded image that filter elements read; with stride (2, 2) at most four.
+
+    A phase has every stride-th row and column of the image. ``height`` and ``width``: of one phase.
+    """
 
     problem: ConvProblem
     height: int
@@ -46,11 +52,11 @@ class Phases:
 
     @property
     def tail(self) -> int:
-        """Number of zero rows appended to the matrix X, so that every tap can read as many rows as Y has."""
+        """Number of zero rows appended to the matrix X, so that every filter element can read as many rows as Y has."""
         return max(tap.distance for tap in self.taps)
 
     def pixels(self, phase: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-        """Return the (rows, columns) of the pixels that a phase and the unpadded image share: in each of the two."""
+        """Return the pixels that a phase and the unpadded image share, as (rows, columns) of the phase and of x."""
         problem, offset = self.problem, self.offsets[phase]
         rows = inside(offset[0] - problem.padding[0], problem.stride[0], problem.h, self.height)
         columns = inside(offset[1] - problem.padding[1], problem.stride[1], problem.w, self.width)
@@ -59,7 +65,7 @@ class Phases:
 
 @cache
 def phases(problem: ConvProblem) -> Phases:
-    """Return the phases of a problem; cached, because every step needs them."""
+    """Return the phases (see ``Phases``) of a problem; cached, because every micro-batch needs them."""
     height = -(-(problem.h + 2 * problem.padding[0]) // problem.stride[0])
     width = -(-(problem.w + 2 * problem.padding[1]) // problem.stride[1])
     reads = []
@@ -74,7 +80,7 @@ def phases(problem: ConvProblem) -> Phases:
 
 @dataclass(frozen=True, slots=True)
 class Direct(BaseAlgorithm):
-    """The algorithm of this module, for all problems; half precision is computed in float32."""
+    """Direct convolution by one matrix product for each filter element; half precision is computed in float32."""
 
     name: str = "direct"
     device_type: str = "cpu"
@@ -85,7 +91,11 @@ class Direct(BaseAlgorithm):
         return None
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Return False for BACKWARD_FILTER, where rows of Y without output, which are zero, multiply pixels of X."""
+        """Return False for BACKWARD_FILTER only, where a NaN in x may affect further results.
+
+        The rows of the matrix Y without output, which are zero, are multiplied by pixels of X there, and 0 * NaN is
+        NaN.
+        """
         return problem.operation is not Operation.BACKWARD_FILTER
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
@@ -148,7 +158,10 @@ class Direct(BaseAlgorithm):
 
 
 def _prepared_parts(problem: ConvProblem) -> list[Part]:
-    """Return the matrices (R * S, groups, K // groups, C // groups), twice for a dw in half precision."""
+    """Return the buffer part for the filter as R * S matrices, (R * S, groups, K // groups, C // groups).
+
+    For the filter gradient dw in half precision the part is returned twice.
+    """
     dtype = compute_dtype(problem)
     k, c = problem.k // problem.groups, problem.c // problem.groups
     part = Part((problem.r * problem.s, problem.groups, k, c), dtype)
@@ -157,7 +170,7 @@ def _prepared_parts(problem: ConvProblem) -> list[Part]:
 
 
 def _scratch_parts(layout: Phases, n: int) -> list[Part]:
-    """Return the parts X (phases, groups, rows + tail, C // groups) and Y (groups, rows, K // groups)."""
+    """Return the scratch buffer's parts X (phases, groups, rows + tail, C // groups), Y (groups, rows, K // groups)."""
     problem = layout.problem
     dtype = compute_dtype(problem)
     rows, groups = n * layout.height * layout.width, problem.groups
@@ -166,7 +179,7 @@ def _scratch_parts(layout: Phases, n: int) -> list[Part]:
 
 
 def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
-    """Add the product of the operation's inputs to its output, tap by tap."""
+    """Add the product of the operation's input matrices to its output matrix, one filter element after the other."""
     for tap in layout.taps:
         x_tap, w_tap = x[tap.phase, :, tap.distance : tap.distance + y.shape[1]], w[tap.index]
         left, right, out = {
@@ -178,7 +191,7 @@ def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
 
 
 def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:
-    """View w as (R * S, groups, K // groups, C // groups)."""
+    """Return a view of the filter w with its elements first: (R * S, groups, K // groups, C // groups)."""
     return w.view(problem.groups, -1, w.shape[1], problem.r * problem.s).permute(3, 0, 1, 2)
 
 
@@ -207,7 +220,10 @@ def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:
 
 
 def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each phase, the same pixels of matrix and image, both (n, groups, C // groups, height, width)."""
+    """Yield two views of the same pixels for each phase: in the matrix X, and in the image x.
+
+    Both have the shape (n, groups, C // groups, height, width).
+    """
     for phase, part in enumerate(matrix.unbind(0)):
         image = _as_image(layout, part[:, : part.shape[1] - layout.tail])
         (rows, columns), (x_rows, x_columns) = layout.pixels(phase)
@@ -215,7 +231,7 @@ def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tenso
 
 
 def _y_pixels(layout: Phases, matrix: Tensor) -> Tensor:
-    """View the pixels of the matrix that hold outputs, (n, groups, K // groups, P, Q)."""
+    """Return the view of those pixels of the matrix Y that hold outputs, (n, groups, K // groups, P, Q)."""
     return _as_image(layout, matrix)[..., : layout.problem.p, : layout.problem.q]
 
 
@@ -226,7 +242,7 @@ def _grouped(layout: Phases, image: Tensor) -> Tensor:
 
 
 def _as_image(layout: Phases, matrix: Tensor) -> Tensor:
-    """View (groups, rows, channels) as (n, groups, channels, height, width)."""
+    """Return a view of a matrix (groups, rows, channels) as images (n, groups, channels, height, width)."""
     groups, _, channels = matrix.shape
     return matrix.view(groups, -1, layout.height, layout.width, channels).permute(1, 0, 4, 2, 3)
 

@@ -3,15 +3,15 @@
 Outputs are computed in tiles by *overlap-save*: the transform of a window of L elements times the transform of the
 filter is a cyclic convolution of length L, of which L - R + 1 outputs are free of wrap-around. For each frequency,
 channels are summed by one complex matrix product over all windows of the micro-batch: the same three products as in
-``gemm``, with X (windows, C), W (K, C) and Y (windows, K), and one factor conjugated for correlations.
-(Mathieu, Henaff, LeCun, *Fast training of convolutional networks through FFTs*, 2013; Vasilache et al., *Fast
+``gemm``, with X (windows, C), W (K, C) and Y (windows, K), and one factor conjugated for correlations. (Sources:
+Mathieu, Henaff, LeCun, *Fast training of convolutional networks through FFTs*, 2013; Vasilache et al., *Fast
 convolutional nets with fbfft*, 2014, for the tiles.)
 
-``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed back once.
-Torch's transforms always allocate internally. On the CPU they process one sample or one filter at a time, so that the
-allocations stay in the cache and do not grow with the micro-batch: at most two spectra of a sample (the result, and a
-copy of the input), and three of a filter, which is also padded or reordered. On CUDA, where each call is a few
-launches, they process the whole micro-batch or all filters at once.
+The buffer ``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed
+back once. Torch's transforms always allocate internally. On the CPU each call transforms one sample or one filter, so
+that the allocations stay in the cache and do not grow with the micro-batch: at most two spectra of a sample (the
+result, and a copy of the input), and three of a filter, which is also padded or reordered. On CUDA, where each call is
+a few launches, one call transforms the whole micro-batch or all filters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TILE_LENGTH = 32  # including the filter's overlap
 
 @dataclass(frozen=True, slots=True)
 class Fft(BaseAlgorithm):
-    """The algorithms of this module. ``tiled``: many short transforms; otherwise one that covers the padded image."""
+    """Convolution by Fourier transforms, of tiles if ``tiled``, otherwise by one that covers the padded image."""
 
     name: str
     tiled: bool = False
@@ -131,7 +131,7 @@ ON_CUDA: tuple[Fft, ...] = tuple(replace(algorithm, device_type="cuda") for algo
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """The division of images of size ``written`` into windows of size ``lengths``, and the layout of their spectra.
+    """The division of output images of size ``written`` into windows of size ``lengths``, and the layout of spectra.
 
     ``at_once``: transform all images of a micro-batch, or all filters, in one call instead of one by one.
     """
@@ -143,29 +143,29 @@ class _Tiling:
 
     @property
     def steps(self) -> Pair:
-        """Height and width of a window's outputs that are free of wrap-around."""
+        """Height and width of those outputs of a window that are free of wrap-around."""
         return self.lengths[0] - self.problem.r + 1, self.lengths[1] - self.problem.s + 1
 
     @property
     def counts(self) -> Pair:
-        """Number of windows down and across."""
+        """Number of windows of an image: (down, across)."""
         return ceil(self.written[0] / self.steps[0]), ceil(self.written[1] / self.steps[1])
 
     @property
     def frequencies(self) -> int:
-        """Number of frequencies of a real two-dimensional transform, of which half are redundant and left out."""
+        """Number of frequencies of a window's real two-dimensional transform, without the redundant half."""
         return self.lengths[0] * (self.lengths[1] // 2 + 1)
 
     @property
     def filter_spectrum(self) -> Part:
-        """Spectrum of the filter, (frequencies, groups, K // groups, C // groups)."""
+        """Part of a buffer for the spectrum of the filter, (frequencies, groups, K // groups, C // groups)."""
         k, c = self.problem.k, self.problem.c
         groups = self.problem.groups
         return Part((self.frequencies, groups, k // groups, c // groups), self._complex)
 
     @property
     def image_spectrum_bytes(self) -> int:
-        """Bytes of the spectra of one sample of x or y, whichever has more channels."""
+        """Bytes of the Fourier transforms of one sample of x or y, whichever has more channels."""
         windows = self.counts[0] * self.counts[1]
         return max(self.problem.c, self.problem.k) * windows * self.frequencies * self._complex.itemsize
 
@@ -174,7 +174,10 @@ class _Tiling:
         return torch_dtype(self.problem).to_complex()
 
     def scratch_parts(self, n: int) -> list[Part]:
-        """Return the spectra of x and y, (frequencies, groups, windows, channels), and one call's padded samples."""
+        """Return the parts of the scratch buffer: spectra of x and of y, and the padded samples of one call of torch.
+
+        The spectra have the shape (frequencies, groups, windows, channels).
+        """
         channels = (self.problem.c, self.problem.k)
         groups, windows = self.problem.groups, n * self.counts[0] * self.counts[1]
         spectra = [Part((self.frequencies, groups, windows, c // groups), self._complex) for c in channels]
@@ -182,23 +185,29 @@ class _Tiling:
         return [*spectra, Part(padded, torch_dtype(self.problem))]
 
     def _padded_size(self, window: Pair) -> Pair:
-        """Return the height and width that windows of this size cover together."""
+        """Return the height and width of the area that all windows of this size cover together."""
         (down, across), (step_h, step_w) = self.counts, self.steps
         return (down - 1) * step_h + window[0], (across - 1) * step_w + window[1]
 
     def filters(self, w: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the filters of one call, (k, C // groups, R, S), with their spectra (frequencies, k, C // groups)."""
+        """Yield the filters to transform in one call, (k, C // groups, R, S), with a view of their spectra.
+
+        The spectra have the shape (frequencies, k, C // groups).
+        """
         step = len(w) if self.at_once else 1
         return zip(torch.split(w, step), torch.split(spectrum.flatten(1, 2), step, 1), strict=True)
 
     def unflatten(self, spectrum: Tensor) -> Tensor:
-        """View (..., frequencies) as the two-dimensional half spectrum."""
+        """Return a view of spectra (..., frequencies) with the height and width of a two-dimensional half spectrum."""
         return torch.unflatten(spectrum, -1, (self.lengths[0], -1))
 
     def transform(
         self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Pair, *, conjugate: bool = False
     ) -> None:
-        """Write the spectra of each image's windows. before: zeros above and left; negative values crop."""
+        """Transform the windows of each image, and write their spectra.
+
+        before: number of zeros above and left of the image; a negative number crops the image.
+        """
         height, width = self._padded_size(window)
         step, channels = len(padded), images.shape[1]
         canvas = padded.flatten()[: step * channels * height * width].view(step, channels, height, width)
@@ -211,7 +220,9 @@ class _Tiling:
             self._transform_windows(windows, target, conjugate)
 
     def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
-        """Transform the windows of one call. As a method of its own it frees its temporaries before the next call.
+        """Transform some images' windows in one call of torch, and write their spectra to ``target``.
+
+        When this method returns, its temporary tensors are freed, before the next call.
 
         windows: (n, channels, down, across, *window), target: (frequencies, groups, n, windows, channels).
         """
@@ -228,7 +239,7 @@ class _Tiling:
             self._transform_part_back(source, part, skip)
 
     def _transform_part_back(self, source: Tensor, images: Tensor, skip: Pair) -> None:
-        """Transform the images of one call back.
+        """Transform the spectra of some images back in one call of torch, and write the images.
 
         source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width).
         """
@@ -240,7 +251,10 @@ class _Tiling:
         images.copy_(whole[..., : images.shape[2], : images.shape[3]])
 
     def _samples(self, images: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the images of one call with their spectra: (frequencies, groups, images, windows of one, channels)."""
+        """Yield the images to transform in one call of torch, each time with a view of their spectra.
+
+        The spectra have the shape (frequencies, groups, images, windows of one image, channels).
+        """
         step = len(images) if self.at_once else 1
         spectra = torch.unflatten(spectrum, 2, (len(images), -1))
         return zip(torch.split(images, step), torch.split(spectra, step, 2), strict=True)
@@ -252,7 +266,7 @@ def _multiply(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None:
 
 
 def _good_length(at_least: int) -> int:
-    """Return the next length without prime factors above 5, for which transforms are fast.
+    """Return the least number from ``length`` on without prime factors above 5: Fourier transforms of it are fast.
 
     >>> _good_length(7), _good_length(31)
     (8, 32)

@@ -1,13 +1,13 @@
 """GEMM convolution: im2col for a whole micro-batch, then one matrix multiplication (batched over groups).
 
-With M = N*P*Q positions and J = (C // groups)*R*S filter elements, the columns are a matrix X (M, J), the filter is
-W (K, J) and the output is Y (M, K), for each group. The three operations are three products of the same matrices:
+With M = N*P*Q positions and J = (C // groups)*R*S filter elements, the columns are a matrix X (M, J), the filter is W
+(K, J) and the output is Y (M, K), for each group. The three operations are three products of the same matrices:
 
     forward Y = X W^T        backward data X = Y W        backward filter W += Y^T X
 
 (Chellapilla, Puri, Simard, *High performance convolutional neural networks for document processing*, 2006.)
-Channels-last tensors already have the layout of such matrices, and are used in place. Contiguous ones hold a transposed
-matrix per sample, so micro-batches of more than one sample are copied to scratch.
+Channels-last tensors already have the layout of such matrices, and are used in place. Contiguous tensors hold a
+transposed matrix per sample, so micro-batches of more than one sample are copied to scratch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:
-    """Compute the operation on matrices, and write or add to its output.
+    """Multiply two of the batched matrices x, w and y, and write the product to the third (``accumulate``: add it).
 
-    x: (B, M, J), w: (B, K, J), y: (B, M, K).
+    The operation decides which matrix is the output. x: (B, M, J), w: (B, K, J), y: (B, M, K).
     """
     left, right, out = _factors(operation, x, w, y)
     # In place, because out= would resize a tensor that is too small and write beyond its buffer
@@ -38,7 +38,7 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
 
 
 def _factors(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the left and right factor of the operation, and the output of their product."""
+    """Return the two matrices that the operation multiplies, and the matrix to which it writes their product."""
     return {
         Operation.FORWARD: (x, w.transpose(1, 2), y),
         Operation.BACKWARD_DATA: (y, w, x),
@@ -48,7 +48,7 @@ def _factors(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class Gemm(BaseAlgorithm):
-    """The algorithm of this module."""
+    """Convolution as a matrix product after im2col, which copies the pixels under the filter to a matrix."""
 
     name: str = "gemm"
     device_type: str = "cpu"
@@ -62,7 +62,7 @@ class Gemm(BaseAlgorithm):
         return problem.item_bytes < 4  # in half precision, oneDNN's matmul is not its convolution
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Return True except in half precision on the CPU, where a test decides whether torch's matmul is local."""
+        """Return True, in half precision on the CPU only if a test finds that torch's matmul spreads no NaN."""
         if self.device_type != "cpu" or problem.item_bytes >= 4:
             return True
         return _product_is_local(torch_dtype(problem), torch.get_num_threads())
@@ -110,7 +110,7 @@ class Gemm(BaseAlgorithm):
     def _add_filter(
         self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, prepared: Tensor, views: Iterator[Tensor]
     ) -> None:
-        """Add this micro-batch to ``w``, or to the float32 accumulator if ``w`` has lower precision."""
+        """Add this micro-batch's filter gradient to ``w``, or to a float32 sum if ``w`` has lower precision."""
         accumulators = carve(prepared, _prepared_parts(problem))
         if not accumulators:
             multiply(problem.operation, x, w, y, accumulate=True)
@@ -126,7 +126,7 @@ class Gemm(BaseAlgorithm):
 
 @lru_cache(maxsize=16)
 def _product_is_local(dtype: torch.dtype, threads: int) -> bool:
-    """Test whether ``multiply`` keeps NaN within its row or column, on this processor with this many threads.
+    """Test whether a NaN affects only its own row or column of a product, on this processor with this many threads.
 
     With AMX, oneDNN 3.12 reads beyond the end of rows whose length is not a multiple of 32, and multiplies elements of
     the next row by zero (https://github.com/uxlfoundation/oneDNN/issues/5717). The test fills every second row and
@@ -152,14 +152,17 @@ GEMM_ON_CUDA = Gemm(device_type="cuda")
 
 
 def _prepared_parts(problem: ConvProblem) -> list[Part]:
-    """Return a float32 accumulator for filter gradients of lower precision."""
+    """Return the float32 buffer part that sums filter gradients of lower precision; otherwise an empty list."""
     if problem.operation is not Operation.BACKWARD_FILTER or problem.item_bytes >= 4:
         return []
     return [Part(_w_matrix_shape(problem), torch.float32)]
 
 
 def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
-    """Return the parts needed out of: columns, a copy of y, the filter gradient of one micro-batch."""
+    """Return the buffer parts that a micro-batch of ``n`` samples needs in scratch.
+
+    These are, as far as needed: the columns of im2col, a copy of y, and the filter gradient of the micro-batch.
+    """
     dtype = torch_dtype(problem)
     positions, (groups, k, j) = n * problem.p * problem.q, _w_matrix_shape(problem)
     parts = []
@@ -173,12 +176,12 @@ def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
 
 
 def _in_place(problem: ConvProblem, n: int) -> bool:
-    """Tell whether a batch of ``n`` samples already has the layout of a matrix."""
+    """Tell whether an activation of ``n`` samples already has the layout of a matrix, so that no copy is needed."""
     return n == 1 or problem.memory_format is MemoryFormat.CHANNELS_LAST
 
 
 def _columns_in_place(problem: ConvProblem, n: int) -> bool:
-    """Tell whether x itself is the matrix of columns."""
+    """Tell whether x itself is the matrix of im2col's columns, as for 1x1 filters."""
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
     return pointwise and _in_place(problem, n)
 
@@ -189,20 +192,20 @@ def _w_matrix_shape(problem: ConvProblem) -> tuple[int, int, int]:
 
 
 def _w_matrix(problem: ConvProblem, w: Tensor) -> Tensor:
-    """Return the view (groups, K, J); J runs over the filter in its memory order."""
+    """Return the filter as a view (groups, K, J); J runs over the elements of one filter in memory order."""
     stored = w.permute(0, 2, 3, 1) if problem.memory_format is MemoryFormat.CHANNELS_LAST else w
     return stored.view(_w_matrix_shape(problem))
 
 
 def _activation_matrix(problem: ConvProblem, t: Tensor) -> Tensor:
-    """Return the view (groups, positions, channels) of a batch for which ``_in_place`` holds."""
+    """Return x or y as a view (groups, positions, channels); only where ``_in_place`` is true."""
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return t.permute(0, 2, 3, 1).view(-1, problem.groups, t.shape[1] // problem.groups).transpose(0, 1)
     return t.view(problem.groups, t.shape[1] // problem.groups, -1).transpose(1, 2)
 
 
 def _stored_matrix(problem: ConvProblem, part: Tensor) -> Tensor:
-    """View a part of scratch as (groups, positions, columns), transposed for contiguous problems."""
+    """Return a part of scratch as a view (groups, positions, columns), transposed for contiguous problems."""
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return part
     groups, positions, columns = part.shape
@@ -241,12 +244,12 @@ def _store_y(problem: ConvProblem, matrix: Tensor, y: Tensor, bias: Tensor | Non
 
 
 def _grouped(problem: ConvProblem, t: Tensor) -> Tensor:
-    """Return the view (N, groups, channels // groups, height, width)."""
+    """Return x or y as a view (N, groups, channels // groups, height, width)."""
     return torch.unflatten(t, 1, (problem.groups, -1))
 
 
 def _samples(problem: ConvProblem, matrix: Tensor, y: Tensor) -> Tensor:
-    """View the matrix of a contiguous y as (N, groups, K // groups, P, Q)."""
+    """Return the matrix of a contiguous y as a view (N, groups, K // groups, P, Q)."""
     n, k, p, q = y.shape
     return matrix.transpose(1, 2).view(problem.groups, k // problem.groups, n, p, q).permute(2, 0, 1, 3, 4)
 
@@ -268,7 +271,10 @@ def _col2im(problem: ConvProblem, matrix: Tensor, x: Tensor) -> None:
 
 
 def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[slice, slice], tuple[slice, slice]]]:
-    """Yield each tap's columns, (N, groups, C // groups, P, Q), with the rows and columns that are inside the image."""
+    """Yield the im2col columns of each filter element, with the rows and columns that are inside the image.
+
+    Columns have the shape (N, groups, C // groups, P, Q).
+    """
     groups, c, p, q = problem.groups, problem.c // problem.groups, problem.p, problem.q
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         taps = matrix.view(groups, -1, p, q, problem.r, problem.s, c).permute(4, 5, 1, 0, 6, 2, 3)

@@ -3,10 +3,11 @@
 The backend that torch's dispatcher picks depends on N. On the CPU, for example, float32 maps of at most 20480 elements
 go to oneDNN for two samples, but to im2col for one; on CUDA, depthwise convolutions in half precision go to cuDNN or to
 a kernel of torch's. Slicing must not change the backend, so oneDNN's forward is called by name. Other operations cannot
-be: a micro-batch is then supported if torch picks the same backend as for ``_LARGE_BATCH`` samples. On CUDA that is
-mostly cuDNN, which chooses one of its engines for each size.
+be called by name: a micro-batch is then supported only if torch picks the same backend as for ``_LARGE_BATCH`` samples.
+On CUDA that is mostly cuDNN, which chooses one of its engines for each size.
 
-cuDNN's forward writes into y; all others allocate a result, which is copied. The CUDA part has not run on a GPU yet.
+cuDNN's forward writes into y; all other operations and backends allocate a result, which is copied. The CUDA part has
+not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _CUDNN = "Cudnn"
 
 
 def sees_only_padding(problem: ConvProblem) -> bool:
-    """Tell whether the padding is so wide that a whole window fits into it.
+    """Tell whether the padding is so wide that the filter can lie entirely in the padding.
 
-    oneDNN 3.12 can crash on such problems, in channels_last and with a bias. Observed on a map one pixel wide:
+    oneDNN 3.12 can crash on such problems, in channels_last and with a bias. This was observed on a map one pixel wide:
     16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
     """
     taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
@@ -41,9 +42,10 @@ def sees_only_padding(problem: ConvProblem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Native(BaseAlgorithm):
-    """Torch's convolution; ``other_format`` converts operands to the other memory format and the result back.
+    """Torch's own convolution, in the tensors' memory format or, with ``other_format``, in the other memory format.
 
-    by_name: call oneDNN's forward by name; otherwise torch's dispatcher picks the backend, as in a user's step.
+    other_format: convert operands to that format and the result back. by_name: call oneDNN's forward by name; otherwise
+    torch's dispatcher picks the backend, as in a user's step.
     """
 
     name: str
@@ -61,14 +63,14 @@ class Native(BaseAlgorithm):
 
     @property
     def deterministic(self) -> bool:
-        """True on the CPU; on CUDA only if torch's settings require deterministic algorithms."""
+        """Whether every run gives the same bits: on the CPU true, on CUDA only if torch's settings require it."""
         return self.device_type == "cpu" or TorchSettings.current().deterministic
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Return False on CUDA, where cuDNN may choose a transform, and for half precision in the other format.
+        """Return False on CUDA, where cuDNN may choose a transform, and in half precision if the format is converted.
 
-        oneDNN multiplies half precision in pairs of channels. With an odd number of channels one is multiplied by zeros
-        (0 * NaN is NaN), and which one depends on the memory format.
+        oneDNN multiplies half precision in pairs of channels. With an odd number of channels one channel is multiplied
+        by zeros (0 * NaN is NaN), and the memory format determines which channel that is.
         """
         return self.device_type == "cpu" and (problem.item_bytes >= 4 or not self.other_format)
 
@@ -140,18 +142,24 @@ class Native(BaseAlgorithm):
             y.copy_(torch_convolution(problem.operation, x, w, bias, geometry))
 
     def _asks_for_onednn(self, problem: ConvProblem) -> bool:
-        """Tell whether oneDNN is called by name for any number of samples; not for problems that may crash it."""
+        """Tell whether oneDNN's forward is called by name, whatever the number of samples.
+
+        Problems that may crash oneDNN are excluded.
+        """
         forward_on_cpu = problem.operation is Operation.FORWARD and self.device_type == "cpu" and self.by_name
         return forward_on_cpu and not sees_only_padding(problem) and self._backend(problem, _LARGE_BATCH) == _ONEDNN
 
     def _backend(self, problem: ConvProblem, n: int) -> str:
-        """Return the name of the backend that torch's dispatcher picks for ``n`` samples."""
+        """Return the name of the convolution backend that torch's dispatcher picks for ``n`` samples of the problem."""
         if self.device_type == "cpu":
             return _backend_on_cpu(problem, n, torch.get_num_threads())
         return _backend_on_cuda(_in_other_format(problem) if self.other_format else problem, n)
 
     def _prepared_parts(self, problem: ConvProblem) -> list[Part]:
-        """Return the converted filter, then a float32 accumulator if the problem's dtype has lower precision."""
+        """Return the buffer parts for the converted filter, and for a float32 sum if the dtype has lower precision.
+
+        The filter's part is there only if the format is converted, the sum's part only for filter gradients.
+        """
         parts = [_other_part(problem, problem.w_shape())] if self.other_format else []
         if problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4:
             parts.append(Part(problem.w_shape(), torch.float32))
@@ -170,7 +178,10 @@ class Native(BaseAlgorithm):
         return [_other_part(problem, shape) for shape in used]
 
     def _converted(self, problem: ConvProblem, x: Tensor, y: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert the operands to the other format. dx stays unwritten: torch reads only its shape and format."""
+        """Return the operands in the other memory format.
+
+        The dx is not written: torch reads only its shape and format.
+        """
         parts = self._scratch_parts(problem, x.shape[0])
         x_in, *rest = (_as_other(problem, view) for view in carve(scratch, parts))
         if problem.operation is not Operation.BACKWARD_DATA:
@@ -186,7 +197,7 @@ DISPATCHED = Native(TORCHS_OWN, by_name=False)
 
 
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:
-    """Return the memory layout of a 4-D tensor in the format that is not the problem's."""
+    """Return shape and dtype of the buffer part for a 4-D tensor in the memory format that is not the problem's."""
     n, c, h, w = shape
     if problem.memory_format is MemoryFormat.CONTIGUOUS:
         shape = (n, h, w, c)
@@ -203,9 +214,9 @@ def _in_other_format(problem: ConvProblem) -> ConvProblem:
 
 
 def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
-    """Tell whether torch computes these operands with cuDNN in their own memory format, so that cuDNN can write into y.
+    """Tell whether torch convolves x and w with cuDNN in their own memory format, so that cuDNN can write into y.
 
-    In float64, torch converts channels_last operands.
+    In float64, torch converts channels_last operands to the other format, so the answer is no.
     """
     backend = _picked(problem, x, w)
     if backend.name != _CUDNN:
@@ -215,7 +226,7 @@ def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
 
 
 def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
-    """Call torch's cuDNN operator with torch's settings, and write into y."""
+    """Compute the forward convolution into y by torch's cuDNN operator, with torch's settings."""
     allowed = TorchSettings.current()
     settings = (torch.backends.cudnn.benchmark, allowed.deterministic, allowed.allow_tf32)
     geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
@@ -232,9 +243,9 @@ def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
 
 
 def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
-    """Return the backend that torch picks under the current settings.
+    """Return the name of the backend that torch picks on CUDA under the current settings.
 
-    It uses fake tensors, because the choice on CUDA depends on strides too.
+    Tensors without data are used (fake tensors), because the choice on CUDA depends on strides too.
     """
     with FakeTensorMode():
         x, w = (empty_activation(problem, shape, "cuda") for shape in (problem.x_shape(n), problem.w_shape()))
@@ -242,6 +253,6 @@ def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
 
 
 def _picked(problem: ConvProblem, x: Tensor, w: Tensor) -> torch._C.ConvBackend:
-    """Return the backend that torch's dispatcher picks for these operands."""
+    """Return the convolution backend that torch's dispatcher picks for this x and w."""
     geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
     return torch._C._select_conv_backend(x, w, None, *geometry)

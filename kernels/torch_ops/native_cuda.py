@@ -1,9 +1,9 @@
 """Torch's own convolution on CUDA devices, with the user's settings and with torch's search among cuDNN's engines.
 
 With ``torch.backends.cudnn.benchmark``, torch times the engines that cuDNN proposes at the first use of a size
-(``benchmark_limit`` of them; 0 for all), and keeps the fastest. Torch caches its choice per thread, with or without a
+(``benchmark_limit`` engines; 0 for all), and keeps the fastest. Torch caches its choice per thread, with or without a
 search, and does not repeat it when the setting changes. Each limit therefore has a thread of its own here, whose
-choices do not affect the user's own convolutions. Nothing of this has been run on a GPU yet.
+choices do not affect the user's own convolutions. Nothing of this module has been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _changing_settings = threading.Lock()  # the settings are global; threads must n
 
 @dataclass(frozen=True, slots=True)
 class NativeBenchmark(Native):
-    """Torch's own with ``benchmark = True`` and this ``benchmark_limit``, undivided; both a baseline and a candidate.
+    """Torch's own convolution of a whole mini-batch, with cuDNN's ``benchmark = True`` and this ``benchmark_limit``.
 
-    A call waits for the limit's thread, which costs the calling thread some microseconds.
+    It is both a baseline and a candidate. A call waits for the thread in which torch searches with this limit, which
+    costs the calling thread some microseconds.
     """
 
     device_type: str = "cuda"
@@ -73,9 +74,9 @@ BENCHMARKS = tuple(  # torch's default limit, and no limit
 
 @contextmanager
 def cudnn_benchmark(limit: int) -> Iterator[None]:
-    """Set ``benchmark = True`` and this ``benchmark_limit`` in the context; both are restored, also after errors.
+    """Set cuDNN's ``benchmark = True`` and this ``benchmark_limit`` in the context; restore both, also after errors.
 
-    ``torch.backends.cudnn.flags`` would also set all other settings, and reading those of TF32 can raise.
+    ``torch.backends.cudnn.flags`` would also set all other settings, and reading the settings of TF32 can raise.
     """
     cudnn = torch.backends.cudnn
     with _changing_settings:
@@ -93,9 +94,10 @@ def _thread_of(limit: int) -> ThreadPoolExecutor:
 
 
 def _on_stream(stream: torch.cuda.Stream | None, limit: int, function: Callable[[], None]) -> None:
-    """Run a function on the caller's stream, in the thread that has this limit on cuDNN's search.
+    """Run a function on the caller's CUDA stream, in the thread that is reserved for this ``benchmark_limit``.
 
-    A thread inherits neither stream nor gradient mode. In inference mode it may write to any tensor.
+    A thread inherits neither stream nor gradient mode. The function runs in inference mode, in which it may write to
+    any tensor.
     """
     with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
         if stream is not None and torch.cuda.is_current_stream_capturing():

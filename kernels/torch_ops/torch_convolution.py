@@ -14,10 +14,11 @@ Geometry = Sequence[Any]  # stride, padding, dilation, groups
 
 
 def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry) -> Tensor:
-    """Compute torch's own convolution, undivided. Returns the operation's output, newly allocated.
+    """Compute torch's own convolution of a whole batch, and return the operation's output, newly allocated.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
-    Volumes have D before H. Of the output's argument only the shape and the memory format are used.
+    Volumes have D before H. In the backward operations, only the shape and the memory format of x (for dx) or w (for
+    dw) are used.
     """
     stride, padding, dilation, groups = geometry
     if operation is Operation.FORWARD:  # public functions, for their error messages

@@ -1,1 +1,1 @@
-"""Winograd convolution (minimal filtering) on torch operators and CUDA; its C++ is in ``kernels/compiled``."""
+"""Winograd convolution (minimal filtering) by torch operators and CUDA; the C++ part is in ``kernels/compiled``."""

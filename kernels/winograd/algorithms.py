@@ -2,9 +2,9 @@
 
 Images are divided into overlapping tiles, tiles and filter are transformed, and each of the a x a points becomes a
 matrix product over channels, with a = m + r - 1 for unit stride: (m r)^2 / a^2 times fewer multiplications. With a
-stride, the filter is the sum of its phases, each with unit stride on its own pixels, and a = stride * (m - 1) + r. The
-filter is transformed once per call. BACKWARD_DATA uses the filter rotated by 180 degrees; BACKWARD_FILTER sums the
-transformed gradient over all micro-batches, and transforms it back once.
+stride, the filter is the sum of its phases (every stride-th element, each phase with unit stride on its own pixels),
+and a = stride * (m - 1) + r. The filter is transformed once per call. BACKWARD_DATA uses the filter rotated by 180
+degrees; BACKWARD_FILTER sums the transformed gradient over all micro-batches, and transforms it back once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 class WinogradBackend(Protocol):
-    """An implementation of the arithmetic, with its own layout of ``prepared`` and ``scratch``.
+    """An implementation of Winograd's arithmetic, with its own layout of the buffers ``prepared`` and ``scratch``.
 
-    For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Shapes as in ``Algorithm``.
+    For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Tensors have the shapes that
+    ``Algorithm`` describes.
     """
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
-        """Return the buffer sizes for micro-batches of ``n`` samples."""
+        """Return the sizes of the buffers ``prepared`` and ``scratch`` for micro-batches of ``n`` samples."""
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Transform the filter for ``correlate``, in FORWARD and BACKWARD_DATA."""
+        """Write the transformed filter, which ``correlate`` needs in FORWARD and BACKWARD_DATA, to ``prepared``."""
 
     def correlate(
         self,
@@ -54,10 +55,10 @@ class WinogradBackend(Protocol):
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """Add a micro-batch to the transformed gradient, in BACKWARD_FILTER."""
+        """Add a micro-batch's contribution to the transformed gradient in ``prepared``, in BACKWARD_FILTER."""
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Transform the gradient back and add it to ``w``, in BACKWARD_FILTER."""
+        """Transform the gradient in ``prepared`` back, and add it to ``w``, in BACKWARD_FILTER."""
 
 
 _IN_TORCH = TorchWinograd()
@@ -65,7 +66,7 @@ _IN_TORCH = TorchWinograd()
 
 @cache
 def on_cuda() -> WinogradBackend:
-    """Return the backend on CUDA: our own functions, or torch's operators if ours cannot be compiled."""
+    """Return the backend on CUDA: mucudnn's own CUDA code, or torch's operators if that code cannot be compiled."""
     from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 
     ours = CudaWinograd()
@@ -74,7 +75,10 @@ def on_cuda() -> WinogradBackend:
 
 @dataclass(frozen=True, slots=True)
 class Winograd(BaseAlgorithm):
-    """F(m x m, r x r) for r x r filters with one stride in both dimensions, unit dilation, any padding and groups."""
+    """Winograd convolution F(m x m, r x r): r x r filters, one stride for both dimensions, unit dilation.
+
+    Any padding and any number of groups are supported.
+    """
 
     m: int
     r: int
@@ -113,7 +117,7 @@ class Winograd(BaseAlgorithm):
         return Entries("winograd", self.m)
 
     def is_compiled(self, problem: ConvProblem) -> bool:
-        """Tell whether the C++ of compiled/winograd/winograd.cpp computes the problem, instead of a backend."""
+        """Tell whether the C++ of compiled/winograd/winograd.cpp computes the problem, instead of torch or CUDA."""
         return self.device_type == "cpu" and why_not(problem) is None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -181,7 +185,7 @@ class Winograd(BaseAlgorithm):
 
     @property
     def _backend(self) -> WinogradBackend:
-        """The backend for problems that are not ``is_compiled``."""
+        """The backend that computes problems for which there is no C++ code."""
         return on_cuda() if self.device_type == "cuda" else _IN_TORCH
 
 

@@ -21,7 +21,7 @@ Matrix = tuple[Row, ...]
 
 
 def _symmetric(*pairs: str) -> Row:
-    """Return the pairs +p, -p, whose rows differ only in signs, which halves the work of a transform."""
+    """Return the pairs +p, -p of points; their rows differ only in signs, which halves the work of a transform."""
     return tuple(sign * Fraction(p) for p in pairs for sign in (1, -1))
 
 
@@ -42,11 +42,11 @@ POINTS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CookToom:
-    """The exact matrices of F(m, r). Compared by identity, because ``cook_toom`` caches them.
+    """The exact matrices of F(m, r). Objects are compared by identity, because ``cook_toom`` caches them.
 
     a_t (m, a), g (a, r) and b_t (a, a) compute m outputs from a window of a = stride * (m - 1) + r pixels. With the
     filter rotated, dx_a_t (stride * m, a), g and dx_b_t (a, b), b = m + ceil(r / stride) - 1, compute stride * m pixels
-    of dx from a window of b pixels of dy. For stride 1 they equal a_t and b_t.
+    of dx from a window of b pixels of dy. For stride 1, dx_a_t equals a_t, and dx_b_t equals b_t.
     """
 
     m: int
@@ -60,22 +60,25 @@ class CookToom:
 
     @property
     def a(self) -> int:
-        """Number of multiplications for m outputs."""
+        """Number of multiplications for m outputs of F(m, r), in one dimension."""
         return self.stride * (self.m - 1) + self.r
 
     @property
     def late(self) -> int:
-        """Number of phases with one tap fewer than the others; a window of dx begins with them."""
+        """Number of phases (every stride-th filter element) with one element fewer than the other phases.
+
+        A window of dx begins with these phases.
+        """
         return -self.r % self.stride
 
 
 @cache
 def cook_toom(m: int, r: int, stride: int = 1, points: Row | None = None) -> CookToom:
-    """Return F(m, r) with a stride, from m + ceil(r / stride) - 2 finite points (default: ``POINTS``) and infinity.
+    """Return the matrices of F(m, r) with a stride, from m + ceil(r / stride) - 2 finite points and infinity.
 
-    A *phase* is every stride-th tap from one of the first on: a filter with unit stride on every stride-th pixel. All
-    phases use the points of the longest, so that their products at a point can be summed before A^T. A phase with one
-    tap fewer does not use infinity.
+    The default points are ``POINTS``. A *phase* is every stride-th tap (filter element) from one of the first on: a
+    filter with unit stride on every stride-th pixel. All phases use the points of the longest, so that their products
+    at a point can be summed before A^T. A phase with one tap fewer does not use infinity.
 
     Scaled as in wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions are in G,
     which is applied once per call, not once per tile. (Scaling a row by a power of two does not change rounding.)
@@ -124,7 +127,7 @@ def _spread_out(row: Row, first: int, stride: int, length: int) -> Row:
 
 
 def kronecker(left: Matrix, right: Matrix) -> Matrix:
-    """Return the matrix that applies ``left`` along the rows and ``right`` along the columns of a flattened tile."""
+    """Return the matrix that applies ``left`` along the height and ``right`` along the width of a flattened tile."""
     return tuple(tuple(x * y for x in row for y in other) for row in left for other in right)
 
 
@@ -133,7 +136,7 @@ def _powers(point: Fraction, length: int) -> Row:
 
 
 def _unit(length: int) -> Row:
-    """Return the row of the point infinity, whose value is the leading coefficient."""
+    """Return the evaluation row of the point infinity, where a polynomial's value is its leading coefficient."""
     return (*(Fraction(0) for _ in range(length - 1)), Fraction(1))
 
 
@@ -142,7 +145,7 @@ def _without(point: Fraction, points: Iterable[Fraction]) -> list[Fraction]:
 
 
 def _spread(point: Fraction, points: Iterable[Fraction]) -> Fraction:
-    """Return the denominator of the Lagrange basis polynomial of ``point``."""
+    """Return the denominator of the Lagrange basis polynomial of ``point``: the product of its distances."""
     return prod((point - p for p in _without(point, points)), start=Fraction(1))
 
 

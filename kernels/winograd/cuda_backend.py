@@ -1,8 +1,8 @@
-"""Winograd convolution on CUDA with transforms of our own (winograd.cu) and products over channels by torch (cuBLAS).
+"""Winograd convolution on CUDA: transforms by mucudnn's winograd.cu, products over channels by torch (cuBLAS).
 
 The stages are not fused: transformed tiles, (a / m)^2 times the image, and their products go through memory. The
-scratch therefore grows with the micro-batch, and that of small ones stays in the cache. Images and filters are read and
-written in either memory format without a copy. Half precision is computed in float32, subject to
+scratch buffer therefore grows with the micro-batch, and stays in the cache if the micro-batch is small. Images and
+filters are read and written in either memory format without a copy. Half precision is computed in float32, subject to
 ``torch.backends.cuda.matmul``. Not run on a GPU yet.
 """
 
@@ -29,7 +29,7 @@ _LARGEST_PLANE = 2**31 - 1  # the CUDA functions count elements in 32 bits
 
 @dataclass(frozen=True, slots=True)
 class CudaWinograd:
-    """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
+    """Winograd's arithmetic on CUDA; ``WinogradBackend`` in algorithms.py describes methods and shapes."""
 
     launcher: CupyLauncher = field(default_factory=CupyLauncher)
 
@@ -41,7 +41,7 @@ class CudaWinograd:
         return Workspace(carved_bytes([prepared]), carved_bytes(scratch))
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Compute U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
+        """Compute the transformed filter U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
         (u,) = carve(prepared, [_filter_part(matrices, problem)])
         turned = problem.operation is Operation.BACKWARD_DATA
         function = "transform_turned_filter" if turned else "transform_filter"
@@ -57,7 +57,7 @@ class CudaWinograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """Compute target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
+        """Compute target = A^T [U * (B^T source B)] A + bias; products with U are summed over the source's channels."""
         if bias is not None and bias.dtype != target.dtype:
             raise InvalidInputError(f"bias has dtype {bias.dtype}; it must be that of the images, {target.dtype}")
         tiles = tiling(matrices, problem, len(source))
@@ -77,7 +77,7 @@ class CudaWinograd:
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """Compute dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
+        """Add to the filter gradient's transform: dU += (A dy A^T) * (B^T x B), summed over the tiles."""
         tiles = tiling(matrices, problem, len(x))
         v, d = carve(scratch, _tile_parts(matrices, problem, tiles))
         (du,) = carve(prepared, [_filter_part(matrices, problem)])
@@ -90,7 +90,7 @@ class CudaWinograd:
             du.baddbmm_(d, v.transpose(1, 2))
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Compute w += G^T dU G."""
+        """Transform the filter gradient back and add it to w: w += G^T dU G."""
         (du,) = carve(prepared, [_filter_part(matrices, problem)])
         self._of_filters(matrices, problem, "add_filter_gradient", w, (du.data_ptr(), w.data_ptr()))
 
@@ -104,7 +104,7 @@ class CudaWinograd:
         pointers: tuple[int, ...],
         padding: Pair = (0, 0),
     ) -> None:
-        """Launch a function with one thread for each tile and channel of an image. padding: of the first tile."""
+        """Launch a CUDA function with one thread for each tile and channel of an image. padding: of the first tile."""
         _, channels, height, width = image.shape
         sizes = (channels, channels // tiles.groups, tiles.count, tiles.rows, tiles.columns, height, width, *padding)
         self._launch(matrices, problem, function, channels * tiles.count, pointers, sizes, image.device)
@@ -112,7 +112,7 @@ class CudaWinograd:
     def _of_filters(
         self, matrices: CookToom, problem: ConvProblem, function: str, w: Tensor, pointers: tuple[int, ...]
     ) -> None:
-        """Launch a function with one thread for each channel of each filter."""
+        """Launch a CUDA function with one thread for each channel of each filter."""
         count = w.shape[0] * w.shape[1]
         self._launch(matrices, problem, function, count, pointers, (count, w.shape[1]), w.device)
 
@@ -137,13 +137,16 @@ class CudaWinograd:
 
 
 def _filter_part(matrices: CookToom, problem: ConvProblem) -> Part:
-    """Return the part U or dU, (points * groups, K // groups, C // groups)."""
+    """Return the buffer part of the transformed filter or gradient, (points * groups, K // groups, C // groups)."""
     k, c, _, _ = problem.w_shape()
     return Part((matrices.a**2 * problem.groups, k // problem.groups, c), compute_dtype(problem))
 
 
 def _tile_parts(matrices: CookToom, problem: ConvProblem, tiles: Tiling) -> list[Part]:
-    """Return V, and M or the transformed dy: (points * groups, channels, tiles); channels_last swaps the last two."""
+    """Return the buffer parts of the transformed source tiles, and of their products or the transformed dy.
+
+    The shape is (points * groups, channels, tiles); for channels_last the last two dimensions are swapped.
+    """
     points, dtype = matrices.a**2 * tiles.groups, compute_dtype(problem)
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return [Part((points, tiles.count, c), dtype) for c in (tiles.source_channels, tiles.target_channels)]

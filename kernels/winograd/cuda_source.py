@@ -1,4 +1,4 @@
-"""Generation of the CUDA C++ source of Winograd's transforms: winograd.cu after its matrices, types and sizes."""
+"""Generation of the CUDA C++ source of Winograd's transforms: the matrices, types and sizes, then winograd.cu."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TYPES = {  # by dtype: the types of storage and of arithmetic
 
 @cache
 def winograd_source(matrices: CookToom, dtype: str, memory_format: MemoryFormat, block_threads: int) -> str:
-    """Return a translation unit without includes: ``extern "C"`` functions for blocks of ``block_threads`` threads.
+    """Return a CUDA C++ source without includes: ``extern "C"`` functions for blocks of ``block_threads`` threads.
 
-    The matrices are unrolled into sums without their zeros, each entry rounded once.
+    The matrices of the transforms are unrolled into sums that omit zero entries; each entry is rounded once.
     """
     held, computed = _TYPES[dtype]
     constants = {

@@ -1,4 +1,4 @@
-"""The overlapping tiles of a correlation by a minimal filtering algorithm F(m, r)."""
+"""The overlapping image tiles that the Winograd algorithm F(m, r) transforms to compute a correlation."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
     """Return the tiles for ``n`` samples, from x to y, or from dy to dx for BACKWARD_DATA.
 
     dx is the correlation of dy with the filter rotated by 180 degrees, with dy padded by r - 1 - padding, or cropped if
-    that is negative. With a stride, each phase of the filter computes every stride-th pixel of dx. Tiles begin with the
-    phases that have one tap fewer, so the first tile may begin before the image.
+    that is negative. With a stride, each phase of the filter (every stride-th element, or tap) computes every stride-th
+    pixel of dx. Tiles begin with the phases that have one tap fewer, so the first tile may begin before the image.
     """
     c, k = problem.c // problem.groups, problem.k // problem.groups
     m, stride, padding = matrices.m, matrices.stride, problem.padding

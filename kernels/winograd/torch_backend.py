@@ -1,8 +1,8 @@
 """Winograd convolution on torch operators, for every device, in float32 and float64, without allocations inside torch.
 
-Half precision is computed in float32. Images in scratch are channels-last in either memory format: the copies into and
-out of the padded images convert both layout and dtype. The transforms are sums of strided views (``add_`` with a
-factor), the products one batched matrix multiplication over points and groups.
+Half precision is computed in float32. Images in the scratch buffer are channels-last whatever the problem's memory
+format: the copies into and out of the padded images convert both layout and dtype. The transforms are sums of strided
+views (``add_`` with a factor), the products one batched matrix multiplication over points and groups.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class TorchWinograd:
-    """The arithmetic of ``Winograd``; see ``WinogradBackend`` there for the shapes."""
+    """Winograd's arithmetic by torch operators; ``WinogradBackend`` in algorithms.py describes methods and shapes."""
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         prepared, scratch = _prepared_parts(matrices, problem), _scratch_parts(matrices, problem, n)
         return Workspace(carved_bytes(prepared), carved_bytes(scratch))
 
     def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Compute U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
+        """Compute the transformed filter U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
         transformed, *staging = carve(prepared, _prepared_parts(matrices, problem))
         taps = _taps(_wide(w, staging))
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
@@ -50,7 +50,7 @@ class TorchWinograd:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """Compute target = A^T [U * (B^T source B)] A + bias, the product summed over the channels of the source."""
+        """Compute target = A^T [U * (B^T source B)] A + bias; products with U are summed over the source's channels."""
         tiles = tiling(matrices, problem, len(source))
         left, right = carve(scratch, _scratch_parts(matrices, problem, len(source)))
         transformed = carve(prepared, _prepared_parts(matrices, problem))[0]
@@ -66,7 +66,7 @@ class TorchWinograd:
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """Compute dU += (A dy A^T) * (B^T x B), the product summed over the tiles."""
+        """Add to the filter gradient's transform: dU += (A dy A^T) * (B^T x B), summed over the tiles."""
         tiles = tiling(matrices, problem, len(x))
         x_tiles, y_tiles, half = carve(scratch, _scratch_parts(matrices, problem, len(x)))
         v = _transform_tiles(matrices.b_t, tiles, x, (x_tiles, y_tiles))
@@ -77,7 +77,7 @@ class TorchWinograd:
         du.baddbmm_(d.transpose(1, 2), v)
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Compute w += G^T dU G."""
+        """Transform the filter gradient back and add it to w: w += G^T dU G."""
         transformed, *staging = carve(prepared, _prepared_parts(matrices, problem))
         wide = _wide(w, staging)
         g = _filter_matrix(matrices, transformed.dtype, transformed.device)
@@ -88,7 +88,10 @@ class TorchWinograd:
 
 
 def _prepared_parts(matrices: CookToom, problem: ConvProblem) -> list[Part]:
-    """Return U or dU, (points, K, C // groups); for half precision also the filter in float32."""
+    """Return the buffer part of the transformed filter or gradient, (points, K, C // groups).
+
+    In half precision a second part holds the filter in float32.
+    """
     k, c, r, s = problem.w_shape()
     dtype = compute_dtype(problem)
     parts = [Part((matrices.a**2, k, c), dtype)]
@@ -96,14 +99,14 @@ def _prepared_parts(matrices: CookToom, problem: ConvProblem) -> list[Part]:
 
 
 def _matrices(matrices: CookToom, problem: ConvProblem) -> tuple[Matrix, Matrix]:
-    """Return A^T of the target and B^T of the source."""
+    """Return the matrix A^T, which computes tiles of the target image, and B^T, which transforms source tiles."""
     if problem.operation is Operation.BACKWARD_DATA:
         return matrices.dx_a_t, matrices.dx_b_t
     return matrices.a_t, matrices.b_t
 
 
 def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Part]:
-    """Return flat parts; successive stages alternate between them, reading one and writing another."""
+    """Return the flat parts of the scratch buffer; successive computing stages read one part and write another."""
     tiles = tiling(matrices, problem, n)
     a, step = matrices.a, tiles.target_step
     per_tile = tiles.groups * tiles.count
@@ -126,10 +129,10 @@ def _half_shape(tiles: Tiling, matrix: Matrix, step: int, channels: int) -> tupl
 def _transform_tiles(
     matrix: Matrix, tiles: Tiling, image: Tensor, buffers: tuple[Tensor, Tensor], *, of_target: bool = False
 ) -> Tensor:
-    """Compute ``matrix @ tile @ matrix^T`` of every tile of a source or target: (n, groups * channels, height, width).
+    """Compute ``matrix @ tile @ matrix^T`` for every tile of an image (n, groups * channels, height, width).
 
-    Returns (points * groups, tiles, channels), in the first buffer. The stages are: padded image (first buffer), half
-    transformed (second), transformed (first).
+    Returns the transformed tiles (points * groups, tiles, channels), in the first buffer. The stages are: padded image
+    (first buffer), half transformed (second), transformed (first).
     """
     step, padding, channels = tiles.source_step, tiles.padding, tiles.source_channels
     if of_target:
@@ -151,9 +154,10 @@ def _transform_tiles(
 def _inverse_transform(
     a_t: Matrix, tiles: Tiling, product: Tensor, target: Tensor, bias: Tensor | None, buffers: tuple[Tensor, Tensor]
 ) -> None:
-    """Compute ``A^T product A + bias`` of every tile, into the target (n, channels, height, width).
+    """Compute ``A^T product A + bias`` for every tile, into the target image (n, channels, height, width).
 
-    The product is in the first buffer; the second gets it half transformed, then the first the pixels.
+    The product is in the first buffer. Half transformed, it is written to the second buffer; the pixels are then
+    written to the first.
     """
     a, step, n, rows, columns = len(a_t[0]), tiles.target_step, tiles.n, tiles.rows, tiles.columns
     grouped = (tiles.groups, tiles.target_channels)
@@ -181,9 +185,10 @@ def _apply(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor],
 
 
 def _pad(image: Tensor, padded: Tensor, padding: tuple[int, int]) -> None:
-    """Copy an image (n, channels, height, width) into zeros (n, height, width, groups, channels).
+    """Fill ``padded`` (n, height, width, groups, channels) with zeros, and copy an image into the middle.
 
-    Pixel (0, 0) goes to position ``padding``, which may be negative; pixels outside are dropped.
+    image: (n, channels, height, width). Pixel (0, 0) goes to position ``padding``, which may be negative; pixels
+    outside are dropped.
     """
     padded.zero_()
     n, _, height, width = image.shape
@@ -199,18 +204,21 @@ def _head(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _taps(w: Tensor) -> Tensor:
-    """View w, (K, C // groups, R, S), as (K, C // groups, R * S), in both memory formats."""
+    """Return a view of the filter (K, C // groups, R, S) as (K, C // groups, R * S), for both memory formats."""
     return w.view(*w.shape[:2], -1)
 
 
 def _wide(w: Tensor, staging: Sequence[Tensor]) -> Tensor:
-    """Return the filter in the dtype of the computation: itself, or its copy in the staging part."""
+    """Return the filter in the dtype of the computation: the filter itself, or its copy in the buffer ``staging``."""
     return staging[0].copy_(w) if staging else w
 
 
 @cache
 def _filter_matrix(matrices: CookToom, dtype: torch.dtype, device: torch.device, *, turned: bool = False) -> Tensor:
-    """Return G for both dimensions, (a * a, r * r), each entry rounded once; ``turned``: for the rotated filter."""
+    """Return the matrix that transforms a flattened filter, (a * a, r * r), from G for both dimensions.
+
+    Each entry is rounded once. ``turned``: for the filter rotated by 180 degrees.
+    """
     g = tuple(row[::-1] for row in matrices.g) if turned else matrices.g
     rows = [[float(x) for x in row] for row in kronecker(g, g)]
     # Through numpy, because a cached constant must not be counted as an allocation of a call.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """File formats of exports; the values are those of ``--format``."""
+    """File formats of exported measurements; the values are those of ``--format``."""
 
     CSV = "csv"
     JSON_LINES = "json-lines"
@@ -155,7 +155,10 @@ def refresh(everything: bool, days: float | None, device: str, database: Path | 
 
 
 def _print_refreshed(found: Refreshed) -> None:
-    """Print results. Raises ``UnavailableError`` if the machine was too busy, ``KeyboardInterrupt`` after Ctrl-C."""
+    """Print the results of repeating measurements.
+
+    Raises ``UnavailableError`` if the machine was too busy, and ``KeyboardInterrupt`` if Ctrl-C was pressed.
+    """
     from mucudnn.bench.analyses.tuning_report import measurements_table, refresh_in_words, whole_runs_table
     from mucudnn.terminal.console import output
     from mucudnn.words.errors import UnavailableError
@@ -220,9 +223,9 @@ def samples(
 
 
 def chosen_environments(every: Sequence[Environment], text: str | None) -> list[Environment]:
-    """Return the environments that match a number or part of their description; all of them for None.
+    """Return the environments whose number is ``text`` or whose description contains it; all of them for None.
 
-    Raises ``InvalidInputError`` if none matches.
+    Raises ``InvalidInputError`` if no environment matches.
     """
     from mucudnn.database.selection import numbers_of
 
@@ -235,7 +238,7 @@ def chosen_environments(every: Sequence[Environment], text: str | None) -> list[
 
 
 def environments_here() -> Iterator[Environment]:
-    """Yield the environment of the CPU, and that of the GPU if one is available."""
+    """Yield the environment (machine and libraries) of the CPU, and that of the GPU if one is available."""
     from mucudnn.running.environment import current_environment
     from mucudnn.words.errors import UnavailableError
 
@@ -245,7 +248,7 @@ def environments_here() -> Iterator[Environment]:
 
 
 def info_table(environments: Sequence[EnvironmentRows]) -> Table:
-    """Return a table of the numbers of rows of each environment."""
+    """Return a table with a row for each environment: numbers of stored measurements, failures and the like."""
     from rich.table import Table
 
     table = Table("environment")

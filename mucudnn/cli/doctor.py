@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class Finding(NamedTuple):
     """Something that the machine has or lacks; ``remedy`` says how to get it, or is empty.
 
-    For an algorithm, ``state`` lists the kinds of convolution that it computes, ``remedy`` why not the others.
+    For an algorithm, ``state`` lists the kinds of convolution that it computes, and ``remedy`` says why it does not
+    compute the other kinds.
     """
 
     name: str
@@ -89,7 +90,7 @@ def machine() -> Iterator[Finding]:
 
 
 def cores(threads: int, allowed: float) -> Finding:
-    """Compare PyTorch's number of threads with the number of cores that this process may use."""
+    """Return a finding that compares PyTorch's number of threads with the number of cores that this process may use."""
     from mucudnn.measuring.timing.load import too_many_threads
 
     state = f"{threads}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
@@ -98,7 +99,10 @@ def cores(threads: int, allowed: float) -> Finding:
 
 
 def load(watch: Watch, here: Environment) -> Finding:
-    """Measure the load of other processes and the speed of a reference kernel for half a second."""
+    """Return a finding on the load of the machine: other processes, and the speed of a reference kernel.
+
+    Measuring the load takes half a second.
+    """
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
 
@@ -112,7 +116,7 @@ def load(watch: Watch, here: Environment) -> Finding:
 
 
 def stored(path: Path, here: Environment) -> Iterator[Finding]:
-    """Yield the path of the database, its number of doubtful CPU measurements, and candidates that failed."""
+    """Yield findings on the database: path, number of doubtful times to measure again, and failed candidates."""
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
 
@@ -132,7 +136,7 @@ def stored(path: Path, here: Environment) -> Iterator[Finding]:
 
 
 def proving() -> Finding:
-    """Tell whether foreign code can be proven in a separate process, and how the heap of that process is guarded."""
+    """Return a finding: whether foreign code can be proven in a separate process, and how its heap is guarded."""
     from mucudnn.measuring.proving.prover import prover
 
     try:
@@ -146,7 +150,7 @@ def proving() -> Finding:
 
 
 def compiled() -> Finding:
-    """Return which build of mucudnn's own C++ is loaded, or why there is none."""
+    """Return a finding: which build of mucudnn's own C++ code is loaded, or why none is."""
     from mucudnn.kernels.compiled.library import loaded_build
 
     build = loaded_build()
@@ -160,7 +164,7 @@ def compiled() -> Finding:
 
 
 def accelerators() -> Iterator[Finding]:
-    """Yield findings on GPUs, their driver, cuDNN and CuPy."""
+    """Yield findings on GPUs, the GPU driver, cuDNN and CuPy."""
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.running.environment import require_cuda
     from mucudnn.words.errors import UnavailableError
@@ -233,7 +237,7 @@ def _unavailable(name: str, error: UnavailableError) -> Finding:
 
 
 def cupy() -> Finding:
-    """Return the state of CuPy after importing it, since an installed one may fail for lack of system libraries."""
+    """Return a finding on CuPy after importing it, since an installed CuPy may fail for lack of system libraries."""
     from mucudnn.kernels.cuda.cupy_launcher import cuda_of_torch, how_to_install
 
     if find_spec("cupy") is None:
@@ -262,7 +266,7 @@ def _installed_cupy() -> tuple[str, str]:
 
 
 def on_gpu(index: int) -> list[Finding]:
-    """Examine the algorithms of a CUDA device, and of its sources if they are available."""
+    """Return findings on the algorithms of a CUDA device, and on sources that offer algorithms, such as cuDNN."""
     import torch
 
     from mucudnn.kernels.registry import algorithms, sources
@@ -277,7 +281,7 @@ def on_gpu(index: int) -> list[Finding]:
 
 
 def examine_source(source: AlgorithmSource) -> Finding:
-    """Count a source's algorithms for each of ``KINDS``, for micro-batches of ``SAMPLES``."""
+    """Return a finding: for each kind of convolution, how many algorithms a source offers for ``SAMPLES`` samples."""
     offered = {kind: len(source.offered(problem, [SAMPLES])) for kind, problem in KINDS.items()}
     computes = ", ".join(f"{kind} ({count} ways)" for kind, count in offered.items() if count)
     lacking = ", ".join(kind for kind, count in offered.items() if not count)
@@ -285,7 +289,7 @@ def examine_source(source: AlgorithmSource) -> Finding:
 
 
 def examine(algorithm: Algorithm) -> Finding:
-    """Find which of ``KINDS`` an algorithm computes."""
+    """Return a finding: which kinds of convolution an algorithm computes, and why not the others."""
     refusals = {kind: algorithm.supports(problem) for kind, problem in KINDS.items()}
     computes = ", ".join(kind for kind, refusal in refusals.items() if refusal is None)
     reasons = dict.fromkeys(refusal for refusal in refusals.values() if refusal is not None)

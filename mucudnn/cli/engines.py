@@ -69,7 +69,10 @@ def engines(
 
 
 def _device(properties: str | None) -> Device:
-    """Return the device to list for. Raises ``UnavailableError`` if there is none, and ``InvalidInputError``."""
+    """Return the GPU whose engines are listed: the one described by ``properties``, or else the current one.
+
+    Raises ``UnavailableError`` if there is no GPU, and ``InvalidInputError`` for invalid properties.
+    """
     from mucudnn.kernels.cudnn.device import current_device, described_device
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.words.errors import UnavailableError

@@ -120,7 +120,7 @@ def _headroom(
 def _tuned(
     table: LayerTable, config: Config, device: str, stored: _Stored, limits: Limits | None = None
 ) -> TableTuning:
-    """Measure here, or solve from stored measurements."""
+    """Return the choices for a layer table: measured on this machine, or solved from stored measurements."""
     path, environment = stored
     if path is None:
         tuning = tune_with_progress(table, config, device, limits)

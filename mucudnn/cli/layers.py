@@ -26,7 +26,7 @@ def layers(source: str, **sizes: Any) -> None:
 
 
 def layers_table(table: LayerTable) -> Table:
-    """Return the convolutions of a source, with their sizes."""
+    """Return a printable table of the convolutions of a source, with their sizes."""
     from mucudnn.bench.report.tables import new_table, short_name
 
     columns = ("N", "C×H×W", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")

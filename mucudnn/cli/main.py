@@ -37,12 +37,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 class CommandGroup(click.Group):
-    """A group of commands that turns a lack of memory into exit status 2, and Ctrl-C into 130, with a message."""
+    """A group of commands that reports lack of memory with exit status 2, and Ctrl-C with 130, without a traceback."""
 
     def main(self, *args: Any, **rest: Any) -> Any:
-        """Run the command; if standard output failed, report it at the end, after all files, with status 2.
+        """Run the command; if standard output could not be written, end with an error and status 2 after all files.
 
-        A closed pipe is no error: the status is 0.
+        If standard output is a closed pipe, that is no error: the status is 0.
         """
         with guarded_streams() as output:
             try:
@@ -81,7 +81,7 @@ class CommandGroup(click.Group):
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """Return torch's message if the error is a lack of memory, else None."""
+    """Return the first line of an error if it tells of a lack of memory, else None."""
     from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # imported here, since it loads torch
 
     return first_line(error) if is_out_of_memory(error) else None
@@ -101,10 +101,10 @@ for name in COMMANDS:
 
 
 def run() -> NoReturn:
-    """Run the command and end this process.
+    """Run the command ``mucudnn`` and end this process with its exit status.
 
-    A rank of torchrun ends by ``os._exit``: at a normal exit it sometimes aborts, since a thread of gloo frees tensors
-    while Python shuts down (github.com/pytorch/pytorch/pull/179291).
+    A rank of torchrun ends by ``os._exit``: at a normal exit such a process sometimes aborts, since a thread of gloo
+    frees tensors while Python shuts down (github.com/pytorch/pytorch/pull/179291).
     """
     try:
         raise SystemExit(main(prog_name="mucudnn"))

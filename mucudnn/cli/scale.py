@@ -172,9 +172,10 @@ def _measured_steps(
     is_ours: bool = False,
     together: Callable[[], object] = lambda: None,
 ) -> MeasuredSteps:
-    """Measure steps at a few sizes of the policy, including the smallest and the largest.
+    """Measure training steps at a few batch sizes from the smallest to the largest that the policy allows.
 
-    is_ours: use the database's choices in place of PyTorch's convolutions. together: see ``measure_steps``.
+    is_ours: run mucudnn's choices from the database in place of PyTorch's convolutions. together: called before each
+    step, to synchronize ranks.
     """
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model

@@ -1,4 +1,4 @@
-"""Storage of measurements, robust against killed processes and moved files.
+"""Storage of measurements in a database file, robust against killed processes and moved files.
 
-Nothing is measured or chosen here.
+This folder neither measures nor chooses anything.
 """

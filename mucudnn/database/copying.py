@@ -1,4 +1,4 @@
-"""The database of a process that measures together with others: in memory, with a copy of new rows in a file."""
+"""The database of a process that measures together with others: rows in memory, and new ones also in a file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _NETWORK_FILE_SYSTEMS = (
 
 
 class CopyingDatabase(Database):
-    """The rows of a file in memory; rows that are added here are also written to the file at once.
+    """Database in memory with the rows of a file; rows that are added to it are also written to the file at once.
 
-    So nothing is lost if the process ends, and rows that others add to the file do not change later answers. Rows of
-    other processes are added by ``take``. After one warning, a file that cannot be written is no longer used. A file in
-    a network folder, where locks between hosts are unreliable, is written by ``take`` only, in a single process.
+    So nothing is lost if the process ends, and rows that other processes add to the file do not change later answers.
+    Rows of other processes are added by ``take``. After one warning, a file that cannot be written is no longer used. A
+    file in a network folder, where locks between hosts are unreliable, is written by ``take`` only, in a single
+    process.
     """
 
     def __init__(self, file: Database) -> None:
@@ -46,7 +47,7 @@ class CopyingDatabase(Database):
             )
 
     def fresh_rows(self) -> Sequence[Row]:
-        """Return the rows that were added here since the last call, other than by ``take``."""
+        """Return the rows added since the last call of this method, other than by ``take``."""
         rows, self._fresh = self._fresh, []
         return rows
 
@@ -83,9 +84,9 @@ def _warn(why: str) -> None:
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the network file system of a path; None if it is local or unknown.
+    """Return the type of the network file system that holds a path, or None if it is local or unknown.
 
-    Locks between hosts are unreliable there.
+    On network file systems, locks between hosts are unreliable.
     """
     place, mount, kind = path.absolute().resolve(), "", ""
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The database of measurements: methods that add results, whole runs and confirmations, and that read valid ones."""
+"""The database of measurements: methods that add results of measurements, and that read the valid ones."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _RUN = (*schema.TIMES, "load")
 
 
 def now() -> str:
-    """Return a time stamp whose text sorts by time."""
+    """Return the current time as text that sorts by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 class Database(StoredRows):
     """Measurements, failures, verifications and confirmations, by environment, problem and versions of algorithms.
 
-    Of several rows with the same key, the valid one is the newest, or the newest of those measured on a quiet machine.
+    Environments are machines with their software. Of several rows with the same key, the valid one is the newest, or
+    the newest of those measured on a quiet machine.
     """
 
     def copy_in_memory(self) -> Database:
-        """Return a writable copy of the rows in memory, which is lost when it is closed."""
+        """Return a writable copy of all rows in memory. It is lost when the returned database is closed."""
         copy = Database(MEMORY)
         self._file.copy_to(copy._file)
         return copy
@@ -54,7 +55,7 @@ class Database(StoredRows):
     def add_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
     ) -> None:
-        """Commit that a micro-config cannot be measured, and why."""
+        """Commit that a micro-config (an algorithm and a micro-batch size) cannot be measured, and why."""
         self._add(
             *("failure", environment, problem),
             **_key(failure.micro_config, algorithm_version),
@@ -72,7 +73,11 @@ class Database(StoredRows):
         run: WholeRun,
         how: How = None,
     ) -> None:
-        """Commit a whole run. versions: of the algorithms that ran, or of more. how: its special condition, if any."""
+        """Commit a whole run: the times of complete calls of a configuration.
+
+        versions: versions of the algorithms that ran, or of more. how: special condition of the run, such as a cached
+        filter.
+        """
         key = configuration_key(micro_configs, versions, how)
         values = {name: getattr(run, name) for name in _RUN} | sample_columns(run.raw)
         self._add("verification", environment, problem, configuration=key, **values)
@@ -85,16 +90,16 @@ class Database(StoredRows):
         findings: Mapping[str, Any],
         load: float | None = None,
     ) -> None:
-        """Commit the findings of timed steps of a model.
+        """Commit a confirmation: what was found by timing steps of a model.
 
-        fingerprint: identifies the model and the choices for it. versions: of the algorithms that it ran. findings:
-        values that JSON can represent.
+        fingerprint: identifies the model and its tuned choices. versions: versions of the algorithms that the model
+        ran. findings: values that JSON can represent.
         """
         parts = {"versions": json.dumps(dict(versions)), "findings": json.dumps(dict(findings))}
         self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, **parts)
 
     def add_rate(self, environment: Environment, rate: float) -> None:
-        """Commit a rate of the reference kernel, if it is higher than the stored one."""
+        """Commit a rate of the reference kernel (runs per second), if it is higher than the stored rate."""
         if rate > self.best_rate(environment):
             with self._writing() as connection:
                 schema.add_rate(connection, environment, rate)
@@ -112,14 +117,20 @@ class Database(StoredRows):
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
-        """Return the valid measurement of each micro-config, sorted. versions: of the algorithms to return."""
+        """Return the valid measurement of each micro-config (algorithm and micro-batch size), sorted.
+
+        versions: versions of the algorithms whose measurements are returned.
+        """
         return self.measurements_of_all(environment, [problem], versions)[problem]
 
     @told_of_damage
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
-        """Return the failures that are the valid rows of micro-configs, sorted. versions: as for ``measurements``."""
+        """Return the failures to measure that no newer row replaces, sorted.
+
+        versions: versions of the algorithms to return.
+        """
         return tuple(
             Failure(
                 m, reason, is_passed_over=passed_over is not None, by_arithmetic=passed_over == 2, needed_bytes=needed
@@ -132,7 +143,7 @@ class Database(StoredRows):
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
-        """Return the ``measurements`` of many problems in one query."""
+        """Return the valid measurements of many problems by problem, in one query."""
         return {
             problem: tuple(Measurement(m, *measured) for m, (reason, _, _, *measured) in found if reason is None)
             for problem, found in self._results(environment, problems, versions).items()
@@ -147,7 +158,7 @@ class Database(StoredRows):
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the valid whole run of exactly this configuration, or None."""
+        """Return the valid whole run (times of complete calls) of exactly this configuration, or None."""
         condition = f"{self._of(environment, [problem])} AND configuration = ?"
         rows = self._counting("verifications", condition, [configuration_key(micro_configs, versions, how)])
         return _whole_run(rows[0]) if rows else None
@@ -156,26 +167,29 @@ class Database(StoredRows):
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
-        """Return the valid whole run of each configuration, of any batch size. Arguments as for ``whole_run``."""
+        """Return the valid whole run (times of complete calls) of each configuration, of any batch size.
+
+        Arguments are as for ``whole_run``.
+        """
         rows = self._counting("verifications", self._of(environment, [problem]))
         found = ((micro_configs_from(row["configuration"], versions, how), row) for row in rows)
         return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
 
     @told_of_damage
     def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the time stamp and findings of the valid confirmation, or None."""
+        """Return time stamp and findings of the valid confirmation (timed steps) of a model by fingerprint, or None."""
         rows = self._counting("confirmations", f"{self._of(environment)} AND fingerprint = ?", [fingerprint])
         return (rows[0]["measured_at"], json.loads(rows[0]["findings"])) if rows else None
 
     @told_of_damage
     def best_rate(self, environment: Environment) -> float:
-        """Return the best stored rate of the reference kernel, in runs per second; 0 if there is none."""
+        """Return the best stored rate of the reference kernel, in runs per second, or 0 if no rate is stored."""
         rows = self._file.read(f"SELECT rate FROM rates WHERE {self._of(environment)}")
         return float(rows[0][0]) if rows else 0.0
 
     @told_of_damage
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
-        """Return all problems that have measurements."""
+        """Return all problems that have measurements in this environment."""
         measured = f"SELECT problem_id FROM measurements WHERE {self._of(environment)} AND reason IS NULL"
         columns = ", ".join(schema.PROBLEM_COLUMNS)
         rows = self._file.read(f"SELECT {columns} FROM problems WHERE id IN ({measured})")
@@ -183,7 +197,7 @@ class Database(StoredRows):
 
     @told_of_damage
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
-        """Return the versions of each algorithm with measurements or failures, newest last."""
+        """Return, by algorithm, the versions that have measurements or failures, newest last."""
         found: dict[str, tuple[int, ...]] = {}
         for algorithm, version in self._file.read(
             f"SELECT DISTINCT algorithm, version FROM measurements WHERE {self._of(environment)} ORDER BY 1, 2"
@@ -194,7 +208,10 @@ class Database(StoredRows):
     def _results(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]]:
-        """Return micro-configs of these versions, sorted, with the values of ``_RESULT`` from the valid row."""
+        """Return, by problem, the micro-configs of these versions with their valid results, sorted.
+
+        A micro-config is an algorithm and a micro-batch size; a result, the values of the columns ``_RESULT``.
+        """
         found: dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]] = {problem: [] for problem in problems}
         by_id = {number: results for problem, results in found.items() for number in self._ids([problem])}
         condition = f"{self._of(environment)} AND problem_id IN ({', '.join(map(str, by_id))})"

@@ -1,4 +1,4 @@
-"""The database as tuning uses it: rows of one environment, read and, as long as the file is writable, added."""
+"""The database as tuning uses it: rows of one environment (machine and software), read and, if possible, added."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ P = ParamSpec("P")
 
 
 class EnvironmentStore:
-    """The rows of one environment; after one warning, tuning goes on without a file that cannot be written.
+    """The database rows of one environment (machine and software).
 
-    ``versions`` maps names of algorithms to versions; results of other versions are ignored. Reading raises
-    ``DatabaseError`` if the file is unusable.
+    If the file cannot be written, there is one warning, and tuning goes on without writing.
+
+    In all methods ``versions`` maps names of algorithms to versions; results of other versions are ignored. Reading
+    raises ``DatabaseError`` if the file is unusable.
     """
 
     def __init__(self, database: Database, environment: Environment) -> None:
@@ -27,17 +29,17 @@ class EnvironmentStore:
         self._writable = True
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
-        """Return the valid result of each micro-config."""
+        """Return the valid measurement or failure of each micro-config (algorithm and micro-batch size)."""
         key = (self.environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
     def every_measurement(self, versions: Mapping[str, int]) -> Mapping[ConvProblem, Sequence[Measurement]]:
-        """Return the valid measurement of each micro-config, for all problems."""
+        """Return, by problem, the valid measurement of each micro-config (algorithm and micro-batch size)."""
         problems = self._database.problems(self.environment)
         return self._database.measurements_of_all(self.environment, problems, versions)
 
     def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
-        """Commit one result of an algorithm of this version, except a failure that is not lasting."""
+        """Commit a result of an algorithm with this version. Failures that may not occur again are not stored."""
         if isinstance(result, Measurement):
             self._write(self._database.add, self.environment, problem, version, result)
         elif result.is_lasting:
@@ -50,13 +52,13 @@ class EnvironmentStore:
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the valid whole run of this configuration, or None."""
+        """Return the valid whole run (times of complete calls) of this configuration, or None."""
         return self._database.whole_run(self.environment, problem, configuration.micro_configs, versions, how)
 
     def whole_runs(
         self, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
-        """Return the valid whole runs of all configurations, of any batch size."""
+        """Return the valid whole runs (times of complete calls) of all configurations, of any batch size."""
         return self._database.whole_runs(self.environment, problem, versions, how)
 
     def add_whole_run(
@@ -67,12 +69,15 @@ class EnvironmentStore:
         run: WholeRun,
         how: How = None,
     ) -> None:
-        """Commit a whole run. how: its special condition, if any."""
+        """Commit a whole run: the times of complete calls of a configuration.
+
+        how: special condition such as a cached filter.
+        """
         key = (self.environment, problem, configuration.micro_configs, versions)
         self._write(self._database.add_whole_run, *key, run, how)
 
     def confirmation(self, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return time stamp and findings of the latest valid confirmation of a model with this fingerprint, or None."""
+        """Return time stamp and findings of the valid confirmation (timed steps) of a model by fingerprint, or None."""
         return self._database.confirmation(self.environment, fingerprint)
 
     def add_confirmation(
@@ -83,15 +88,18 @@ class EnvironmentStore:
         findings: Mapping[str, Any],
         load: float | None,
     ) -> None:
-        """Commit the findings of a model's steps, here or on another rank, as ``Database.add_confirmation``."""
+        """Commit what was found by timing a model's steps, here or on another rank.
+
+        Arguments: ``Database.add_confirmation``.
+        """
         self._write(self._database.add_confirmation, environment, fingerprint, versions, findings, load)
 
     def best_rate(self) -> float:
-        """Return the best stored rate of the reference kernel, in runs per second; 0 if there is none."""
+        """Return the best stored rate of the reference kernel, in runs per second, or 0 if no rate is stored."""
         return self._database.best_rate(self.environment)
 
     def add_rate(self, rate: float) -> None:
-        """Commit a rate of the reference kernel, if it is higher than the stored one."""
+        """Commit a rate of the reference kernel (runs per second), if it is higher than the stored rate."""
         self._write(self._database.add_rate, self.environment, rate)
 
     def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""Exports of a database as CSV or JSON lines, and profiles, which are exports that are read back."""
+"""Exports of a database as CSV or JSON lines, and profiles: exported files that are read back as a database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 def export_csv(database: Database, stream: TextIO) -> None:
     """Write all rows as CSV with a header line, oldest first; samples are JSON lists.
 
-    ``kind``: measurement, failure, verification or confirmation.
+    The column ``kind`` is measurement, failure, verification or confirmation.
     """
     writer = csv.writer(stream)  # lines end in CR LF (RFC 4180), so that values with either are quoted
     writer.writerow(COLUMNS)
@@ -44,7 +44,7 @@ def export_csv(database: Database, stream: TextIO) -> None:
 
 
 def export_json_lines(database: Database, stream: TextIO) -> None:
-    """Write the rows of ``export_csv`` as one JSON object per line, without empty columns."""
+    """Write the same rows as ``export_csv``, as one JSON object per line, without empty columns."""
     for record in _exported(database):
         present = {name: value for name, value in record.items() if value is not None}
         stream.write(json.dumps(present, allow_nan=False) + "\n")
@@ -57,7 +57,7 @@ def _exported(database: Database) -> Iterator[Record]:
 
 
 def open_stored(path: Path | str) -> Database:
-    """Open an SQLite file read-only, or read a profile into memory; the content tells which, not the name.
+    """Open an SQLite file read-only, or read a profile (an exported database) into memory; the content decides which.
 
     Raises ``DatabaseError`` for any other file, and for files that ``Database`` and ``read_profile`` refuse.
     """
@@ -66,9 +66,9 @@ def open_stored(path: Path | str) -> Database:
 
 
 def read_profile(path: Path | str) -> Database:
-    """Return a database in memory with all rows of a profile and their time stamps.
+    """Return a database in memory with all rows of a profile (an exported database), time stamps included.
 
-    Raises ``DatabaseError`` for the first invalid row, with its file and line, the fault and the allowed values.
+    Raises ``DatabaseError`` for the first invalid row, with the row's file and line, the fault and the allowed values.
     """
     path, reached = Path(path), 1
     text = _text(path)
@@ -145,7 +145,7 @@ def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, Record | str]]:
 
 
 def _checked_columns(path: Path, columns: list[str]) -> list[str]:
-    """Return the columns; raise ``DatabaseError`` unless they are those of an export, in any order."""
+    """Return the names of the columns; raise ``DatabaseError`` unless they are those of an export, in any order."""
     if "kind" not in columns:
         raise _not_a_profile(path, "its first line does not name the columns of an export")
     wrong = [f"no column {name}" for name in COLUMNS if name not in columns]
@@ -158,7 +158,7 @@ def _checked_columns(path: Path, columns: list[str]) -> list[str]:
 
 
 def _csv_record(cells: Mapping[str, str]) -> Record:
-    """Return the values of cells, without empty cells except of texts that may be empty."""
+    """Return the values of a CSV line by column, without empty cells except in text columns that may be empty."""
     may_be_empty = {*schema.ENVIRONMENT_COLUMNS, *(["reason"] if cells["kind"] == "failure" else [])}
     return {
         column: cell if column in _TEXTS else _value(cell)
@@ -168,14 +168,20 @@ def _csv_record(cells: Mapping[str, str]) -> Record:
 
 
 def _value(cell: str) -> Any:
-    """Parse a number or a list of samples; return other text unchanged, which the table refuses."""
+    """Convert a cell to a number or a list of samples.
+
+    Return other text unchanged; the database table refuses it later.
+    """
     with suppress(ValueError, RecursionError):
         return json.loads(cell)
     return cell
 
 
 def _row(record: Record | str) -> schema.Row:
-    """Return a record as a row to store. Raises ``InvalidInputError`` for invalid records and other versions."""
+    """Convert an exported record to a database row.
+
+    Raises ``InvalidInputError`` for invalid records and other versions.
+    """
     if isinstance(record, str):
         raise InvalidInputError(record)
     if record.get("schema") != schema.VERSION:

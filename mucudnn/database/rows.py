@@ -1,4 +1,4 @@
-"""The rows of one database file: add, merge, count and prune, even if the file is moved or deleted meanwhile.
+"""The rows of one database file: adds, merges, counts and prunes them, even if the file is moved or deleted meanwhile.
 
 Rows are only added, each committed at once with its time stamp. The valid row of a key is the newest, or the newest of
 those measured on a quiet machine, if there are any. So no measurement is lost, processes that share the file cannot
@@ -37,7 +37,8 @@ _NEVER = datetime.max.isoformat()  # later than every time stamp
 class EnvironmentRows(NamedTuple):
     """Numbers of rows of one environment, superseded ones included.
 
-    doubtful: valid measurements and whole runs that should be repeated.
+    Superseded rows are those that a newer or quieter row replaces. doubtful: number of valid measurements and whole
+    runs that should be repeated, since they were noisy or the machine was busy.
     """
 
     environment: Environment
@@ -49,14 +50,14 @@ class EnvironmentRows(NamedTuple):
 
 
 class MergeCounts(NamedTuple):
-    """Numbers of rows that were added, and that were present before."""
+    """Numbers of rows that a merge added, and of rows that were present before."""
 
     added: int
     known: int
 
 
 def default_path() -> Path:
-    """Return ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
+    """Return the path in ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
     if named := os.environ.get("MUCUDNN_DATABASE"):
         return Path(named).expanduser()
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -67,7 +68,7 @@ _kept = threading.local()  # if no file can be created: the database in memory, 
 
 
 def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
-    """Return this thread's database in memory, opened at the first call; warn once per process."""
+    """Return this thread's database in memory, opened at the first call. Warn once that rows will be lost."""
     say_once(
         f"database {default_path()} cannot be created: measurements are lost when this process ends; name a file with "
         f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
@@ -78,7 +79,7 @@ def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
 
 
 def told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a reading method raise ``DatabaseError`` if it fails because the file is damaged."""
+    """Decorate a reading method so that a failure due to a damaged file raises ``DatabaseError``."""
 
     @wraps(method)
     def checked(*args: P.args, **rest: P.kwargs) -> T:
@@ -92,7 +93,7 @@ def told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def is_doubtful_row(row: Row) -> bool:
-    """Whether a row's result should be measured again."""
+    """Whether the result in a row should be measured again: it was noisy, or the machine was busy."""
     return row["kind"] != "failure" and is_doubtful(row["noise"], row["load"])
 
 
@@ -104,10 +105,10 @@ class StoredRows:
     write. A file that cannot be written is opened read-only in any case: check ``read_only``, and use
     ``copy_in_memory()`` to add measurements nevertheless. create: whether to create a missing file.
 
-    Use it as a context manager, in the thread that opened it, and not in a forked process. Elsewhere every method
-    raises ``DatabaseError``, as it does if the file is not SQLite, damaged, of another version, or locked by another
-    process for longer than ``timeout_s``. If the file is deleted or replaced, rows that this object added are moved to
-    the new file at the path, or to one that is created, with a warning.
+    Use the object as a context manager, in the thread that opened it, and not in a forked process. Elsewhere every
+    method raises ``DatabaseError``, as every method does if the file is not SQLite, damaged, of another version, or
+    locked by another process for longer than ``timeout_s``. If the file is deleted or replaced, rows that this object
+    added are moved to the new file at the path, or to a file that is created there, with a warning.
     """
 
     def __init__(
@@ -154,21 +155,26 @@ class StoredRows:
             self._file.close()
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> MergeCounts:
-        """Add rows with their time stamps, unless present: all of them or, on error, none.
+        """Add exported rows with their time stamps, unless present: all of them or, on error, none.
 
-        rows: by ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for invalid values.
+        Returns their numbers.
+
+        rows: values by column, as in ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for invalid values.
         """
         with self._writing() as connection:
             return MergeCounts(**schema.add_rows(connection, rows))
 
     def merge(self, other: StoredRows | Path | str) -> MergeCounts:
-        """Add the rows of another database, unless present: all of them or, on error, none. The other is only read."""
+        """Add the rows of another database, unless present: all of them or, on error, none.
+
+        The other database is only read. Returns the numbers of rows added and of rows present before.
+        """
         source: StoredRows
         with nullcontext(other) if isinstance(other, StoredRows) else StoredRows(other, read_only=True) as source:
             return self.add_exported(source.every_row())
 
     def commit(self, row: Row) -> None:
-        """Commit a row, replacing one with the same key and time stamp."""
+        """Commit a row, replacing a row with the same key and time stamp."""
         with self._writing() as connection:
             schema.add_rows(connection, [row], replaces=True)
         self._first_added = min(self._first_added, row["measured_at"])
@@ -182,7 +188,9 @@ class StoredRows:
     def rows_that_count(
         self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None
     ) -> list[Row]:
-        """Return the valid row of each key, of measurements, failures and whole runs, oldest first.
+        """Return the valid rows (not superseded by newer or quieter ones) of measurements, failures and whole runs.
+
+        The oldest row comes first.
 
         environment, problems: if given, return only rows of this environment, or of these problems.
         """
@@ -190,12 +198,12 @@ class StoredRows:
         return self._rows(schema.select_rows(tables, self._of(environment, problems), counting=True))
 
     def doubtful_rows(self, environment: Environment) -> list[Row]:
-        """Return the valid rows whose results should be measured again."""
+        """Return the valid rows whose results should be measured again: noisy ones, or of a busy machine."""
         return [row for row in self.rows_that_count(environment) if is_doubtful_row(row)]
 
     @told_of_damage
     def environments(self) -> tuple[Environment, ...]:
-        """Return all environments that have rows, sorted."""
+        """Return all environments (machines with their software) that have rows, sorted."""
         with_rows = " UNION ".join(f"SELECT environment_id FROM {table}" for table in schema.KEYS)
         columns = ", ".join(schema.ENVIRONMENT_COLUMNS)
         rows = self._file.read(f"SELECT {columns} FROM environments WHERE id IN ({with_rows})")
@@ -203,7 +211,7 @@ class StoredRows:
 
     @told_of_damage
     def info(self) -> tuple[EnvironmentRows, ...]:
-        """Return the numbers of rows of each environment."""
+        """Return the numbers of rows of each environment (machine and software)."""
         return tuple(map(self._info, self.environments()))
 
     def _info(self, environment: Environment) -> EnvironmentRows:
@@ -225,11 +233,11 @@ class StoredRows:
         failures: bool = False,
         dry_run: bool = False,
     ) -> int:
-        """Remove superseded rows, and return the number of rows that are removed.
+        """Remove superseded rows (replaced by newer or quieter ones), and return the number of rows that are removed.
 
         environments: if given, remove rows of all other environments too. versions: if given, remove rows of all other
-        algorithms and versions too, except engines. failures: remove failures too, so that they are measured again.
-        dry_run: remove nothing, only count.
+        algorithms and versions too, except algorithms of libraries. failures: remove failures too, so that they are
+        measured again. dry_run: remove nothing, only count.
         """
         with self._writing() as connection:
             ids = None if environments is None else self._ids(environments)
@@ -249,7 +257,7 @@ class StoredRows:
         return [dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in self._file.read(sql)]
 
     def _of(self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None) -> str:
-        """Return the SQL condition that a row is of this environment, and of one of these problems."""
+        """Return the SQL condition that a row is of this environment and of one of these problems, if given."""
         wanted = {"environment_id": None if environment is None else [environment], "problem_id": problems}
         ids = {name: ", ".join(map(str, self._ids(keys))) for name, keys in wanted.items() if keys is not None}
         return " AND ".join(["TRUE", *(f"{name} IN ({listed})" for name, listed in ids.items())])
@@ -261,13 +269,13 @@ class StoredRows:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction in the file that is at the path now, even if another one was opened."""
+        """A transaction in the file that is at the path now, even if the file opened first was moved or replaced."""
         self._catch_up()
         with self._file.writing() as connection:
             yield connection
 
     def _catch_up(self) -> None:
-        """Switch to the file that is at the path now, if it is another one, and move rows that this object added."""
+        """Switch to the file at the path if it is another one now, and add to it the rows that this object added."""
         if self._file.has_moved():
             self._follow()
         if self._to_be_moved:
@@ -298,10 +306,10 @@ class StoredRows:
 
 
 def _is_other(versions: Mapping[str, int], algorithm: str, version: int) -> bool:
-    """Whether an algorithm is known in another version only, or unknown.
+    """Whether an algorithm is unknown, or known only in another version. versions: the known algorithms.
 
-    False for algorithms of a source (``source:67 k2=5``), which are in no list and have the version of their library,
-    a part of the environment; and for algorithms of a package that is not installed (``own/pointwise``).
+    False for algorithms of a library (``source:67 k2=5``), which are in no list and have the library's version, a part
+    of the environment; and for algorithms of a package that is not installed (``own/pointwise``).
     """
     if ":" in algorithm or ("/" in algorithm and algorithm not in versions):
         return False
@@ -325,7 +333,7 @@ def _prune(
     versions: Mapping[str, int] | None,
     failures: bool,
 ) -> int:
-    """Delete superseded rows, and on request other environments, other versions and failures. Return the count."""
+    """Delete superseded rows, on request also other environments, versions and failures. Return the number of rows."""
     conditions = []
     if environment_ids is not None:
         listed = ", ".join(map(str, environment_ids))

@@ -1,4 +1,4 @@
-"""Storage format of raw samples: packed little-endian float64, so that their median equals the stored one exactly."""
+"""Storage format of raw samples (timings): little-endian float64, with exactly the median that is stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mucudnn.words.values import shown
 
 
 def packed(name: str, samples: Sequence[float]) -> bytes:
-    """Return samples in the storage format. Raises ``InvalidInputError`` for values that are not times."""
+    """Return timings as bytes of little-endian float64. Raises ``InvalidInputError`` for values that are not times."""
     try:
         if all(0 <= sample < inf for sample in samples):
             return struct.pack(f"<{len(samples)}d", *samples)
@@ -25,12 +25,12 @@ def packed(name: str, samples: Sequence[float]) -> bytes:
 
 
 def unpacked(stored: bytes) -> list[float]:
-    """Invert ``packed``."""
+    """Return the timings in bytes that ``packed`` has made."""
     return [*struct.unpack(f"<{len(stored) // 8}d", stored)]
 
 
 def sample_columns(raw: MeasuredSamples | PairedSamples | None) -> dict[str, Any]:
-    """Return the fields of raw samples as columns of a row; empty for None.
+    """Return the fields of raw samples (timings) as columns of a database row; an empty dict for None.
 
     Raises ``InvalidInputError`` for samples that are not times.
     """

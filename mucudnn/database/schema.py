@@ -1,4 +1,4 @@
-"""The tables of the database, and functions that read and write their keys and rows."""
+"""The SQL tables of the database, and functions that read and write keys (environments, problems) and rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _REFUSALS = (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.Programming
 
 
 def _checked(column: str, kind: str, condition: str, allowed: str) -> str:
-    """Return the definition of a column. Errors quote the name of its constraint, which says what is allowed."""
+    """Return the SQL definition of a column. SQLite's errors quote its constraint, which names what is allowed."""
     return f"""{column} {kind} CONSTRAINT "{column} must be {allowed}" CHECK ({condition.format(column)})"""
 
 
@@ -161,28 +161,28 @@ PRAGMA user_version = {VERSION}
 
 
 def latest_valid(table: str, condition: str = "TRUE", columns: str = "*") -> str:
-    """Return SQL for the valid row of each key, sorted by the key."""
+    """Return SQL for the valid row (the newest, quiet ones first) of each key in a table, sorted by the key."""
     key = ", ".join(KEYS[table])
     # With max(), SQLite takes the other columns of a group from the row with the maximum
     return f"SELECT {columns}, max({_RANK}) FROM {table} WHERE {condition} GROUP BY {key} ORDER BY {key}"
 
 
 def superseded(table: str) -> str:
-    """Return the SQL condition that another row of the same key is valid instead."""
+    """Return the SQL condition that a row is superseded: another row with the same key is the valid one."""
     key = ", ".join(KEYS[table])
     return f"({key}, {_RANK}) NOT IN (SELECT {key}, max({_RANK}) FROM {table} GROUP BY {key})"
 
 
 def count_rows(condition: str) -> str:
-    """Return SQL for the number of rows of each kind that meet a condition."""
+    """Return SQL for the number of rows that meet a condition, by kind of row."""
     counts = (f"SELECT {_KINDS[table]}, count(*) FROM {table} WHERE {condition} GROUP BY 1" for table in KEYS)
     return " UNION ALL ".join(counts)
 
 
 def select_rows(tables: Iterable[str] = tuple(KEYS), condition: str = "TRUE", *, counting: bool = False) -> str:
-    """Return SQL for ``ROW_COLUMNS`` of the rows that meet a condition, oldest first. counting: only valid rows.
+    """Return SQL for ``ROW_COLUMNS`` of the rows of ``tables`` that meet a condition, oldest first.
 
-    The condition may use only columns that all of the tables have.
+    counting: only valid rows, not superseded ones. The condition may use only columns that all of the tables have.
     """
     every = []
     for table in tables:
@@ -203,8 +203,8 @@ def add_rows(
 ) -> Counter[str]:
     """Add rows with their time stamps; return the numbers of ``added`` rows and of those ``known`` before.
 
-    rows: by ``ROW_COLUMNS``, without columns that are None. replaces: whether a row replaces one with the same key and
-    time stamp. Raises ``InvalidInputError`` for invalid values.
+    rows: values by column, as in ``ROW_COLUMNS``, without columns that are None. replaces: whether a row replaces a row
+    with the same key and time stamp. Raises ``InvalidInputError`` for invalid values.
     """
 
     @cache
@@ -234,7 +234,7 @@ def add_rows(
 
 
 def add_rate(connection: sqlite3.Connection, environment: Environment, rate: float) -> None:
-    """Set the best rate of the reference kernel."""
+    """Store a rate of the reference kernel as the best rate of an environment."""
     values = (_identify(connection, environment), rate)
     _insert(connection, "rates", ("environment_id", "rate"), values, replaces=True)
 
@@ -242,7 +242,9 @@ def add_rate(connection: sqlite3.Connection, environment: Environment, rate: flo
 def _insert(
     connection: sqlite3.Connection, table: str, columns: tuple[str, ...], values: Sequence[Any], replaces: bool = False
 ) -> bool:
-    """Add a row, and return whether it was added. replaces: replace a row of the same key, else keep it.
+    """Add a row to a table, and return whether it was added.
+
+    replaces: replace a row with the same key, else keep that row.
 
     Raises ``InvalidInputError`` for values that the table refuses.
     """
@@ -263,7 +265,7 @@ def _insertion(table: str, columns: tuple[str, ...], replaces: bool) -> str:
 
 
 def _identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
-    """Return the id of the key's row, adding it if missing."""
+    """Return the row id of an environment or a problem, adding its row if missing."""
     table, values = _table(key), named(key)
     _insert(connection, table, (*values,), (*values.values(),))
     if (row := connection.execute(*find(key)).fetchone()) is None:
@@ -272,7 +274,7 @@ def _identify(connection: sqlite3.Connection, key: Environment | ConvProblem) ->
 
 
 def find(key: Environment | ConvProblem) -> tuple[str, list[str | int]]:
-    """Return SQL that selects the id of the key's row, and its parameters."""
+    """Return SQL that selects the row id of an environment or a problem, and the parameters of the SQL."""
     values = named(key)
     columns, marks = ", ".join(values), ", ".join("?" * len(values))
     return f"SELECT id FROM {_table(key)} WHERE ({columns}) = ({marks})", [*values.values()]
@@ -283,7 +285,7 @@ def _table(key: Environment | ConvProblem) -> str:
 
 
 def named(key: Environment | ConvProblem) -> dict[str, str | int]:
-    """Return the key's values by column, with pairs split in two."""
+    """Return the values of an environment or a problem by column, with pairs split into two columns."""
     columns = ENVIRONMENT_COLUMNS if isinstance(key, Environment) else PROBLEM_COLUMNS
     values: list[str | int] = []
     for field in fields(key):
@@ -293,9 +295,9 @@ def named(key: Environment | ConvProblem) -> dict[str, str | int]:
 
 
 def problem_from(values: Sequence[Any]) -> ConvProblem:
-    """Return the problem with values in the order of ``PROBLEM_COLUMNS``.
+    """Return the problem that has these values, in the order of ``PROBLEM_COLUMNS``.
 
-    Raises ``ValueError`` or ``TypeError`` if they are not a problem.
+    Raises ``ValueError`` or ``TypeError`` if no problem has such values.
     """
     operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
     stride, padding, dilation = zip(pairs[::2], pairs[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""Selection of stored measurements to solve from: one environment, one version of each algorithm, enough for all."""
+"""Selection of stored measurements that suffice for all tasks: one environment, one version of each algorithm."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ class SelectedMeasurements:
     _database: Database
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return a task's measurements of the sizes that the policy allows, of any error and workspace."""
+        """Return a task's measurements at the micro-batch sizes that the policy allows, of any error and workspace."""
         return self._measurements[task]
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the valid whole run under the task's conditions (fresh workspace or epilogue), or None."""
+        """Return the valid whole run (times of complete calls) under the task's conditions, or None.
+
+        Conditions are a fresh workspace or an epilogue, as the task has them.
+        """
         key = (self.environment, task.problem, configuration.micro_configs, self.versions)
         return self._database.whole_run(*key, task.how)
 
@@ -53,10 +56,10 @@ def select_measurements(
     """Return the stored measurements that are needed to solve the tasks again without a device.
 
     algorithms: names of algorithms or of their sources to choose from, beside torch's own; None for all that were
-    measured. strict: use only algorithms that are known to be local, and torch's own; those of a source never are.
-    environment: part of the environment's description, or its number in the error that lists them; None for the only
-    one with measurements of the tasks' problems. Environments are never mixed. Of each algorithm the newest version in
-    the environment is used.
+    measured. strict: use only torch's own and algorithms known to be local (a NaN spreads no further than in torch's);
+    algorithms of a library never are. environment: part of the environment's description, or its number in the error
+    that lists them; None for the only one with measurements of the tasks' problems. Environments are never mixed. Of
+    each algorithm the newest version in the environment is used.
 
     Raises ``InvalidInputError`` for unknown algorithms, if not exactly one environment matches, and if measurements of
     a task are missing or cannot cover its batch (naming each such task and the measurements that there are).
@@ -75,7 +78,7 @@ def select_measurements(
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
-    """Return the versions of the algorithms that were asked for, by name or source, and of torch's own."""
+    """Return the versions of torch's own convolution and of the algorithms asked for, by name or by library."""
     if algorithms is None:
         return versions
     sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
@@ -107,7 +110,7 @@ def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
 def _local(
     stored: Mapping[ConvProblem, Sequence[Measurement]], device_type: str
 ) -> dict[ConvProblem, list[Measurement]]:
-    """Return the measurements of torch's own convolution, and of algorithms in which a NaN spreads no further."""
+    """Return the measurements of torch's own convolution and of algorithms that spread a NaN no further."""
     from mucudnn.kernels.registry import algorithms  # imported here, since it loads torch
 
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
@@ -153,7 +156,7 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
 
 
 def numbers_of(every: Mapping[int, Environment], text: str) -> list[int]:
-    """Return the numbers of the environments that a text matches: a number, or part of their descriptions."""
+    """Return the numbers of the environments that ``text`` matches, as number or as part of the description."""
     text = text.strip()
     if text.isdecimal():
         return [int(text)] if int(text) in every else []
@@ -183,7 +186,7 @@ def _require_enough(
 
 
 def _can_cover(batch_size: int, sizes: Collection[int]) -> bool:
-    """Whether micro-batches of these sizes can add up to the batch."""
+    """Whether micro-batches of these sizes can add up to the batch size."""
     if batch_size in sizes or 1 in sizes:
         return True
     reached = {0}
@@ -199,7 +202,7 @@ def _instead(
     stored: Mapping[ConvProblem, Sequence[Measurement]],
     known: Collection[ConvProblem],
 ) -> str:
-    """Describe the stored measurements of a task that are not enough."""
+    """Describe what is stored for a task whose stored measurements are not enough."""
     if sizes := _sizes(stored[task.problem]):
         return (
             f"measured in micro-batches of {_listed(sizes)}; those that the policy {policy} allows do not add up to "
@@ -211,7 +214,7 @@ def _instead(
 
 
 def _others_like(problem: ConvProblem, known: Collection[ConvProblem]) -> str:
-    """Name the stored problems that differ in the fewest fields, if in at most two (height and width)."""
+    """Name the stored problems that differ from ``problem`` in the fewest fields, if in one or two."""
     differences = [_difference(problem, other) for other in known]
     fewest = min(map(len, differences), default=0)
     if not 1 <= fewest <= 2:

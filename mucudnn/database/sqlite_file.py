@@ -1,4 +1,4 @@
-"""One SQLite file that processes share; it is never deleted, and every error says what to do."""
+"""One SQLite file that several processes share; it is never deleted, and every error says what to do."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SqliteFile:
 
     ``read_only`` is true if it was asked for, or if the file or its folder cannot be written. Every method raises
     ``DatabaseError`` if the file cannot be used, after waiting at most ``timeout_s`` for other processes (with a
-    warning), and in any thread or process but the one that opened it; closing does nothing there. ``place`` is the
-    absolute path.
+    warning), and in any thread or process but the one that opened the file; ``close`` does nothing there. ``place`` is
+    the file's absolute path.
     """
 
     def __init__(self, path: Path, *, read_only: bool, create: bool, timeout_s: float) -> None:
@@ -81,7 +81,7 @@ class SqliteFile:
         self._check(self._pragma("quick_check(1)") == "ok", "is damaged")
 
     def leave(self) -> None:
-        """Close a file that was moved, and empty its write-ahead log, which would corrupt the new file at the path."""
+        """Close a file that was moved, and empty its write-ahead log, which would corrupt a new file at its path."""
         with self._explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self.close()
@@ -99,17 +99,17 @@ class SqliteFile:
             yield connection
 
     def compact(self) -> None:
-        """Return the space of removed rows to the file system."""
+        """Return the space of removed rows to the file system, so that the file gets smaller."""
         with self._explained():
             self._when_free("VACUUM")
 
     def copy_to(self, other: SqliteFile) -> None:
-        """Replace the content of ``other`` by a copy."""
+        """Replace the content of the file ``other`` by a copy of this file's content."""
         with self._explained():
             self._connection.backup(other._connection)
 
     def _prepare_place(self) -> None:
-        """Create the folder if a file may be created; raise ``DatabaseError`` if the file cannot be opened."""
+        """Create the file's folder if the file may be created; raise ``DatabaseError`` if the file cannot be opened."""
         try:
             found = _identity(self.path)
             if found is None and self._may_make:
@@ -221,7 +221,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which identify a file whatever its name; None if there is no file."""
+    """Return device and inode, which identify a file whatever its name, or None if the file does not exist."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -230,7 +230,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def can_be_made(path: Path) -> bool:
-    """Whether the file exists or can be created; creates its folder."""
+    """Whether the file exists or can be created. As a side effect, creates its folder."""
     try:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def can_be_made(path: Path) -> bool:
 
 
 def _can_be_written(path: Path) -> bool:
-    """Whether SQLite can write ``path`` and its journals beside it."""
+    """Whether SQLite can write the file ``path`` and the journal files beside it."""
     return _allowed(path.parent) and (not path.exists() or _allowed(path))
 
 

@@ -1,7 +1,7 @@
 """Cooperation of the ranks of a torch.distributed process group: exchange messages, divide work, check agreement.
 
-``tuning`` decides what is measured and chosen; torch.distributed sends the messages. A process outside any group loads
-none of it.
+The folder ``tuning`` decides what is measured and chosen; torch.distributed sends the messages. A process outside any
+group loads nothing of torch.distributed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["UnevenBatchSampler", "gradient_weight"]
 
 
 def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
-    """Return the team that tunes together, or None if this process tunes for itself.
+    """Return the team of ranks that tune together, or None if this process tunes for itself.
 
-    group: None for the default group, if initialised. Raises ``InvalidInputError`` if this process is not in it.
+    group: None for the default group, if initialised. Raises ``InvalidInputError`` if this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if group is not None:
@@ -40,7 +40,7 @@ def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | No
 
 
 def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
-    """Propagate an error inside to the other ranks of a team, if there is a team."""
+    """Return a context that sends an error raised in its block to the other ranks of the team, if there is a team."""
     return nullcontext() if team is None else team.propagate_errors()
 
 

@@ -1,4 +1,4 @@
-"""Comparison of the ranks that tune together: their settings before, and their choices after. Pure functions."""
+"""Comparison of the ranks that tune together: their settings before tuning, and their choices after. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LONGEST = 120  # characters of a value in an error
 class Fingerprint:
     """Description of a rank, sent as plain text so that other versions of mucudnn can read it.
 
-    kind: of its device; ranks of one kind share measurements. place: its host and its database file.
+    kind: kind of the rank's device; ranks of one kind share measurements. place: the rank's host and database file.
     everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
-    kind. convolutions: those it tunes, equal on ranks of one kind, too.
+    kind. convolutions: the convolutions that the rank tunes, equal on ranks of one kind, too.
     """
 
     kind: str = ""
@@ -31,12 +31,15 @@ class Fingerprint:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Invert ``asdict``. Fields that another version does not send get defaults, and unknown ones are ignored."""
+        """Make a fingerprint from the plain fields that a rank has sent: the inverse of ``asdict``.
+
+        Fields that another version of mucudnn does not send get defaults, and unknown fields are ignored.
+        """
         return cls(**{one.name: plain[one.name] for one in fields(cls) if one.name in plain})
 
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
-    """Return the ranks of each kind of device, ascending."""
+    """Return the rank numbers by kind of device, ascending for each kind."""
     found: dict[str, list[int]] = {}
     for rank, fingerprint in enumerate(fingerprints):
         found.setdefault(fingerprint.kind, []).append(rank)
@@ -44,7 +47,7 @@ def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
 
 
 def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
-    """Describe the settings that should be equal and are not, with the ranks."""
+    """Describe the settings that should be equal on the ranks and are not, with the ranks that have each value."""
     every = dict(enumerate(fingerprints))
     found = _differing(every, lambda fingerprint: fingerprint.everywhere)
     for ranks in kinds(fingerprints).values():
@@ -55,7 +58,7 @@ def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
 
 
 def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
-    """Raise ``SharingError`` with all differences and a remedy, if there are any."""
+    """Raise ``SharingError`` with all differences between the ranks and a remedy, if there are differences."""
     if found := differences(fingerprints):
         raise SharingError(f"ranks that tune together must be alike: {'; '.join(found)}. Start them alike; {remedy}")
 
@@ -67,7 +70,7 @@ def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerpr
 
 
 def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
-    """Compare the convolutions with those of the first rank, and name some that only one of the two tunes."""
+    """Compare each rank's convolutions with those of the first rank, and name some that only one of them tunes."""
     (first, own), *others = fingerprints.items()
     for rank, other in others:
         here, there = (frozenset(one.convolutions) for one in (own, other))
@@ -95,7 +98,7 @@ def by_rank(values: Mapping[int, str]) -> str:
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Name ranks.
+    """Return the numbers of ranks as words of a sentence.
 
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2', 'ranks 0, 1, 3')
@@ -115,7 +118,7 @@ _MOST_NAMED = 5  # convolutions that were chosen differently
 
 
 def digest(choices: Described) -> str:
-    """Return a hash of the choices.
+    """Return a hash of a rank's tuned choices, by which ranks compare them.
 
     >>> digest({"conv1": {"configuration": "gemm 8"}}) == digest({"conv1": {"configuration": "gemm 4×2"}})
     False
@@ -124,7 +127,7 @@ def digest(choices: Described) -> str:
 
 
 def require_agreement(choices: Mapping[int, Described]) -> None:
-    """Raise ``SharingError`` if ranks made different choices, naming the ranks and the first difference of each."""
+    """Raise ``SharingError`` if ranks made different choices; name each differing rank and its first difference."""
     names = dict.fromkeys(name for described in choices.values() for name in described)
     own = {name: {rank: described.get(name, {}) for rank, described in choices.items()} for name in names}
     if found := [f"{name}: {what}" for name, of in own.items() if (what := _difference(of)) is not None]:

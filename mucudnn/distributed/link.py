@@ -1,4 +1,4 @@
-"""Measurement of the link between the ranks of torchrun: interleaved all-reduces of several sizes."""
+"""Measurement of the link between the ranks that torchrun started: interleaved all-reduces of several sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def launched_rank() -> int:
 
 @contextmanager
 def freeing_what_failed() -> Iterator[None]:
-    """Clear the frames of an error: a model that they keep alive after its process group may deadlock torch."""
+    """Clear the frames of an error of the block, since they keep the model alive.
+
+    A model that outlives its process group may deadlock torch.
+    """
     try:
         yield
     except BaseException as error:
@@ -46,7 +49,9 @@ def freeing_what_failed() -> Iterator[None]:
 
 @contextmanager
 def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-    """Join the group of all ranks started by torchrun, and leave it at the end. An existing group is used as it is.
+    """Join the process group of all ranks started by torchrun, and leave the group at the end of the block.
+
+    An existing group is used as it is.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
     ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment. timeout_s:
@@ -73,9 +78,9 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 def all_reduce_times_s(
     clock: Clock, device: str = "cpu", *, sizes: Sequence[int] = SIZES, rounds: int = 11
 ) -> Mapping[int, float]:
-    """Return the seconds of all-reduces by their bytes: medians over the rounds, then the maximum over the ranks.
+    """Measure all-reduces; return their seconds by size in bytes: the median over rounds, then the maximum over ranks.
 
-    All ranks of the default group must call it. sizes: multiples of four bytes, as the data is float32.
+    All ranks of the default group must call this function. sizes: multiples of four bytes, as the data is float32.
     """
     tensors = {size: torch.zeros(size // 4, device=device) for size in sizes}
     samples: dict[int, list[float]] = {size: [] for size in sizes}

@@ -33,10 +33,11 @@ ALONE = "Config(share_tuning=False) lets each rank tune for itself"
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
-    """Return the rank, from 0, of each piece of work: the longest piece first, to the least loaded rank.
+    """Deal pieces of work to ranks, and return the rank (from 0) of each piece.
 
-    costs: of the pieces, in any unit; among equal loads, the rank with the fewest pieces is chosen. The last rank ends
-    at most 4/3 - 1/(3 ranks) times as late as with the best schedule (Graham, 1969). The result is deterministic.
+    The longest piece is dealt first, each to the least loaded rank. costs: cost of each piece, in any unit; among equal
+    loads, the rank with the fewest pieces is chosen. The last rank ends at most 4/3 - 1/(3 ranks) times as late as with
+    the best schedule (Graham, 1969). The result is deterministic.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]
@@ -67,10 +68,10 @@ class Team:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team of a group, None for the default group. Returns None if the group has one rank.
+        """Return the team of a process group (None: the default group). Returns None if the group has one rank.
 
-        If its backend is not gloo, messages go over another group, since they are objects in host memory. Raises
-        ``InvalidInputError`` if it is not a group of this process.
+        If the group's backend is not gloo, messages go over another group, since they are objects in host memory.
+        Raises ``InvalidInputError`` if this process is not in the group.
         """
         given = _group_of_this_process(group)
         ranks = dist.get_process_group_ranks(given)
@@ -86,11 +87,11 @@ class Team:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the first of its kind."""
+        """Whether this rank is the first among the ranks on its kind of device."""
         return self._mates[0] == self.rank
 
     def meet(self, fingerprint: Fingerprint) -> None:
-        """Exchange fingerprints: find the ranks of this kind, and the one that writes to this database.
+        """Exchange fingerprints: find the ranks on this kind of device, and the rank that writes to the database.
 
         Raises ``SharingError`` with ranks and differences if settings differ that must be equal.
         """
@@ -102,31 +103,34 @@ class Team:
         self.is_writer = places.index(fingerprint.place) == self.rank
 
     def own(self, costs: Sequence[float]) -> list[int]:
-        """Return the numbers of the pieces that this rank does. costs: those of the first rank of its kind are used."""
+        """Return the numbers of the pieces of work that this rank does.
+
+        costs: cost of each piece; all ranks on one kind of device use those of the first of them.
+        """
         (costs, *_) = self.of_kind(self.gather(costs))
         mine = self._mates.index(self.rank)
         return [piece for piece, rank in enumerate(deal(costs, len(self._mates))) if rank == mine]
 
     def of_kind(self, gathered: Sequence[T]) -> list[T]:
-        """Return the messages of the ranks on this kind of device."""
+        """Return, from one message of each rank, the messages of the ranks on this kind of device."""
         return [gathered[rank] for rank in self._mates]
 
     def anywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on any rank."""
+        """Return whether ``holds`` is true on any rank."""
         return any(self.gather(holds))
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on all ranks."""
+        """Return whether ``holds`` is true on all ranks."""
         return all(self.gather(holds))
 
     def require_same(self, what: str, value: str, remedy: str) -> None:
-        """Raise ``SharingError`` if ranks have different values."""
+        """Raise ``SharingError`` if the ranks have different values of ``what``, which they must have in common."""
         values = dict(enumerate(self.gather(value)))
         if len({*values.values()}) > 1:
             raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
 
     def agree(self, choices: Described) -> None:
-        """Require equal choices on the ranks of each kind. This is the last exchange of messages.
+        """Require equal tuned choices on all ranks with the same kind of device. This is the last exchange of messages.
 
         Raises ``SharingError`` on every rank, with the differences, if the choices differ.
         """
@@ -138,7 +142,7 @@ class Team:
             require_agreement({rank: every[rank] for rank in ranks})
 
     def gather(self, message: T) -> list[T]:
-        """Return the message of each rank, by rank.
+        """Send a message to all ranks, and return the messages of all ranks, by rank.
 
         Raises ``SharingError`` on every remaining rank if one has failed, ended, or is late.
         """
@@ -161,7 +165,7 @@ class Team:
 
     @contextmanager
     def propagate_errors(self) -> Iterator[None]:
-        """Send an error inside to the other ranks in place of the next message, so that they do not wait.
+        """Send an error raised in the block to the other ranks in place of the next message, so that they do not wait.
 
         Errors that all ranks know, errors after ``agree`` and Ctrl-C, which ends this process, are not sent.
         """
@@ -175,7 +179,7 @@ class Team:
             raise
 
     def again(self) -> Self:
-        """Return a team of the same ranks for another agreement."""
+        """Return a team of the same ranks that can exchange messages again after ``agree``, the end of this one."""
         other = copy(self)
         other._is_over = False
         return other
@@ -190,9 +194,9 @@ class Team:
         return every
 
     def _meet(self) -> None:
-        """Wait until all ranks are here. Rank 0 waits for all others, and tells them which ranks are missing.
+        """Wait until all ranks have called this. Rank 0 waits for all others, and tells them which ranks are missing.
 
-        A rank that ends closes its connections, so that it is noticed without waiting for the timeout.
+        A rank that ends closes its connections, so that the others notice its end without waiting for the timeout.
         """
         if self.rank == 0:
             greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive, as they are written asynchronously
@@ -221,7 +225,7 @@ class Team:
 
 
 def _fate(waiting: dist.Work | RuntimeError, timeout: timedelta) -> int:
-    """Wait for a message, and return the state of the rank that sends it."""
+    """Wait for a message from another rank, and return that rank's state: here, ended or late."""
     try:
         if isinstance(waiting, RuntimeError):
             raise waiting
@@ -264,7 +268,7 @@ def _group_of_this_process(group: object) -> dist.ProcessGroup:
 def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
     """Return the group if its backend is gloo, else a gloo group of the same ranks, which is made once.
 
-    Torch makes a group only on all ranks together, so it cannot be made here for a part of them.
+    Torch makes a group only on all ranks together, so no gloo group can be made here for some of the ranks.
     """
     if dist.get_backend(group) == "gloo":
         return group

@@ -17,11 +17,11 @@ from mucudnn.words.values import flag, whole
 
 
 def gradient_weight(samples: int, batch: int, ranks: int) -> float:
-    """Return the factor for a rank's mean loss with which the average over the ranks is that of the whole batch.
+    """Return the factor for a rank's mean loss that makes the average gradient over ranks that of the whole batch.
 
     samples: samples of this rank, out of ``batch``. A rank without samples has the weight 0.
 
-    Raises ``InvalidInputError`` for numbers that are not whole, or out of range.
+    Raises ``InvalidInputError`` for numbers that are not integers, or out of range.
 
     >>> gradient_weight(samples=6, batch=8, ranks=2)
     1.5
@@ -35,12 +35,12 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     All ranks derive the same order from ``seed`` and the epoch, so that every sample is used exactly once. A smaller
     last batch is divided in proportion, with at least one sample for each rank with a share while samples last. A rank
-    that gets none has one batch less: then train under ``torch.distributed.algorithms.Join``, with default settings of
-    DistributedDataParallel, or drop the last batch.
+    that gets no sample has one batch less: then train under ``torch.distributed.algorithms.Join``, with default
+    settings of DistributedDataParallel, or drop the last batch.
 
     data: the data set, or anything else with a length. shares: samples of each rank in a batch, as ``mucudnn share``
     prints them, at least one above 0. rank: the rank that gets these samples, or None for that of this process in the
-    default process group. shuffle: whether each epoch has another order; call ``set_epoch`` before each.
+    default process group. shuffle: whether each epoch has another order; call ``set_epoch`` before each epoch.
 
     Raises ``InvalidInputError`` for invalid shares, or if their number is not that of the group's ranks.
 
@@ -69,11 +69,11 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Samples of a whole batch on all ranks."""
+        """Number of samples of a whole batch, on all ranks together."""
         return sum(self.shares)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which determines the order, to the same number on all ranks.
+        """Set the number of the epoch, which determines the order of samples; it must be the same on all ranks.
 
         Raises ``InvalidInputError`` for a negative number.
         """
@@ -104,7 +104,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     @property
     def _batches(self) -> int:
-        """Batches of an epoch on all ranks."""
+        """Number of batches in an epoch, counting those without a sample for this rank."""
         whole_ones, left = divmod(self.samples, self.batch_size)
         return whole_ones + (left > 0 and not self.drop_last)
 
@@ -120,7 +120,10 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
 
 def _in_proportion(shares: Sequence[int], samples: int) -> tuple[int, ...]:
-    """Divide fewer samples than the shares: one to each rank with a share, then to those furthest below theirs."""
+    """Divide a smaller batch by the shares of the ranks, and return the number of samples of each rank.
+
+    Every rank with a share gets one sample while samples last, then the rank that is furthest below its share.
+    """
     batch = sum(shares)
     dealt = [0] * len(shares)
     for rank in sorted(range(len(shares)), key=lambda rank: -shares[rank])[:samples]:

@@ -20,7 +20,10 @@ _ALONE_S = 1.0  # least time since another thread computed a convolution
 
 
 class Background:
-    """Queue of problems to measure later. measure: measures one. clock: returns seconds."""
+    """Queue of problems (convolutions of one size) to measure later, between steps.
+
+    measure: function that measures one problem. clock: function that returns seconds.
+    """
 
     def __init__(self, measure: Callable[[ShapeStats], None], clock: Callable[[], float]) -> None:
         self.queue: deque[ShapeStats] = deque()
@@ -30,17 +33,20 @@ class Background:
         self._is_asked = False
 
     def put_off(self, met: ShapeStats) -> None:
-        """Add a problem to the queue."""
+        """Add a problem to the queue, to be measured later."""
         self.queue.append(met)
 
     def before_call(self) -> None:
-        """Note that this thread computes a convolution. Without gradients, first measure a problem if due."""
+        """Note that this thread computes a convolution.
+
+        Without gradients, first measure a problem of the queue if it is time.
+        """
         self._computed_at[get_ident()] = self._clock()
         if self.queue and not torch.is_grad_enabled():
             self.work()
 
     def before_backward(self) -> None:
-        """Note that this thread computes gradients, and register a callback for the end of the backward pass."""
+        """Note that this thread computes gradients, and have ``work`` called at the end of the backward pass."""
         self._computed_at[get_ident()] = self._clock()
         if self.queue and not self._is_asked:
             try:
@@ -51,7 +57,7 @@ class Background:
                 self._is_asked = True
 
     def work(self) -> None:
-        """Measure one problem if the time limit allows and no other thread computes."""
+        """Measure one problem of the queue if the time limit allows and no other thread computes convolutions."""
         now = self._clock()
         is_due = self.spent_s <= SHARE * (now - self._began)
         if self.queue and is_due and self._is_alone(now):

@@ -1,8 +1,8 @@
 """Translation of calls of torch's convolutions into the problems of the result and both gradients.
 
 A 1-D convolution is treated as one of images of height 1. A transposed convolution is the backward data of another
-convolution: its input is that convolution's dy, and its result the dx. So its own dx is a forward convolution, and its
-dw is the backward filter with x and dy exchanged.
+convolution: its input is that convolution's dy, and its result the dx. So the dx of the transposed convolution is a
+forward convolution, and its dw is the backward filter with x and dy exchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 @dataclass(slots=True, eq=False)
 class DispatchedCall:
-    """Shape of a call, and the statistics of its problems.
+    """Shape of a call of torch's convolution, and statistics of its problems: the result and both gradients.
 
     problem: the FORWARD problem of the convolution; a transposed call runs its backward data. is_1d: whether the
     tensors have no height. y, dx, dw: statistics of the result and both gradients, or None until first needed and for
@@ -42,22 +42,22 @@ class DispatchedCall:
 
     @property
     def y_format(self) -> torch.memory_format:
-        """Memory format of torch's result."""
+        """Memory format of the result that torch's convolution returns."""
         return TORCH_FORMATS[self.problem.memory_format]
 
     @property
     def geometry(self) -> tuple[Pair, Pair, Pair, int]:
-        """Stride, padding, dilation and groups, as 2-D operators take them."""
+        """Stride, padding, dilation and groups of the call, in the form that 2-D operators take."""
         return self.problem.stride, self.problem.padding, self.problem.dilation, self.problem.groups
 
     @property
     def of_result(self) -> Operation:
-        """The operation that computes y."""
+        """The operation that computes y, the call's result: forward, for a transposed call backward data."""
         return Operation.BACKWARD_DATA if self.is_transposed else Operation.FORWARD
 
     @property
     def of_input_gradient(self) -> Operation:
-        """The operation that computes dx."""
+        """The operation that computes dx, the gradient of the input: backward data, for a transposed call forward."""
         return Operation.FORWARD if self.is_transposed else Operation.BACKWARD_DATA
 
 
@@ -71,10 +71,10 @@ def call_of(
     output_padding: Sequence[int],
     groups: int,
 ) -> DispatchedCall | None:
-    """Translate a call of ``aten::convolution``. Returns None for calls that are never tuned.
+    """Describe a call of ``aten::convolution`` by mucudnn's types. Returns None for calls that are never tuned.
 
-    These are 3-D calls, calls with other dtypes or no samples, and invalid calls, which torch refuses. x: (N, C, H, W)
-    or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
+    Never tuned are 3-D calls, calls with unsupported dtypes or no samples, and invalid calls, which torch refuses. x:
+    (N, C, H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
     """
     is_1d = x.dim() == 3
     if not _are_images(x, w) or len(x) == 0 or groups < 1:
@@ -98,12 +98,12 @@ def call_of(
 
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
-    """Return a tensor with height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
+    """Return a 1-D tensor as images of height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
     return tensor.contiguous().unsqueeze(2) if is_1d else tensor
 
 
 def _are_images(x: Tensor, w: Tensor) -> bool:
-    """Return whether both are dense 1-D or 2-D operands with equal dtype, device and number of dimensions."""
+    """Return whether x and w are dense 1-D or 2-D operands with equal dtype, device and number of dimensions."""
     alike = (x.dtype, x.device, x.layout, x.dim()) == (w.dtype, w.device, w.layout, w.dim())
     return alike and x.dtype in DTYPE_NAMES and x.layout is torch.strided and x.dim() in (3, 4)
 

@@ -23,11 +23,11 @@ _MOST_TIMES_PIXELS = 2.0
 def nearest(
     problem: ConvProblem, batch_size: int, tuned: Sequence[TunedProblem], device_type: str
 ) -> tuple[Configuration, TunedProblem] | None:
-    """Return a configuration for this size and the tuned size that it derives from, or None to run torch's own.
+    """Return a configuration for this size and the tuned size that it derives from, or None to run torch's convolution.
 
-    tuned: sizes of the same layer. For another batch size, the stored measurements are solved again. For another image
-    size, the algorithm that won at the nearest size is used if it won clearly, can compute the problem, and is within
-    the limit.
+    tuned: the sizes of the same layer that were tuned. For another batch size, the stored measurements are solved
+    again. For another image size, the algorithm that won at the nearest size is used if it won clearly, can compute the
+    problem, and is within the limit.
     """
     same = [one for one in tuned if one.problem == problem]
     if same:
@@ -43,9 +43,10 @@ def nearest(
 
 
 def _at_batch_size(of: TunedProblem, n: int) -> Configuration | None:
-    """Solve the stored measurements for another batch size. Returns None if torch's own was chosen for ``of``.
+    """Choose for another batch size from the stored measurements.
 
-    Also returns None for a mere division of torch's own, since it was not compared with torch's own undivided.
+    Returns None if ``of`` runs torch's undivided convolution. Also returns None if the choice for ``n`` would be
+    torch's convolution in micro-batches, since these were not compared with the undivided convolution for ``n``.
     """
     if of.configuration.is_baseline:
         return None
@@ -73,7 +74,7 @@ def _at_other_images(problem: ConvProblem, n: int, of: TunedProblem, device_type
 
 
 def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
-    """Yield divisions of the batch into micro-batches of one size and the rest, each with half the size of the last."""
+    """Yield divisions of the batch into micro-batches of one size and a remainder, with ever smaller sizes (halved)."""
     while largest:
         rest = (MicroConfig(name, n % largest),) if n % largest else ()
         yield (MicroConfig(name, largest),) * (n // largest) + rest
@@ -81,7 +82,7 @@ def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
 
 
 def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_type: str) -> int | None:
-    """Return the workspace of the configuration, or None if it is unsupported or unproven for this problem."""
+    """Return the workspace of the configuration, or None if it does not support, or is not proven for, this problem."""
     try:
         for part in set(configuration.micro_configs):
             found = algorithm_named(part.algorithm, device_type)

@@ -18,7 +18,10 @@ from mucudnn.words.problem import Operation
 
 
 def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
-    """Compute ``aten::convolution``. following: torch's own kernel. geometry: the arguments from stride to groups."""
+    """Compute ``aten::convolution`` with the session's choice, or with torch's kernel if there is none.
+
+    following: torch's kernel. geometry: the arguments from stride to groups.
+    """
     if session.background is not None:
         session.background.before_call()
     call = _call(session, x, w, *geometry)
@@ -77,7 +80,7 @@ def _call(
     output_padding: Sequence[int],
     groups: int,
 ) -> DispatchedCall | None:
-    """Look up the call by its shapes, strides and geometry. Returns None if torch's own is to run."""
+    """Look up a call by its shapes, strides and geometry. Returns None if torch's convolution is to run."""
     if session.is_deciding:  # another thread
         session.wait()
     layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
@@ -91,7 +94,7 @@ def _call(
 def _ours(
     session: Session, met: ShapeStats | None, compute: Callable[..., Tensor | None], *given: Any
 ) -> Tensor | None:
-    """Run the choice for a problem. Returns None if torch's own is to run."""
+    """Run the choice for a problem. Returns its result, or None if torch's convolution is to run."""
     if met is None:
         return None
     met.calls += 1

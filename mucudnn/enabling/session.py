@@ -1,9 +1,9 @@
-"""Sessions: decide what runs for each problem, its tuned choice, the choice of the nearest size, or torch's own.
+"""Sessions: decide what runs for each problem: its own choice, that of the nearest tuned size, or torch's convolution.
 
 The first size of a layer (its problem without batch size, height and width) is measured at the first call. Usually all
 calls have that size, so that training is tuned in its first step. Once k sizes of the layer are known, another size is
 measured only after 2**k calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image
-sizes cost little. Until then the choice of the nearest size runs. Stored results are used immediately.
+sizes cost little. Until a size is measured, the choice of the nearest size runs. Stored results are used immediately.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from mucudnn.words.warning import say_once
 
 @contextmanager
 def aside(device_type: str) -> Iterator[None]:
-    """Disable autocast, inference mode, function modes and hooks of saved tensors inside.
+    """Disable autocast, inference mode, function modes and hooks of saved tensors inside the block.
 
-    Convolutions are torch's own, without any wrappers. The previous state is restored at the end.
+    Convolutions in the block are torch's, without any wrappers. The previous state is restored at the end.
     """
     with ExitStack() as stack:
         stack.enter_context(untouched)
@@ -58,12 +58,12 @@ _MOST_FAILURES = 3  # in a row, so that a permanent fault, such as a locked file
 
 
 class Session:
-    """The calls and problems under one config.
+    """Session of tuning under one config: the convolution calls met so far, and what runs for their problems.
 
-    calls: by shapes, strides and geometry; None for calls that are never tuned. met: statistics by problem, batch
-    size, device and number of threads. passed_by: number of shapes that are never tuned, by reason. spent_s: time of
-    look-ups and measurements. failures: tuning errors in a row. is_deciding: whether other threads must wait before
-    they compute, so that they do not disturb a measurement.
+    calls: by shapes, strides and geometry; None for calls that are never tuned. met: statistics by problem, batch size,
+    device and number of threads. passed_by: number of shapes that are never tuned, by reason. spent_s: time of look-ups
+    and measurements. failures: number of tuning errors since the last success. is_deciding: whether other threads must
+    wait before they compute, so that they do not disturb a measurement.
     """
 
     def __init__(self, config: Config, workshop: Workshop | None = None, clock: Callable[[], float] = monotonic):
@@ -82,7 +82,10 @@ class Session:
         self._lock = threading.RLock()
 
     def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> DispatchedCall | None:
-        """Translate a call with a new key, and store it. geometry: as for ``call_of``."""
+        """Describe a call of a new shape, and store the description under ``key``. Returns None for calls never tuned.
+
+        geometry: as for ``call_of``.
+        """
         call = call_of(x, w, *geometry)  # type: ignore[arg-type]
         if call is None:
             self.passed_by[_why_never(x)] += 1
@@ -92,9 +95,10 @@ class Session:
         return call
 
     def met_as(self, operation: Operation, call: DispatchedCall, of_call: Operation | None = None) -> ShapeStats | None:
-        """Return the statistics of an operation of a call, or None if the config excludes it.
+        """Return the statistics of an operation of a call, or None if the config excludes the operation.
 
-        of_call: the operation of the call itself, which the config refers to, if it differs, as in transposed calls.
+        of_call: the operation from the caller's view, to which the config refers, if it differs, as in transposed
+        calls.
         """
         if (of_call or operation) not in self.config.operations:
             return None
@@ -109,7 +113,10 @@ class Session:
         return self.met[key]
 
     def decide(self, met: ShapeStats) -> None:
-        """Decide what runs from now on, without side effects on the user's call. Only Ctrl-C is raised."""
+        """Decide what runs for a problem from now on, without side effects on the user's call.
+
+        Raises nothing but Ctrl-C.
+        """
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing can be measured during capture; the next call tries again
         with self._lock:
@@ -117,17 +124,17 @@ class Session:
                 self._deciding(met, self._decide)
 
     def make_room(self, met: ShapeStats | None) -> None:
-        """Free the kept workspace if, with that of torch's own, which runs next, it would exceed the limit."""
+        """Free the workspace kept for our algorithms if it and that of torch's next convolution exceed the limit."""
         if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
 
     def wait(self) -> None:
-        """Wait until no other thread is tuning or choosing."""
+        """Wait until no other thread tunes a problem or chooses what runs."""
         with self._lock:
             pass
 
     def _measure(self, met: ShapeStats) -> None:
-        """Tune a problem from the queue."""
+        """Tune a problem that was put off to the time between steps."""
         with self._lock:
             self._deciding(met, self._tune)
 
@@ -180,7 +187,7 @@ class Session:
         self._spread(met)
 
     def _spread(self, tuned: ShapeStats) -> None:
-        """Have the sizes of the layer that are not tuned run the choice of the nearest tuned size."""
+        """Have untuned sizes of a layer, of which one size was just tuned, run the choice of the nearest tuned size."""
         for other in self._layers[tuned.layer]:
             if other.tuned is None and not other.has_failed:
                 self._use_nearest(other)
@@ -198,7 +205,7 @@ class Session:
         return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
     def status(self) -> Status:
-        """Return the status of the problems so far, in the order of their first calls."""
+        """Return the status of all problems met so far, in the order of their first calls."""
         with self._lock:
             problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
         waiting = 0 if self.background is None else len(self.background.queue)

@@ -25,7 +25,7 @@ _NOTHING = "no convolution was called: call mucudnn.enable(), or use mucudnn.tun
 
 
 class Origin(StrEnum):
-    """Source of a choice."""
+    """Source of a choice: where the configuration that runs comes from."""
 
     MEASURED = "measured"
     DATABASE = "database"
@@ -35,12 +35,13 @@ class Origin(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class ShapeStats:
-    """One problem with its batch size on one device, with one number of threads.
+    """Statistics of one problem with its batch size on one device, with one number of threads.
 
-    calls: number of calls. ours: number of them that did not run torch's own. ask_at: number of calls at which the
-    next decision is due, or inf if there is none. choices: what runs, or None for torch's own. tuned: the result of
-    tuning this very size. baseline_s, time_s: seconds per call, torch's and ours; estimates if derived from the nearest
-    size, None if unknown. was_looked_up: in the database. has_failed: whether an error ended its tuning.
+    calls: number of calls. ours: number of calls that did not run torch's convolution. ask_at: number of calls at which
+    the next decision is due, or inf if there is none. choices: what runs, or None for torch's convolution. tuned: the
+    result of tuning this very size. baseline_s, time_s: seconds per call, torch's and ours; estimates if derived from
+    the nearest size, None if unknown. was_looked_up: whether the database was searched. has_failed: whether an error
+    ended the tuning.
     """
 
     problem: ConvProblem
@@ -62,20 +63,23 @@ class ShapeStats:
 
     @property
     def layer(self) -> tuple[object, ...]:
-        """Key of the layer: everything but the batch size, the height and the width."""
+        """Key of the layer: everything in the problem but the batch size, the height and the width."""
         p = self.problem
         geometry = (p.stride, p.padding, p.dilation, p.groups)
         kind = (p.operation, p.c, p.k, p.r, p.s, *geometry, p.dtype, p.memory_format)
         return *kind, self.device, self.threads
 
     def use(self, tuned: TunedProblem, origin: Origin) -> None:
-        """Run the choice for this very size from now on."""
+        """Run, from now on, the choice that was made for this very size. origin: where the choice comes from."""
         self.tuned, self.origin, self.why, self.ask_at = tuned, origin, tuned.reason, inf
         self.baseline_s, self.time_s = tuned.baseline_s, tuned.time_s
         self._run(tuned.configuration, tuned.limit_bytes)
 
     def use_nearest(self, configuration: Configuration, of: TunedProblem) -> None:
-        """Run a configuration derived from the choice for another size. Times are scaled by the FLOPs."""
+        """Run, from now on, a configuration derived from ``of``, the choice for another size.
+
+        Times are scaled by the FLOPs.
+        """
         share = self.problem.flops(self.batch_size) / of.problem.flops(of.batch_size)
         self.origin = Origin.NEAREST
         self.why = f"as for {of.problem.h}x{of.problem.w}, batch {of.batch_size}"
@@ -88,14 +92,14 @@ class ShapeStats:
         self.baseline_s = self.time_s = None
 
     def _run(self, configuration: Configuration, limit_bytes: int | None) -> None:
-        """Set what runs, and drop the executables of the previous choice."""
+        """Set the configuration that runs, and drop the executables of the previous one."""
         self.configuration = configuration
         chosen = {self.problem: {self.batch_size: configuration}}
         self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, True, limit_bytes)
 
     @property
     def gained_s(self) -> float:
-        """Seconds saved in all calls that ran ours, by the times measured in tuning."""
+        """Seconds saved in all calls that ran the tuned choice, by the times measured in tuning."""
         return 0.0 if self.baseline_s is None or self.time_s is None else self.ours * (self.baseline_s - self.time_s)
 
 
@@ -104,7 +108,7 @@ class Status:
     """Snapshot of the problems under one config. It prints as a table; ``to_frame()`` has every problem.
 
     spent_s: time spent on tuning. waiting: number of problems to be measured between steps. passed_by: reasons why
-    calls are never tuned, with the number of such shapes.
+    calls are never tuned, with the number of shapes of such calls.
     """
 
     problems: tuple[ShapeStats, ...] = ()
@@ -114,24 +118,24 @@ class Status:
 
     @property
     def gained_s(self) -> float:
-        """Seconds saved in all calls."""
+        """Seconds that tuned choices have saved in all calls of all problems."""
         return sum(one.gained_s for one in self.problems)
 
     @property
     def gained_share(self) -> float | None:
-        """Saved share of torch's time, over the convolutions with known times; None if there are none."""
+        """Share of torch's time that was saved, over the convolutions with known times; None if there are none."""
         known = [one for one in self.problems if one.baseline_s is not None]
         torch_s = sum(one.calls * one.baseline_s for one in known if one.baseline_s is not None)
         return self.gained_s / torch_s if torch_s else None
 
     def __str__(self) -> str:
-        """Return, in 100 columns, a row for each shape, totals, and the reasons why calls are not tuned."""
+        """Return a text table of 100 columns: a row for each shape, totals, and the reasons why calls are not tuned."""
         if not self.problems:
             return "\n".join((_NOTHING, *self._passed_by_in_words()))
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return a row for each problem: geometry, calls, choice and reason, seconds."""
+        """Return a data frame with a row for each problem: geometry, calls, choice and reason, seconds."""
         import pandas
 
         rows = []
@@ -146,7 +150,7 @@ class Status:
         return "convolution", "calls", *(str(operation).replace("_", " ") for operation in Operation)
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """Yield a row for each geometry and batch size."""
+        """Yield the cells of a table row for each geometry and batch size."""
         shapes: dict[tuple[object, ...], dict[Operation, ShapeStats]] = {}
         for one in self.problems:
             key = one.problem.with_operation(Operation.FORWARD), one.batch_size, one.device, one.threads
@@ -178,13 +182,13 @@ class Status:
 
 
 def _named(one: ShapeStats) -> str:
-    """``64x56x56 -> 64, 3x3, padding 1x1, batch 8``: dtype and format only if they are not the default ones."""
+    """Return a name such as ``64x56x56 -> 64, 3x3, padding 1x1, batch 8``; dtype and format if not the defaults."""
     words = str(one.problem).removeprefix(f"{one.problem.operation} ").removesuffix(", float32 contiguous")
     return f"{words}, batch {one.batch_size}"
 
 
 def _cell(one: ShapeStats | None) -> str:
-    """``winograd-4x4 1.52×``, with ``~`` if taken from the nearest size; empty if this operation was not called."""
+    """Return a cell such as ``winograd-4x4 1.52×``, with ``~`` if the nearest size's; empty if never called."""
     if one is None:
         return ""
     if one.configuration is None or one.configuration.is_baseline:

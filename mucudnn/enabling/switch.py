@@ -1,4 +1,4 @@
-"""``enable``, ``disable``, ``tuned`` and ``status``: the active config, and the wrappers around torch's kernels."""
+"""``enable``, ``disable``, ``tuned`` and ``status``: switch the tuning of all convolutions on and off."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def enable(config: Config | None = None) -> None:
     No module is changed, and no sample input is needed: subclasses of ``torch.nn.Conv2d``, functional calls, 1-D and
     transposed convolutions are tuned, in training and inference, with ``torch.compile``, autocast and ``torch.func``.
     The first call of a size may take up to ``config.first_call_time``; stored results are not measured again. This
-    affects the whole process, and each process of a group tunes for itself. Another call replaces the config.
-    ``status()`` returns the choices, and ``disable()`` ends the tuning.
+    affects the whole process, and each process of a group tunes for itself. Another call of ``enable`` replaces the
+    config. ``mucudnn.status()`` returns the choices, and ``disable()`` ends the tuning.
 
     Raises ``InvalidInputError`` for a workspace budget or the headroom, which need a whole model, and for an unknown
-    algorithm; ``DatabaseError`` if the file cannot be read; ``UnavailableError`` if torch is too old or another package
-    has replaced its convolution.
+    algorithm; ``DatabaseError`` if the database cannot be read; ``UnavailableError`` if torch is too old or another
+    package has replaced its convolution.
 
     >>> import mucudnn
     >>> mucudnn.enable(mucudnn.Config(workspace_limit="32MiB"))
@@ -37,13 +37,15 @@ def enable(config: Config | None = None) -> None:
 
 
 def disable() -> None:
-    """Run torch's own convolutions again. Tuned choices are kept in case ``enable`` is called again."""
+    """Stop tuning, and run torch's convolutions again. Tuned choices are kept in case ``enable`` is called again."""
     _state.switch(None, _state.nested)
 
 
 @contextmanager
 def tuned(config: Config | None = None) -> Iterator[None]:
-    """Act as ``enable`` inside the block, for the whole process. If nested, the innermost config is used.
+    """Tune convolutions as ``enable`` does, but only inside the block. In nested blocks, the innermost config is used.
+
+    All threads of the process are affected.
 
     Raises the errors of ``enable``.
 
@@ -61,12 +63,15 @@ def tuned(config: Config | None = None) -> Iterator[None]:
 
 
 def status() -> Status:
-    """Return what was tuned under the active or last active config, with reasons and the time saved."""
+    """Return what was tuned under the active (else the last active) config, with reasons and the time saved."""
     return Status() if _state.last is None else _state.last.status()
 
 
 class _State:
-    """State of the switch. last: the active or last active session."""
+    """State of the switch: which sessions (tunings under one config) are active.
+
+    last: the active session, or the last active one.
+    """
 
     def __init__(self) -> None:
         self.enabled: Session | None = None
@@ -79,13 +84,16 @@ class _State:
             self.switch(self.enabled, (*self.nested, session))
 
     def end(self, session: Session) -> None:
-        """End the innermost block of this session. With several threads another block may be the innermost of all."""
+        """End the innermost ``tuned`` block of this session. Another thread's block inside it stays active."""
         with _switching:
             index = len(self.nested) - 1 - self.nested[::-1].index(session)
             self.switch(self.enabled, (*self.nested[:index], *self.nested[index + 1 :]))
 
     def switch(self, enabled: Session | None, nested: tuple[Session, ...]) -> None:
-        """Install the wrapper of the active session and remove the previous one. On failure nothing is changed."""
+        """Wrap torch's kernels for the session that becomes active; unwrap the previous one.
+
+        On failure nothing is changed.
+        """
         with _switching:
             current = nested[-1] if nested else enabled
             wrapper = None

@@ -33,9 +33,9 @@ MachineOf = Callable[[str], Machine]
 
 
 class Workshop:
-    """Machines and databases under one config. Each thread has its own database connection, as SQLite requires.
+    """Machines and databases with which problems are tuned under one config.
 
-    machine_of: makes the machine for a type of device.
+    Each thread has its own database connection, as SQLite requires. machine_of: makes the machine for a type of device.
     """
 
     def __init__(self, config: Config, machine_of: MachineOf | None = None) -> None:
@@ -48,7 +48,7 @@ class Workshop:
         self._of_thread = threading.local()
 
     def check(self) -> None:
-        """Open the database, and check the config's algorithms.
+        """Open the database, and check the names of algorithms in the config.
 
         Raises ``DatabaseError`` if the file cannot be read, ``InvalidInputError`` for an unknown algorithm.
         """
@@ -56,7 +56,10 @@ class Workshop:
             permitted_algorithms(machine, self._config)
 
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
-        """Choose from stored measurements. Returns None if the choice has no stored whole run at this batch size."""
+        """Choose for a task from stored measurements, without measuring.
+
+        Returns None if nothing is stored, or if the choice was never measured as a whole at this batch size.
+        """
         with self._ready(device) as (machine, database):
             if task.problem not in self._known(machine.environment, database):
                 return None
@@ -76,7 +79,10 @@ class Workshop:
             return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, runs)) if has_run else None
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
-        """Measure what is missing, within the config's time limits, and choose. Raises the errors of ``tune_tasks``."""
+        """Measure what the database lacks, within the config's time limits, and return the choice.
+
+        Raises the errors of ``tune_tasks``.
+        """
         with self._ready(device) as (machine, database):
             (tuned,) = tune_tasks(
                 [task], self._config, machine=machine, database=database, priors=self._priors, in_passing=True
@@ -94,20 +100,20 @@ class Workshop:
             yield self._machine(device), self._database()
 
     def _known(self, environment: Environment, database: Database) -> frozenset[ConvProblem]:
-        """Return the problems that were stored at the first look-up, so that others are not looked up."""
+        """Return the problems that the database had at the first look-up, so that only these are looked up again."""
         if environment not in self._problems:
             self._problems[environment] = database.problems(environment)
         return self._problems[environment]
 
     def _machine(self, device: torch.device) -> Machine:
-        """Return the machine for the current number of threads and settings of torch."""
+        """Return the machine (device under measurement) for the current number of threads and settings of torch."""
         state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
         if state not in self._machines:
             self._machines[state] = self._machine_of(device.type)
         return self._machines[state]
 
     def _database(self) -> Database:
-        """Return this thread's database, opened again after a fork."""
+        """Return this thread's database connection, opened again after a fork."""
         opened: tuple[int, Database] | None = getattr(self._of_thread, "opened", None)
         if opened is None or opened[0] != os.getpid():
             opened = self._of_thread.opened = os.getpid(), _writable(Database(self._config.database))

@@ -1,4 +1,4 @@
-"""Measuring for tuning: candidates, their errors against float64, their times, and whole runs against torch.
+"""Measuring for tuning: candidate algorithms, their errors against float64, their times, and whole calls against torch.
 
 Benchmarks are in ``mucudnn.bench``.
 """

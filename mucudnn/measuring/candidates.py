@@ -1,4 +1,4 @@
-"""Candidates of a problem: the micro-configs that can run, in the order in which they are measured."""
+"""Candidates of a problem: the pairs of algorithm and micro-batch size that can run, in the order of measuring."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _IN_A_TURN = 8  # algorithms of a source that are measured at all sizes before t
 
 @dataclass(frozen=True)
 class Candidate:
-    """A micro-config that can run on a problem. ``smaller``: the same algorithm with the next smaller micro-batch.
+    """A pair of algorithm and micro-batch size (a micro-config) that can run on a convolution problem.
 
-    stored: the measurement of an earlier run. proofs: of foreign code, which must be proven before it runs here; None
-    if all code is checked in this process.
+    smaller: the candidate of the same algorithm with the next smaller micro-batch. stored: the measurement of an
+    earlier run. proofs: of foreign code (of other libraries), which a separate process must run correctly before it
+    runs here; None if all code is checked in this process.
     """
 
     problem: ConvProblem
@@ -38,19 +39,20 @@ class Candidate:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """Buffers that the algorithm is handed."""
+        """Sizes of the buffers that the caller of the algorithm has to pass to it."""
         return self.algorithm.workspace(self.problem, self.micro_batch_size)
 
     @property
     def handed_bytes(self) -> int:
-        """The part of ``workspace_bytes`` that is known without running anything."""
+        """Bytes of the buffers that the caller passes; the algorithm may allocate more, which only a run shows."""
         return self.workspace.prepared_bytes + self.workspace.scratch_bytes
 
     @cached_property
     def scratch_bytes(self) -> int:
-        """Scratch as in a measurement: handed in, and allocated inside. Ask late, since it may take a run.
+        """Scratch bytes: the buffer that the caller passes, and what the algorithm allocates by itself.
 
-        Raises what that run raised, for lack of memory for instance.
+        Reading this property may run the algorithm, so read it late. Raises what that run raised, for lack of memory
+        for instance.
         """
         if self.stored is not None:
             return self.stored.scratch_bytes
@@ -60,7 +62,7 @@ class Candidate:
 
     @cached_property
     def _internal(self) -> int | Exception:
-        """Bytes allocated inside, or the error of counting them, so that a failing run is not repeated."""
+        """Bytes that the algorithm allocates itself, or the error of counting them, which is not tried again."""
         try:
             if (proof := self.proof()) is not None:
                 return proof.internal_bytes
@@ -72,52 +74,53 @@ class Candidate:
         return failed
 
     def proof(self) -> Proof | None:
-        """Return the proof from the proving process; None if this process checks the candidate.
+        """Return the proof of a correct run in the separate proving process; None if this process checks the candidate.
 
-        Raises the error that bars it.
+        Raises the error for which the candidate must not run in this process.
         """
         return None if self.proofs is None or not self.is_foreign else self.proofs.of(self)
 
     @property
     def is_countable(self) -> bool:
-        """Whether the workspace is known or can be counted: false after a failing run."""
+        """Whether the candidate's workspace is known or a run can count it: false after a failing run."""
         return self.stored is not None or not isinstance(self._internal, Exception)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the bytes allocated inside were counted already."""
+        """Whether the bytes that the algorithm allocates by itself were counted already."""
         return "_internal" in self.__dict__ and not isinstance(self._internal, Exception)
 
     @property
     def counts_any_run(self) -> bool:
-        """Whether any run counts the bytes allocated inside, for which there is no formula."""
+        """Whether bytes that the algorithm allocates itself are known only after a run, since there is no formula."""
         return type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes
 
     @property
     def from_source(self) -> bool:
-        """Whether an ``AlgorithmSource`` offers it: see ``Algorithm.source``."""
+        """Whether an ``AlgorithmSource`` offers the algorithm, for this problem only: see ``Algorithm.source``."""
         return self.algorithm.source is not None
 
     @cached_property
     def is_foreign(self) -> bool:
-        """Whether it is proven before it is run; see ``is_foreign``."""
+        """Whether the code is foreign, so that a separate process must prove it first: see ``is_foreign``."""
         return is_foreign(self.algorithm, self.problem)
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """Errors that a run may raise. Foreign code can fail in any way; bugs of ours must not be hidden."""
+        """Exception types that a run may raise: any for foreign code, few for ours, whose bugs must not be hidden."""
         return (Exception,) if self.is_foreign else CANDIDATE_ERRORS
 
     @property
     def workspace_bytes(self) -> int:
-        """Workspace of a configuration of this micro-config alone."""
+        """Workspace in bytes if all micro-batches are computed by this candidate: prepared bytes and scratch."""
         return self.workspace.prepared_bytes + self.scratch_bytes
 
     def fits(self, limit_bytes: int | None) -> bool:
-        """Whether the workspace is within the limit.
+        """Whether the candidate's workspace is within the limit.
 
-        Larger micro-batches need more, so after the first that does not fit, none is run to find out. A source's
-        algorithms declare their workspace without a run, and may need less for larger ones.
+        Larger micro-batches need more workspace, so after the first size that exceeds the limit, no larger one is run
+        to count its bytes. Algorithms of an ``AlgorithmSource`` declare their workspace without a run, and may need
+        less for larger sizes.
         """
         if limit_bytes is None:
             return True
@@ -128,7 +131,7 @@ class Candidate:
         return self.is_countable and self.workspace_bytes <= limit_bytes
 
     def at_any_time(self) -> Measurement:
-        """A measurement with the declared workspace and made-up times, to find out what would fit."""
+        """A measurement with the candidate's workspace and made-up times, to find out what fits before timing."""
         return Measurement(
             micro_config=self.micro_config,
             setup_s=1.0,
@@ -142,7 +145,8 @@ class Candidate:
 def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:
     """Return whether a problem is computed by foreign code that must be proven first.
 
-    All forms of torch's own are foreign. The one that the user's step runs anyway may run even if it cannot be proven.
+    Every form of torch's own convolution is foreign. The form that the user's training step calls without mucudnn may
+    run even if it cannot be proven.
     """
     is_others = algorithm.source is not None or package_of(algorithm.name) is not None
     return is_others or algorithm.is_foreign(problem)
@@ -155,11 +159,11 @@ def find_candidates(
     known: Sequence[Measurement] = (),
     proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
-    """Return micro-configs that can run, in the order of measuring, and failures with the reasons of the others.
+    """Return the candidates that can run, in the order of measuring, and failures with the reasons of the others.
 
-    Small micro-batches come first, since their results rule out larger ones. A source offers its best algorithms first,
-    possibly more than there is time for, so all sizes of the best come before any of the others. The largest size is
-    the whole mini-batch, which every policy has.
+    Small micro-batches come first, since their results rule out larger ones. An ``AlgorithmSource`` offers its best
+    algorithms first, possibly more than there is time for, so all sizes of its best algorithm come before any of the
+    next. The largest size is the whole mini-batch, which is always among the sizes.
     """
     stored = {m.micro_config: m for m in known}
     batch_size = max(micro_batch_sizes)
@@ -195,7 +199,7 @@ def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
 
 
 def _why_not(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, batch_size: int) -> str | None:
-    """Return the reason why slices of this size cannot be computed; None if they can or the batch is undivided."""
+    """Return why micro-batches of this size cannot be computed; None if they can or it is the whole mini-batch."""
     if micro_batch_size == batch_size and algorithm.can_run_undivided(problem):
         return None
     return algorithm.supports_micro_batch(problem, micro_batch_size)

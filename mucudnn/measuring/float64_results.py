@@ -1,8 +1,8 @@
-"""Float64 results to compare candidates with: of some samples, or at some places, which takes milliseconds.
+"""Float64 results to compare candidates with: of some samples, or at a few places, which takes milliseconds.
 
-A result of a convolution is a sum over one window. So a few results can be computed exactly from their windows,
-gathered into a matrix. The places are the corners of the first and the last sample, where the padding is, and random
-ones.
+Each number that a convolution writes is a sum over one window of the image. So a few numbers can be computed exactly
+from their windows, gathered into a matrix. The places are the corners of the first and the last sample, where the
+padding is, and random ones.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _Places = tuple[Tensor, ...]  # indices into what is written; empty: all of it
 
 
 class Float64Results(ABC):
-    """Float64 results for the first samples of some operands, which must not change meanwhile.
+    """Float64 results for the first samples of some operands; the operands must not change while it is used.
 
-    Only the last result is kept, since candidates come in the order of their size.
+    Only the last result is kept, since candidates are compared in the order of their micro-batch size.
     """
 
     def __init__(self, problem: ConvProblem, operands: Operands) -> None:
@@ -46,33 +46,33 @@ class Float64Results(ABC):
     @property
     @abstractmethod
     def affordable(self) -> int:
-        """The number of samples that can be compared at little cost; 0 if one micro-batch is enough."""
+        """The number of samples with float64 results at little cost; 0 if one micro-batch is enough."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """Peak of allocated bytes, for a mini-batch as large as that of the operands."""
+        """Most bytes allocated at once while comparing, for a mini-batch as large as that of the operands."""
 
     @abstractmethod
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
-        """Compute the results for ``n`` samples, and the places where they are compared."""
+        """Compute float64 results for ``n`` samples; return the indices of the compared places, and the results."""
 
     def expected(self, n: int) -> tuple[_Places, Tensor]:
-        """Return indices into what is written for ``n`` samples, and the results there."""
+        """Return the indices at which a result of ``n`` samples is compared, and the float64 numbers expected there."""
         if self._last is None or self._last[0] != n:
             self._last = (n, *self._computed(n))
         return self._last[1:]
 
     def error(self, written: Tensor, n: int) -> float:
-        """Relative L2 error of what an algorithm wrote for the first ``n`` samples, at the places compared."""
+        """Return the relative L2 error of ``written``, a result of the first ``n`` samples, at the compared places."""
         places, expected = self.expected(n)
         return relative_l2_error(written[places], expected)
 
 
 class ExactResults(Float64Results):
-    """Whole results, as far as they are affordable in time and memory.
+    """Float64 results without gaps: whole samples, as many as are affordable in time and memory.
 
-    Activations are compared in some of the samples, evenly spread. The gradient of the filter is the sum over all of
-    them.
+    Outputs and data gradients are compared in some of the samples, evenly spread. The filter gradient is the sum over
+    all samples, so that it is compared as a whole.
     """
 
     @property
@@ -83,7 +83,7 @@ class ExactResults(Float64Results):
         return min(samples, _BYTES // (8 * prod(written_shape(self._problem, 1))))
 
     def compared(self, n: int) -> list[int]:
-        """Indices of the samples, among the first ``n``, in which activations are compared, ascending."""
+        """Indices of those of the first ``n`` samples whose outputs or data gradients are compared, ascending."""
         return _spread(n, max(_FEWEST_SAMPLES, self.affordable))
 
     def peak_bytes(self) -> int:
@@ -98,7 +98,7 @@ class ExactResults(Float64Results):
         return 4 * result + 8 * prod(self._problem.w_shape()) + 12 * self._piece() * self._numbers_of_sample()
 
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
-        """Compute y or dx of the compared samples, or dw, continuing the last sum if possible."""
+        """Compute y or dx of the compared samples, or dw of the first ``n``, continuing the last sum if possible."""
         if self._problem.operation is not Operation.BACKWARD_FILTER:
             samples = self.compared(n)
             return (torch.as_tensor(samples, device=self._operands.x.device),), torch.cat([*self._pieces(samples)])
@@ -109,7 +109,7 @@ class ExactResults(Float64Results):
         return (), total
 
     def _pieces(self, samples: Sequence[int]) -> Iterator[Tensor]:
-        """Yield results of the samples in pieces that are small enough for the memory."""
+        """Yield the float64 results of the samples, in groups of samples that are small enough for the memory."""
         x, w, y = self._operands.x, self._operands.w, self._operands.y
         for start in range(0, len(samples), self._piece()):
             of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
@@ -118,7 +118,7 @@ class ExactResults(Float64Results):
             yield result
 
     def _piece(self) -> int:
-        """Number of samples in a piece."""
+        """Number of samples whose float64 results are computed at once."""
         return min(self._operands.batch_size, max(1, _BYTES // (12 * self._numbers_of_sample())))
 
     def _numbers_of_sample(self) -> int:
@@ -131,8 +131,8 @@ class ExactResults(Float64Results):
 class SampledResults(Float64Results):
     """Results at some places, always the same for a problem, from which errors are estimated.
 
-    Activations are compared at ``_PLACES`` pixels in some channels, the gradient of the filter in some pairs of
-    channels at all its taps: channels of some groups, evenly spread.
+    Outputs and data gradients are compared at ``_PLACES`` pixels in some channels; the filter gradient is compared in
+    some pairs of channels, at all taps. The channels are from some groups, evenly spread.
     """
 
     affordable = 0
@@ -164,7 +164,7 @@ class SampledResults(Float64Results):
         return (samples, torch.cat(channels)[None, :], rows, columns), torch.cat(results, dim=1)
 
     def _outputs(self, group: int, chosen: Tensor, samples: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Compute y of chosen channels of a group at the places: (places, channels)."""
+        """Compute y in float64 at the compared places, for chosen channels of a group: (places, channels)."""
         problem, k, c = self._problem, self._problem.k // self._problem.groups, self._problem.c // self._problem.groups
         above, left = (
             place[:, None] * stride - padding + torch.arange(taps, device=place.device) * dilation
@@ -177,7 +177,7 @@ class SampledResults(Float64Results):
         return torch.einsum("pcrs,kcrs->pk", windows, filters)
 
     def _data_gradients(self, group: int, chosen: Tensor, samples: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Compute dx of chosen channels of a group at the places: (places, channels)."""
+        """Compute dx in float64 at the compared places, for chosen channels of a group: (places, channels)."""
         problem, k = self._problem, self._problem.k // self._problem.groups
         reached, inside = [], []
         for (place, taps, stride, padding, dilation), size in zip(
@@ -193,7 +193,7 @@ class SampledResults(Float64Results):
         return torch.einsum("pkrs,kcrs->pc", windows, filters)
 
     def _filter_gradients(self, n: int) -> tuple[_Places, Tensor]:
-        """Compute dw of the chosen pairs of channels: (outputs, inputs, R, S)."""
+        """Return indices and float64 values of dw for the compared pairs of channels: (outputs, inputs, R, S)."""
         problem, operands, device = self._problem, self._operands, self._operands.x.device
         k, c = problem.k // problem.groups, problem.c // problem.groups
         groups = _spread(problem.groups, _MOST_GROUPS)
@@ -211,7 +211,7 @@ class SampledResults(Float64Results):
 
 
 def _places(n: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Samples, rows and columns of the places: corners of the first and last sample, others at random."""
+    """Return samples, rows and columns of the places: corners of the first and the last sample, others at random."""
     corners = [(i, r, c) for i in (0, n - 1) for r in (0, height - 1) for c in (0, width - 1)]
     generator = torch.Generator().manual_seed(n)
     random = [torch.randint(size, (_PLACES - len(corners),), generator=generator) for size in (n, height, width)]
@@ -230,13 +230,16 @@ def _inside(index: Tensor, size: int) -> Tensor:
 
 
 def _windows(images: Tensor, samples: Tensor, rows: Tensor, columns: Tensor, inside: Tensor) -> Tensor:
-    """Gather windows in float64: (places, channels, R, S), zero where not inside. rows, columns: (places, taps)."""
+    """Gather the images' windows in float64: (places, channels, R, S), zero where a tap is not inside the image.
+
+    rows, columns: of the taps, (places, taps).
+    """
     gathered = images[samples[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (places, R, S, channels)
     return (gathered.double() * inside[..., None]).permute(0, 3, 1, 2).contiguous()
 
 
 def _spread(size: int, count: int) -> list[int]:
-    """Choose ``count`` of ``size`` indices, or all: the first, the last, and others between."""
+    """Choose ``count`` of the indices 0 to ``size`` - 1, or all: the first, the last, and evenly spaced others."""
     if count >= size:
         return list(range(size))
     return [0] if count == 1 else [i * (size - 1) // (count - 1) for i in range(count)]

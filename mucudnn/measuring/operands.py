@@ -1,4 +1,4 @@
-"""Random operands of a convolution, x, w and y: every measurement runs on them."""
+"""Random operands of a convolution, the tensors x, w and y, on which every measurement runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACK
 class Operands:
     """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format.
 
-    epilogue: of a fused convolution, else None.
+    epilogue: bias, addition and activation behind a fused convolution; None without them.
     """
 
     x: Tensor
@@ -38,7 +38,7 @@ class Operands:
         return self.x.shape[0]
 
     def slices(self, micro_batch_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Slices (x[i:j], y[i:j]) of all whole micro-batches, in order."""
+        """Slices (x[i:j], y[i:j]) for all whole micro-batches of the mini-batch, in order."""
         starts = range(0, self.batch_size - micro_batch_size + 1, micro_batch_size)
         return [(self.x[i : i + micro_batch_size], self.y[i : i + micro_batch_size]) for i in starts]
 
@@ -48,12 +48,12 @@ class Operands:
         return Operands(self.x[:n], self.w, self.y[:n], epilogue)
 
     def written(self, operation: Operation) -> Tensor:
-        """The tensor that the operation writes."""
+        """The one of x, w and y that the operation writes."""
         tensor: Tensor = getattr(self, _WRITTEN[operation])
         return tensor
 
     def with_own_result(self, operation: Operation) -> Operands:
-        """Return the same operands with a new, uninitialized tensor for the operation's result."""
+        """Return these operands with a new, uninitialized tensor in place of the one that the operation writes."""
         own: dict[str, Any] = {_WRITTEN[operation]: torch.empty_like(self.written(operation))}
         return replace(self, **own)
 
@@ -64,7 +64,7 @@ _PERIOD = 2**20 - 3  # a prime, which no row, channel or sample shares
 def random_operands(
     problem: ConvProblem, batch_size: int, device: str = "cpu", seed: int = 0, written: Tensor | None = None
 ) -> Operands:
-    """Return normal random numbers, not zeros: arithmetic on zeros draws less power, so it can be faster than usual.
+    """Return operands of normal random numbers: zeros would draw less power, so that times on them could be too short.
 
     x and y have variance 1, and w is scaled so that a convolution keeps it. Torch's global generator keeps its state.
     Only the three tensors are allocated, and once ``_PERIOD`` numbers that are kept. written: memory (1-D uint8) for
@@ -78,7 +78,7 @@ def random_operands(
     drawn = _drawn(device, seed)
 
     def tensor(writer: Operation, shape: Shape, first: int, scale: float = 1.0) -> Tensor:
-        """Return the tensor that ``writer`` writes. first: index of its first number among those drawn."""
+        """Return the operand that the operation ``writer`` writes, filled with drawn numbers from index ``first``."""
         if written is not None and problem.operation is writer:
             return _stored(problem, shape, written.view(torch_dtype(problem)))
         values = torch.empty(prod(shape), dtype=torch_dtype(problem), device=device)
@@ -98,9 +98,10 @@ def random_operands(
 def followed_operands(
     problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None, device: str = "cpu"
 ) -> Operands:
-    """Return random operands as in inference, where an epilogue may follow y.
+    """Return random operands for inference, where an epilogue (bias, addition or ReLU) may follow the convolution.
 
-    Whole calls allocate their result, so the random y, of the same shape and format, serves as the addend.
+    Whole calls allocate their result, so the random y, of the same shape and format, serves as the tensor that the
+    epilogue adds.
     """
     operands = random_operands(problem, batch_size, device)
     if epilogue is None:
@@ -110,14 +111,14 @@ def followed_operands(
 
 @lru_cache(maxsize=2)
 def _drawn(device: str, seed: int) -> Tensor:
-    """Draw ``_PERIOD`` normal numbers in float32, to be copied, since drawing a number takes ten times as long."""
+    """Draw ``_PERIOD`` normal numbers in float32, which are then copied: drawing takes ten times as long."""
     with torch.inference_mode(False):
         generator = torch.Generator(device).manual_seed(seed)
         return torch.empty(_PERIOD, device=device).normal_(generator=generator)
 
 
 def _fill(values: Tensor, drawn: Tensor, first: int) -> None:
-    """Copy the drawn numbers from ``first`` on, again and again."""
+    """Fill ``values`` with the drawn numbers from index ``first`` on, starting over at their end."""
     done = 0
     while done < len(values):
         some = drawn[first : first + len(values) - done]
@@ -158,7 +159,7 @@ def operand_bytes(problem: ConvProblem, n: int) -> int:
 
 
 def _stored(problem: ConvProblem, shape: Shape, values: Tensor) -> Tensor:
-    """A tensor (N, C, H, W) of values that lie in memory in the problem's format."""
+    """Return a tensor (N, C, H, W) with these values, laid out in memory in the problem's format."""
     n, c, h, w = shape
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return values.view(n, h, w, c).permute(0, 3, 1, 2)

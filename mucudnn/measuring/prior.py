@@ -1,4 +1,4 @@
-"""Expected times of an algorithm before it runs, from similar problems that this machine has measured."""
+"""Expected times of an algorithm before its first run, from similar problems that this machine has measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _Place = tuple[float, float, float]
 
 
 class Expectation(NamedTuple):
-    """The least multiple of the fastest time in similar problems, and the multiple from which on it is hopeless."""
+    """Expectation for an algorithm before it runs: ``ratio``, its least multiple of the fastest algorithm's time.
+
+    hopeless: the multiple above which the algorithm is not worth a run.
+    """
 
     ratio: float
     hopeless: float
@@ -33,9 +36,10 @@ class Prior:
         self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
 
     def learn(self, problem: ConvProblem, measurements: Iterable[Measurement]) -> None:
-        """Add or replace the measurements of a problem.
+        """Add the measurements of a problem, in place of earlier ones of it.
 
-        The setup is divided by the largest measured micro-batch, also for algorithms dropped after a small part.
+        The setup time is divided by the largest measured micro-batch, also for algorithms that were dropped after a run
+        on a small part of the mini-batch.
         """
         measured, best = list(measurements), dict[str, float]()
         largest = max((m.micro_config.micro_batch_size for m in measured), default=1)
@@ -47,7 +51,7 @@ class Prior:
             self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
 
     def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
-        """Return the expectation from the nearest similar problems, else from other operations; None if unknown.
+        """Return what to expect of an algorithm, from similar problems, else from other operations; None if unknown.
 
         Other operations can only show that an algorithm is hopeless; they differ too much for more.
         """

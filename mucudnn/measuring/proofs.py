@@ -1,4 +1,4 @@
-"""Proofs of foreign candidates, which run in a separate process before they run in this one."""
+"""Proofs of foreign code (of other libraries): it runs in a separate process before it runs in this one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class UnprovenError(RuntimeError):
-    """Foreign code could not be proven, for a transient reason; it is not run."""
+    """A passing reason, such as lack of memory, for which foreign code was not proven safe; so it is not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Error, memory and time of a candidate that ran correctly in the proving process.
+    """Error, memory and time of a foreign candidate that ran correctly in the separate proving process.
 
     relative_error: against float64. internal_bytes: allocated by the candidate itself. time_s: of the fastest run,
     including the checks of the heap.
@@ -35,7 +35,7 @@ class Proof:
 
 
 class Fault(StrEnum):
-    """Faults of foreign code in the process that proves it. FAILS: it raised an error."""
+    """Ways in which foreign code fails in the process that proves it. FAILS: the code raised an error."""
 
     DIES = "dies"
     HANGS = "hangs"
@@ -44,7 +44,7 @@ class Fault(StrEnum):
 
 
 class BarredError(UnsoundError):
-    """Foreign code that must not be run in this process. fault: the reason."""
+    """Foreign code must not run in this process, since it failed in the proving process. fault: in which way."""
 
     def __init__(self, reason: str, fault: Fault) -> None:
         super().__init__(reason, fault)  # all arguments, so that it can be pickled
@@ -55,7 +55,7 @@ class BarredError(UnsoundError):
 
 
 class Proofs:
-    """The proofs of the foreign candidates of one problem, each asked for once, in batches.
+    """Proofs that the foreign candidates of one problem run correctly, each requested once, in batches.
 
     proven: called when a batch is done.
     """
@@ -74,16 +74,17 @@ class Proofs:
         self._found: dict[MicroConfig, Proof | Exception] = {}
 
     def ask(self, candidates: Iterable[Candidate]) -> None:
-        """Have candidates without results proven, in one batch."""
+        """Have those of the candidates that have no result yet run in the proving process, in one batch."""
         wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
         if wanted:
             self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
             self._proven()
 
     def of(self, candidate: Candidate) -> Proof | None:
-        """Return the proof; None if torch's own, in the form that the user's step runs anyway, could not be proven.
+        """Return the candidate's proof; None for torch's own convolution that may run in this process though unproven.
 
-        Raises the error that bars the candidate.
+        Torch's own may do so in the form that the user's step calls without mucudnn. Raises the error that bars the
+        candidate.
         """
         self.ask([candidate])
         if (error := self.error_of(candidate)) is not None:
@@ -92,7 +93,7 @@ class Proofs:
         return found if isinstance(found, Proof) else None
 
     def error_of(self, candidate: Candidate) -> Exception | None:
-        """Return the error that bars a candidate that was asked for."""
+        """Return the error for which an already requested candidate must not run in this process; None if it may."""
         found = self._found[candidate.micro_config]
         is_baseline = candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size)
         if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):

@@ -1,8 +1,8 @@
-"""The order of the quick race: which candidates of a problem it probes next, given the results so far.
+"""The order of the quick race: which candidates of a problem are probed (run once) next, given the results so far.
 
-Each algorithm is probed at its best, with the largest micro-batch that fits, unless a small part of the mini-batch
-shows that it is hopeless. Only the best one is then measured at other sizes, too. Algorithms that were hopeless in
-similar problems are skipped.
+Each algorithm is probed with the largest micro-batch that fits the workspace limit, unless a small part of the
+mini-batch shows that the algorithm is hopeless. Only the best algorithm is then measured at other sizes, too.
+Algorithms that were hopeless in similar problems are skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 @dataclass
 class QuickPlan:
-    """The order of a search for the fastest candidates of a job.
+    """The order in which a quick search tries the candidates of a job, that is of one convolution to tune.
 
-    known, failed: the results so far, to which the race adds. prior: from similar problems. every_size: measure the two
-    best algorithms, or torch's own, at all sizes, since each size is an option when a budget is divided. flops_per_s:
-    the device's full rate; inf if unknown.
+    known, failed: the results so far, to which the race adds. prior: expected times from similar problems. every_size:
+    measure the two best algorithms, or torch's own, at all sizes, since each size is an option when a budget is
+    divided. flops_per_s: the device's full rate; inf if unknown.
     """
 
     job: RaceJob
@@ -43,16 +43,16 @@ class QuickPlan:
         return [(c, self.known[c.micro_config]) for c in self.job.candidates if c.micro_config in self.known]
 
     def beside(self, others: Mapping[MicroConfig, Measurement]) -> QuickPlan:
-        """Return the plan with further results."""
+        """Return a copy of the plan that also knows these further measurements."""
         return replace(self, known={**self.known, **others})
 
     def too_large(self) -> list[Failure]:
-        """Return candidates that a run showed not to fit, so that the next race need not run them."""
+        """Return failures for candidates that a run showed to exceed the workspace limit, so that none is run again."""
         asked = [c for c in self.job.candidates if c.is_counted and self._is_new(c)]
         return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
 
     def baselines(self) -> list[Candidate]:
-        """Return the baseline if it has no result yet, whether it fits or not."""
+        """Return torch's own undivided convolution (the baseline) if it has no result yet, even if it does not fit."""
         own = [c for c in self.job.candidates if self.job.is_baseline(c)]
         return [c for c in own if self._is_new(c)]
 
@@ -65,8 +65,8 @@ class QuickPlan:
     def parts(self) -> list[Candidate]:
         """Return, for each algorithm without results, a candidate of a small part of the mini-batch.
 
-        Foreign code has none, since it is proven at each size and so probed once. Last resorts have none unless a
-        budget is divided, where they may get a segment.
+        Foreign algorithms have none, since they are proven at each size and so probed once. Last resorts (algorithms
+        for limits that no other fits) have none unless a workspace budget is divided, where they may get a share.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
         small = [c for c in self.job.candidates if SMALL_PART * c.micro_batch_size <= self.job.task.batch_size]
@@ -79,17 +79,18 @@ class QuickPlan:
         return [c for c in (*others, *resorts) if self.job.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
-        """Whether its micro-batch is a large enough part of the mini-batch to be representative."""
+        """Whether the candidate's micro-batch is so large a part of the mini-batch that its time is representative."""
         return CHECKED_PART * candidate.micro_batch_size >= self.job.task.batch_size
 
     def leads(self) -> list[Candidate]:
         """Return the candidate of each algorithm that is probed first: the largest that fits and has not failed.
 
-        The baseline comes first whether it fits or not, since everything is compared with it. Then come algorithms that
-        were fast in similar problems, then those with few FLOPs, then the others, and last resorts at the end. Torch's
-        own is also probed divided if it does not fit or gets fresh pages. Barred foreign code is not tried at another
-        size. A skipped candidate stays the lead. Hopeless algorithms have none. A candidate that is hopeless in similar
-        problems is the lead whether it fits or not, since finding out takes a run.
+        The baseline (torch's own, undivided) comes first whether it fits or not, since everything is compared with it.
+        Then come algorithms that were fast in similar problems, then those with few FLOPs, then the others, and last
+        resorts at the end. Torch's own is also probed divided if it does not fit or gets fresh pages. Foreign code that
+        must not run is not tried at another size. A skipped candidate remains its algorithm's first. Hopeless
+        algorithms have no candidate here. A candidate that is hopeless in similar problems is returned whether it fits
+        or not, since finding out takes a run.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
@@ -105,13 +106,14 @@ class QuickPlan:
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(self) -> list[Candidate]:
-        """Leads without results."""
+        """Candidates of ``leads``, the first one to probe of each algorithm, that have no result yet."""
         return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
     def _is_out(self, candidate: Candidate) -> bool:
-        """Whether a candidate failed or was skipped. One skipped under another limit may win under this one.
+        """Whether a candidate failed or was skipped, so that it is not probed.
 
-        So may one skipped for its FLOPs, once a higher rate has been measured.
+        A candidate skipped under another workspace limit may win under this one, and one skipped for its FLOPs may win
+        once a higher rate was measured: neither is out.
         """
         if self.is_spared(candidate):
             return True
@@ -123,9 +125,10 @@ class QuickPlan:
         return not (is_asked_again and self.hopeless(candidate) is None)
 
     def sizes(self) -> list[Candidate]:
-        """Smaller sizes to measure next: all of the best algorithm, half the size of one close to it.
+        """Smaller micro-batches to measure next: all of the best algorithm, the next smaller one of a close second.
 
-        If a budget is divided: all sizes of each algorithm that is the best, or close to it, within its own workspace.
+        If a budget is divided over problems: all sizes of each algorithm that is the fastest, or close to it, among
+        those that need no more workspace.
         """
         ranked = self._ranked()
         wanted: list[Candidate] = []
@@ -140,7 +143,7 @@ class QuickPlan:
         return [c for c in wanted if self._is_new(c)]
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
-        """Return why a candidate cannot win, before it has run; None if it is worth a probe."""
+        """Return, as a failure, why a candidate cannot win, before it has run; None if it is worth a probe."""
         if self.job.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
@@ -153,13 +156,13 @@ class QuickPlan:
         return passed_over(candidate.micro_config, reason, by_arithmetic=True)
 
     def is_spared(self, candidate: Candidate) -> bool:
-        """Whether a candidate is a last resort, and another one is within limit and error bound."""
+        """Whether a candidate's algorithm is a last resort, and another is within workspace limit and error bound."""
         resorts = {c.algorithm.name for c in self.job.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
 
     def total_s(self, measurement: Measurement) -> float:
-        """Seconds of a whole mini-batch by this micro-config alone; fractions of a micro-batch count as such."""
+        """Seconds of a whole mini-batch at this measured micro-batch size alone; a remainder counts in proportion."""
         setup_s = 0.0 if self.job.may_keep else measurement.setup_s
         return setup_s + self.job.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
@@ -174,17 +177,17 @@ class QuickPlan:
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
-        """Return a candidate's time as a multiple of the fastest one's; inf if it must not win."""
+        """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace rules it out."""
         if not self.job.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
-        """Workspace to compare: without prepared bytes if these may be cached between calls."""
+        """Workspace bytes by which measurements are compared, without prepared bytes if these may be cached."""
         return measurement.scratch_bytes + (0 if self.job.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
-        """Workspace to compare, or as much of it as is known without a run."""
+        """Workspace bytes by which candidates are compared, as far as they are known without running this candidate."""
         scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
         return scratch + (0 if self.job.may_keep else candidate.workspace.prepared_bytes)
 
@@ -193,9 +196,9 @@ class QuickPlan:
         return expected is not None and expected.ratio > expected.hopeless * self._least_expected(candidate)
 
     def _least_expected(self, candidate: Candidate) -> float:
-        """The least expected multiple among candidates that fit: 1, unless the fastest does not fit.
+        """The least expected multiple of the fastest time among candidates that fit: 1 unless the fastest does not.
 
-        If a budget is divided, only candidates that need no more workspace than this one count.
+        If a budget is divided, only candidates that need no more workspace than the given one count.
         """
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
@@ -219,33 +222,33 @@ class QuickPlan:
 
     @cached_property
     def _expectations(self) -> Mapping[str, Expectation | None]:
-        """Expectations by algorithm, as they were when the search began."""
+        """Expected times by algorithm name, as they were when the search began; None for an unknown one."""
         names = {candidate.algorithm.name for candidate in self.job.candidates}
         return {name: self.prior.expected(self.job.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
-        """Return the seconds that the FLOPs of the mini-batch take at full rate."""
+        """Return the seconds that the candidate's FLOPs for the mini-batch take at the device's full rate."""
         if self.flops_per_s == inf:
             return 0.0
         return self._least_flops(candidate) / self._full_rate()
 
     def _full_rate(self) -> float:
-        """Return the highest rate seen: measurements here may exceed a rate that was sampled at a busy moment."""
+        """Return the highest rate seen, in FLOP/s: of the sampled rate and of all candidates measured so far."""
         return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in self._measured()), 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
-        """Return the least FLOPs of the mini-batch. Torch's own multiplies directly on processors."""
+        """Return the least FLOPs of the candidate for the mini-batch; torch's own counts as a direct convolution."""
         problem, n = self.job.task.problem, self.job.task.batch_size
         return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
-        """Return a sort key: expected to be fast, few FLOPs, unknown; last resorts at the end."""
+        """Return a sort key for candidates: expected to be fast, then of few FLOPs, last resorts at the end."""
         expected = self._expected(candidate)
         rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
         return candidate.algorithm.is_last_resort, expected is None, rank
 
     def _ranked(self) -> list[tuple[Candidate, float]]:
-        """Leads that may win, the best of each algorithm, fastest first, with their times."""
+        """Measured candidates that may win, the best of each algorithm, fastest first, with their times in seconds."""
         measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
         winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
         best: dict[str, tuple[Candidate, float]] = {}
@@ -254,7 +257,7 @@ class QuickPlan:
         return list(best.values())
 
     def _hopeless_algorithms(self) -> set[str]:
-        """Return the algorithms that were hopeless at every measured size."""
+        """Return the names of algorithms that were far slower than the fastest at every measured size."""
         hopeful = {
             micro_config.algorithm
             for micro_config, measurement in self.known.items()
@@ -264,7 +267,7 @@ class QuickPlan:
 
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
-    """Whether it allocates so much that malloc maps and the system clears new pages in each call."""
+    """Whether the candidate allocates so much that malloc gets new, zeroed pages from the system in each call."""
     return candidate.is_countable and candidate.scratch_bytes >= MAPPED_BYTES
 
 

@@ -1,7 +1,7 @@
 """The quick race: measures the candidates of a problem that can win, and probes the others once or not at all.
 
-``QuickPlan`` determines the order. A skipped candidate has a stored row with the reason. Whole runs decide between
-candidates that are close.
+``QuickPlan`` determines the order. For a skipped candidate the reason is stored. Between candidates that are close,
+whole calls decide later.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mucudnn.words.results import Failure, Measurement
 
 
 class QuickRace(Race):
-    """A race of the candidates that can win, in the order of its plan. Results are compared at some places only.
+    """A race of the candidates that can win, in the order of a ``QuickPlan``; errors are checked at some places only.
 
-    prior, every_size, flops_per_s: as of ``QuickPlan``; the results are added to the prior.
+    prior, every_size, flops_per_s: as in ``QuickPlan``; the results are added to the prior.
     """
 
     warms_up = False  # the check has run before
@@ -47,7 +47,7 @@ class QuickRace(Race):
 
     @property
     def is_done(self) -> bool:
-        """Whether no candidate is missing. Without a result of the baseline this is known without a run."""
+        """Whether every candidate has the results it needs. If torch's own has none, the answer needs no run."""
         return not (self._plan.baselines() or self.missing())
 
     def _of(self, job: RaceJob) -> QuickRace:
@@ -73,7 +73,7 @@ class QuickRace(Race):
         plan.prior.learn(self.job.task.problem, self.known.values())
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return all candidates, or if time is up, the baseline, and others only until one fits."""
+        """Return all candidates; if time is up, only torch's own, or the first while none that fits was measured."""
         if not self._is_late():
             return candidates
         return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
@@ -91,7 +91,7 @@ class QuickRace(Race):
             yield from self._look_at(candidate)
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
-        """Probe algorithms on small parts of the mini-batch; hopeless and spared ones end there."""
+        """Probe algorithms on small parts of the mini-batch; hopeless and superfluous ones leave the race here."""
         looks = [self._try_first_sample(part) for part in self._plan.parts() if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
@@ -104,7 +104,7 @@ class QuickRace(Race):
                 yield entry.final()
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        """Probe a candidate. It stays in the race unless it is hopeless; then its result is yielded."""
+        """Probe a candidate. If it is hopeless, yield its result at once; otherwise it stays in the race."""
         if self._is_late() and self._has_answer() and not self.job.is_baseline(candidate):
             return
         entry = self._try_first_sample(candidate)
@@ -118,9 +118,10 @@ class QuickRace(Race):
             yield entry.final()
 
     def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
-        """Replace probes by interleaved cold-cache samples, then take another sample of each.
+        """Replace quick probes by interleaved samples with cold caches, then take another sample of each candidate.
 
-        Candidates that are slower by more than these margins get no more samples.
+        A candidate that takes more than ``first`` times as long as the fastest gets no sample; more than ``second``
+        times, no further one.
         """
         yield from self._sample_within(first, looks_only=True)
         yield from self._sample_within(second)
@@ -143,17 +144,20 @@ class QuickRace(Race):
                     self._add(entry)
 
     def _can_win(self, entry: Entry, margin: float) -> bool:
-        """Whether its fastest sample is within ``margin`` times the fastest candidate."""
+        """Whether the candidate's fastest sample takes at most ``margin`` times the fastest candidate's."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
         return self._plan.margin(entry.candidate, own) <= margin
 
     def _is_look(self, candidate: Candidate) -> bool:
-        """Whether the first sample is a probe: code may have to be loaded or built before this size runs at speed."""
+        """Whether the first sample is only a probe, since code may have to be loaded or built before it is fast."""
         own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
         return not (own and candidate.algorithm.name in self._has_run)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Check an algorithm of ours on few samples, since it is tested at every size; on all if that fails."""
+        """Return a candidate's error; for algorithms of ours from few samples, and from more only if that check fails.
+
+        Few are enough, since our algorithms are tested at every size.
+        """
         own = [c for c in self.job.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:

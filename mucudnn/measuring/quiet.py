@@ -21,9 +21,9 @@ _BUSY = (
 
 
 class Quiet:
-    """Waits for a quiet machine, measures disturbed candidates again, and warns once of results that remain doubtful.
+    """Waits for a quiet machine, repeats measurements that other processes disturbed, and warns once if some remain.
 
-    tell: called with the reason of a wait. All waits together take at most ``most_s``.
+    tell: called with the reason of a wait. All waits together take at most ``most_s`` seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Quiet:
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
 
     def is_now(self) -> bool:
-        """Whether the machine is known to be quiet now; may watch it for half a second to tell."""
+        """Whether the machine is known to be quiet now; to find out, this may watch the load for half a second."""
         self._begin()
         if not self.watch.current().is_known and not self._load_unknown:
             self.watch.pause()
@@ -49,7 +49,10 @@ class Quiet:
         return self.watch.current()
 
     def measured(self, search: Race) -> Iterator[Measurement | Failure]:
-        """Measure the missing candidates, and disturbed ones once more if it is quiet then: newer results count."""
+        """Measure a race's missing candidates, then disturbed ones again if the machine is quiet; yield all results.
+
+        Of two results of a candidate the later one counts.
+        """
         if search.is_done:
             return
         self.wait()
@@ -70,7 +73,7 @@ class Quiet:
         configurations: Sequence[Configuration],
         compare: Callable[[Sequence[Configuration]], Outcomes],
     ) -> Outcomes:
-        """Compare whole runs, and once more if they were disturbed, and it is quiet then."""
+        """Compare whole calls of configurations, and once more if they were disturbed and the machine is quiet then."""
         if not configurations:
             return []
         self.wait()
@@ -82,11 +85,11 @@ class Quiet:
         return outcomes
 
     def believed(self, run: WholeRun | None) -> WholeRun | None:
-        """Return a stored whole run; None for one that was disturbed, if it is quiet now."""
+        """Return the stored whole run, or None if it was disturbed and can be repeated now, on a quiet machine."""
         return None if run is None or (run.is_disturbed and self.is_now()) else run
 
     def believed_results(self, results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-        """Return stored results without those that were disturbed, if it is quiet now."""
+        """Return the stored results; if the machine is quiet now, without those that other processes disturbed."""
         sound = _undisturbed(results)
         return _undoubted(sound) if len(sound) < len(results) and self.is_now() else [*results]
 
@@ -96,13 +99,13 @@ class Quiet:
             self._store.add_rate(self.watch.best_rate)
 
     def end(self) -> None:
-        """Store the best rate, and warn once in a process that something remains doubtful."""
+        """Store the best rate of the reference kernel, and warn, once in a process, if disturbed results remain."""
         self.store_rate()
         if self._doubtful:
             say_once(_BUSY)
 
     def _begin(self) -> None:
-        """Before the first probe, read the best rate of earlier runs, and warn once of more threads than cores."""
+        """Before the first measurement, read the best rate of earlier runs, and warn of more threads than cores."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -118,7 +121,7 @@ class Quiet:
             yield result
 
     def _remember(self, problem: ConvProblem, of: MicroConfig | Configuration, load: float | None) -> None:
-        """Note whether the last measurement is doubtful."""
+        """Note whether the last measurement of a micro-config or configuration was disturbed by other processes."""
         if is_busy(load):
             self._doubtful.add((problem, of))
         else:
@@ -130,5 +133,5 @@ def _undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement |
 
 
 def _undoubted(sound: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-    """Return sound results without candidates passed over, which were compared with disturbed ones."""
+    """Return the results without skipped candidates: these were skipped after a comparison with disturbed results."""
     return [result for result in sound if isinstance(result, Measurement) or not result.is_passed_over]

@@ -1,4 +1,4 @@
-"""The race of one problem's micro-configs: each is checked and timed on a workbench, or fails for a reason.
+"""The race of one problem's candidates: each is checked and timed on a ``Workbench``, or fails for a reason.
 
 This is the common part: ``thorough_race.py`` measures all candidates that can win, ``quick_race.py`` those that
 probably do.
@@ -30,10 +30,10 @@ from mucudnn.words.task import Task
 
 @dataclass(frozen=True, slots=True)
 class RaceJob:
-    """Candidates of a task that are to be measured on a machine, and the bounds of measuring.
+    """Candidates of a tuning task (one convolution and batch size) to measure on a machine, and bounds of measuring.
 
-    The task's limit leaves out candidates that need more workspace, except torch's own. known, known_failures: results
-    of earlier runs, not measured again. max_relative_error: an algorithm above it gets no more than one sample.
+    Candidates that need more workspace than the task's limit are left out, except torch's own. known, known_failures:
+    results of earlier runs, not measured again. max_relative_error: an algorithm above it gets no more than one sample.
     time_limit_s: for all measuring together; torch's own and the first candidate that fits are measured even after it.
     may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the setup count.
     """
@@ -53,7 +53,7 @@ class RaceJob:
         return inf if self.task.limit_bytes is None else self.task.limit_bytes
 
     def can_win(self, candidate: Candidate, relative_error: float) -> bool:
-        """Whether error and workspace allow the candidate to win."""
+        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
         return relative_error <= self.max_relative_error and self.fits(candidate)
 
     def fits(self, candidate: Candidate) -> bool:
@@ -64,13 +64,13 @@ class RaceJob:
         return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
 
     def is_baseline(self, candidate: Candidate) -> bool:
-        """Whether this is torch's own, undivided, with which everything is compared."""
+        """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
         return candidate.micro_config == self.task.baseline
 
 
 @dataclass(slots=True)
 class Entry:
-    """A candidate that is being measured: the timer of its steps, and its other results so far.
+    """A candidate that is being measured: the timer of its steps (one micro-batch each), and its other results so far.
 
     is_look: its only sample is a probe, of a step with a warm cache.
     """
@@ -84,14 +84,14 @@ class Entry:
     is_look: bool = False
 
     def final(self) -> Measurement:
-        """Return the measurement with its raw samples and the load meanwhile."""
+        """Return the candidate's measurement with its raw samples, and the machine's load while they were taken."""
         load = self.watch.since(self.began)
         samples = (self.setup_samples_s, tuple(self.timer.samples_s))
         raw = MeasuredSamples(*samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
         return replace(self.measurement(), load=load.share, raw=raw)
 
     def measurement(self) -> Measurement:
-        """Return the measurement so far, without raw samples: the race reads it after every round."""
+        """Return the candidate's measurement so far, without raw samples, as the race reads it after every round."""
         return Measurement(
             micro_config=self.candidate.micro_config,
             setup_s=median(self.setup_samples_s),
@@ -105,7 +105,7 @@ class Entry:
 
 
 class Race(ABC):
-    """A race of the candidates of one job. Subclasses decide which run, in which order, and how often.
+    """A race of the candidates of one ``RaceJob``. Subclasses decide which of them run, in which order, and how often.
 
     warms_up: whether the samples of a step and of a setup follow a warm-up call. checks_samples: as of ``Workbench``.
     rule, setup_rule: when steps and setups have enough samples.
@@ -127,15 +127,15 @@ class Race(ABC):
 
     @abstractmethod
     def missing(self) -> list[Candidate]:
-        """Return candidates that may need measuring, in order; empty if all are known."""
+        """Return candidates that may still need measuring, in order; empty if the results of all are known."""
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether no candidate needs measuring any more."""
         return not self.missing()
 
     def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
-        """Return a new race that knows these results, too, with ``spent_s`` of its time limit used."""
+        """Return a new race with these results among the known ones, and a time limit reduced by ``spent_s``."""
         left_s = None if self.job.time_limit_s is None else max(0.0, self.job.time_limit_s - spent_s)
         known = [*self.job.known, *(result for result in results if isinstance(result, Measurement))]
         failures = [*self.job.known_failures, *(result for result in results if isinstance(result, Failure))]
@@ -145,7 +145,7 @@ class Race(ABC):
         return type(self)(job)
 
     def measure(self) -> Iterator[Measurement | Failure]:
-        """Measure what is missing, and yield each result as soon as it is final.
+        """Measure the missing candidates, and yield each result as soon as it is final.
 
         Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
         ``UnavailableError`` if there is no memory for a single sample.
@@ -159,12 +159,12 @@ class Race(ABC):
 
     @abstractmethod
     def _run(self) -> Iterator[Measurement | Failure]:
-        """Measure on the workbench until the deadline."""
+        """Measure the missing candidates on the workbench until the deadline, and yield their results."""
 
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
-        """Have foreign candidates proven in one batch, and yield the failures of those that are barred.
+        """Have foreign candidates proven (first run in a separate process) in one batch; yield failures of barred ones.
 
-        A source's algorithms are proven one by one, within the time limit.
+        Candidates of an ``AlgorithmSource`` are not in the batch: they are proven one by one, within the time limit.
         """
         wanted = [c for c in candidates if c.is_foreign and not c.from_source]
         if not wanted or (proofs := wanted[0].proofs) is None:
@@ -178,7 +178,7 @@ class Race(ABC):
         return self.job.machine.clock.now() > self.deadline
 
     def _has_answer(self) -> bool:
-        """Whether a candidate that fits was measured. The time limit applies from then on."""
+        """Whether a candidate within the workspace limit was measured. From then on the time limit applies."""
         known = (c for c in self.job.candidates if c.micro_config in self.known)
         fitting = (c for c in known if c.fits(self.job.task.limit_bytes))
         return any(self.job.task.batch_size % c.micro_batch_size == 0 for c in fitting)
@@ -190,7 +190,7 @@ class Race(ABC):
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> Entry:
-        """Check the result, then take a sample or a probe. Raises any error of the candidate."""
+        """Check the candidate's result, then take a sample of its time, or a probe. Raises the candidate's errors."""
         relative_error = self._relative_error(candidate)
         began = self.job.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
@@ -206,7 +206,7 @@ class Race(ABC):
         return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.machine.watch, is_look)
 
     def _is_look(self, candidate: Candidate) -> bool:
-        """Whether the first sample is a probe: one step with the warm cache of the check."""
+        """Whether the candidate's first sample is a probe: one step, with caches still warm from the check."""
         return False
 
     def _relative_error(self, candidate: Candidate) -> float:
@@ -223,7 +223,10 @@ class Race(ABC):
         return self._relative_errors[name]
 
     def _samples_of_setup(self, candidate: Candidate) -> tuple[float, ...]:
-        """Time the setup of an algorithm once, with cold caches unless it prepares nothing and there is no warm-up."""
+        """Time the setup of a candidate's algorithm, once for all its micro-batch sizes, and return the seconds.
+
+        Caches are cold, unless the algorithm prepares nothing and the race has no warm-up.
+        """
         name = candidate.algorithm.name
         if name not in self._setup_samples_s:
             set_up, clock = self.workbench.set_up(candidate), self.job.machine.clock
@@ -239,7 +242,7 @@ class Race(ABC):
         return self._setup_samples_s[name]
 
     def _add(self, entry: Entry) -> None:
-        """Add the samples of this entry to the results that others are compared with."""
+        """Add the samples of this entry to the known results, with which other candidates are compared."""
         self.known[entry.candidate.micro_config] = entry.measurement()
         self.fastest_s[entry.candidate.micro_config] = min(entry.timer.samples_s)
 
@@ -251,7 +254,7 @@ class Race(ABC):
             yield from self._failed(entry.candidate, entry.timer.error)
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
-        """Record the failure and yield it. Raise an error if nothing else can be measured in this process."""
+        """Record the candidate's failure and yield it. Raise an error if this process can measure nothing more."""
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
@@ -271,7 +274,7 @@ class Race(ABC):
         yield failure
 
     def _why_unusable(self) -> str | None:
-        """Return the persistent error of the device (CUDA calls it sticky); None if the device can be used."""
+        """Return the error with which every call on the device fails (CUDA calls it sticky); None if calls work."""
         try:
             self.job.machine.clock.now()
         except RuntimeError as error:
@@ -280,7 +283,7 @@ class Race(ABC):
 
 
 def _seconds_of(call: Callable[[], object], clock: Clock) -> float:
-    """Time a call with warm caches."""
+    """Return the seconds of one call, with warm caches."""
     began_s = clock.now()
     call()
     return clock.now() - began_s

@@ -1,6 +1,7 @@
 """Thresholds of the races, each with the measurement behind it; docs/decisions.md has more on those of the quick race.
 
-Times are seconds of the whole mini-batch, as multiples of the fastest that fits, unless something else is said.
+Times are those of the whole mini-batch, as multiples of the fastest candidate's within the workspace limit, unless
+something else is said.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole runs: complete calls of configurations, as users make them, compared with torch's own."""
+"""Whole runs: complete calls of tuned convolutions, as users make them, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mucudnn.words.results import Configuration, WholeRun, WithEpilogue
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
-    """Return random operands as in training: a forward pass is recorded by autograd."""
+    """Return random operands for training: in FORWARD autograd records the call, as the filter needs a gradient."""
     with torch.inference_mode(False):
         operands = random_operands(problem, batch_size, device)
         operands.w.requires_grad_(problem.operation is Operation.FORWARD)
@@ -43,8 +43,8 @@ def whole_run(
 ) -> Callable[[], Tensor]:
     """Return a function to time that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
 
-    The baseline is torch's own call. keeps_workspace: between calls. If the operands have an epilogue, it calls a
-    ``FusedConvolution``, without gradients.
+    For the baseline, torch's own convolution is called. keeps_workspace: whether the workspace is kept between calls.
+    If the operands have an epilogue (such as ReLU), a ``FusedConvolution`` is called, without gradients.
 
     Raises the errors of ``Executable.of`` and ``Executable.build``. The function has no fallback: it raises any error.
     """
@@ -59,7 +59,7 @@ def whole_run(
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
-    """Make one untimed call, and return the result of the operation."""
+    """Make one untimed call of a configuration, and return the result of the operation."""
     return whole_run(problem, configuration, operands)()
 
 
@@ -73,7 +73,7 @@ def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
 def _call(
     problem: ConvProblem, operands: Operands
 ) -> tuple[tuple[Operation, Tensor, Tensor, Tensor | None], tuple[Pair, Pair, Pair, int]]:
-    """Return operation, x, w and dy, and the geometry."""
+    """Return the arguments of a convolution call: (operation, x, w, dy), and the geometry (stride, padding, ...)."""
     third = None if problem.operation is Operation.FORWARD else operands.y
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     return (problem.operation, operands.x, operands.w, third), geometry
@@ -83,9 +83,10 @@ def _call(
 class Machine:
     """The machine that tuning runs on; tests put another in its place.
 
-    algorithms: for every problem. sources: of algorithms that depend on the problem. whole_run: returns a call to time,
-    as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch: of the load. prover: of foreign
-    code; None if that is checked in this process.
+    algorithms: those offered for every problem. sources: objects that offer algorithms for one problem. whole_run:
+    returns a call to time, as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch:
+    observer of the load. prover: client of the process that proves foreign code; None if such code is checked in this
+    process.
     """
 
     environment: Environment
@@ -100,7 +101,7 @@ class Machine:
 
     @classmethod
     def current(cls, device: str = "cpu") -> Machine:
-        """Raises ``UnavailableError`` for a device that is not there."""
+        """Return the machine with this device. Raises ``UnavailableError`` if the device is missing."""
         environment = current_environment(device)
         offered, watch = sources(device), watch_of(device)
         return cls(
@@ -108,7 +109,7 @@ class Machine:
         )
 
     def proofs(self, batch_size: int, *, checks_samples: bool) -> Proofs | None:
-        """Return an object for the proofs of one problem's candidates; None without a prover."""
+        """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover."""
         if self.prover is None:
             return None
         forget = self.watch.forget  # the proving process must not count as foreign load
@@ -124,10 +125,11 @@ class Machine:
         epilogue: WithEpilogue | None = None,
         rounds: Rounds = THOROUGH,
     ) -> list[WholeRun | Exception | None]:
-        """Compare whole runs of the configurations with torch's own, interleaved. keeps_workspace: between calls.
+        """Compare whole calls of the configurations with torch's own, interleaved; return a result or error for each.
 
-        epilogue: of all, torch's own too; None for none, with y recorded for gradients as in training. The result is
-        None for all if there is no memory for the mini-batch or for torch's own.
+        keeps_workspace: whether the workspace is kept between calls. epilogue: computed after every convolution,
+        torch's own included; None for none, with y recorded for gradients as in training. The result is None for all if
+        there is no memory for the mini-batch or for torch's own.
         """
         try:
             operands = self._operands(problem, batch_size, epilogue)
@@ -149,7 +151,7 @@ class Machine:
     def in_turns(
         self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH
     ) -> list[WholeRun | Exception]:
-        """Compare calls with a baseline, interleaved, and record the load. Raises any error of the baseline."""
+        """Compare calls with a baseline, interleaved; return results and the load. Raises the baseline's errors."""
         mark = self.watch.mark()
         results = compare_in_turns(baseline, runs, self.clock, rounds)
         load = self.watch.since(mark)
@@ -158,7 +160,10 @@ class Machine:
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
     ) -> Callable[[], object]:
-        """Return a call, or one that raises the error if it cannot be prepared, so that the others are compared."""
+        """Return a call of the configuration, or, if that cannot be prepared, a call that raises the error when timed.
+
+        So the other configurations are still compared.
+        """
         try:
             return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
         except CANDIDATE_ERRORS as error:

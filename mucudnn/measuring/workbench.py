@@ -1,4 +1,4 @@
-"""Tensors and buffers of one problem, allocated once, and the runs on them that are timed and checked."""
+"""Operands and buffers of one convolution problem, allocated once, for timing and checking candidates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 class Workbench:
-    """Operands, one scratch for all candidates, and prepared buffers, so that candidates can take turns.
+    """Operands of a problem, one scratch buffer for all candidates, and prepared buffers; so candidates can take turns.
 
     The peak of memory, for any number of candidates, is (G: bytes of a guard zone)::
 
@@ -65,7 +65,7 @@ class Workbench:
         self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
 
     def stream(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a call that makes one step on the next slice of the mini-batch, and starts over after the last.
+        """Return a function that computes the next micro-batch at each call, and starts over after the last one.
 
         So caches are as cold as in a run of the whole mini-batch. Raises ``MemoryError`` and torch's out-of-memory
         errors.
@@ -84,11 +84,11 @@ class Workbench:
         return next_step
 
     def slice_count(self, candidate: Candidate) -> int:
-        """Number of steps until ``stream`` begins again with the first slice."""
+        """Number of calls after which ``stream`` begins again with the first micro-batch."""
         return self.operands.batch_size // candidate.micro_batch_size
 
     def set_up(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a call that opens and closes the algorithm, which happens once for all micro-batches."""
+        """Return a function that opens and closes the algorithm, which happens once for all micro-batches."""
         self._require(candidate)
         algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
 
@@ -99,10 +99,10 @@ class Workbench:
         return open_and_close
 
     def proof(self, candidate: Candidate, *, has_bias: bool = True) -> Proof:
-        """Check the candidate, and count the bytes it allocates inside. Raises the errors of ``relative_error``.
+        """Check the candidate's result, and count the bytes that it allocates. Raises the errors of ``relative_error``.
 
-        On the CPU one run does both. has_bias: add a bias to y, which is stricter: oneDNN pads it to whole blocks, and
-        some of its code is wrong only with a bias.
+        On the CPU one run does both. has_bias: add a bias to y, which is a stricter check: oneDNN pads the bias to
+        whole blocks, and some of its code is wrong only with a bias.
         """
         counts = candidate.counts_any_run and self._device == "cpu"
         internal_bytes = 0 if counts else candidate.scratch_bytes - candidate.workspace.scratch_bytes
@@ -126,9 +126,10 @@ class Workbench:
         *,
         has_bias: bool = False,
     ) -> float:
-        """Return the relative L2 error against float64 of a run between guard zones, on at least one micro-batch.
+        """Run the candidate between guard zones; return its relative L2 error against float64.
 
-        It has as many samples as can be compared at little cost. around: calls the run. has_bias: add a bias of zeros.
+        The run has at least one micro-batch, and as many samples as can be compared at little cost. around: function
+        that calls the run. has_bias: add a bias of zeros.
 
         Raises ``UnsoundError`` if the candidate writes outside its result or workspace, or if the result is not finite
         or too wrong for rounding.
@@ -161,7 +162,7 @@ class Workbench:
         return error
 
     def _run(self, candidate: Candidate, n: int, bias: Tensor | None) -> None:
-        """Run the first ``n`` samples, micro-batch by micro-batch."""
+        """Run the candidate on the first ``n`` samples, micro-batch by micro-batch."""
         operands = self.operands.first(n)
         written = operands.written(self.problem.operation)
         if self.problem.operation is Operation.BACKWARD_FILTER:
@@ -183,7 +184,7 @@ class Workbench:
         self._opened[self._place(candidate)] = _content(candidate)
 
     def _require(self, candidate: Candidate) -> None:
-        """Make room for every buffer that the algorithm is handed."""
+        """Allocate memory for every buffer that the candidate's algorithm needs from its caller."""
         if candidate.micro_batch_size > self.operands.batch_size:
             raise MemoryError(
                 f"there is memory for the tensors of {self.operands.batch_size} samples only, beside what is in use"
@@ -198,7 +199,7 @@ class Workbench:
             self._scratch.part(candidate.workspace.scratch_bytes).zero_()  # the first touch of a page takes long
 
     def _place(self, candidate: Candidate) -> str:
-        """Name of the prepared buffer that the candidate uses."""
+        """Return the name of the prepared buffer that the candidate uses; candidates with the same name share it."""
         shared = self.problem.operation is Operation.BACKWARD_FILTER or not candidate.workspace.prepared_bytes
         return "" if shared else candidate.algorithm.name
 
@@ -241,7 +242,7 @@ class Workbench:
         return operands
 
     def _require_memory(self, size_bytes: int) -> None:
-        """Raise ``MemoryError`` if this exceeds the available memory: Linux would grant it, then kill the process."""
+        """Raise ``MemoryError`` if this many bytes are not available: Linux would grant them, then kill the process."""
         available = available_bytes() if self._device == "cpu" else None
         if available is not None and size_bytes > available:
             needed = format_bytes(size_bytes)
@@ -257,5 +258,5 @@ def available_bytes() -> int | None:
 
 
 def _content(candidate: Candidate) -> tuple[str, int]:
-    """Return a key of the prepared content, which may depend on the micro-batch size."""
+    """Return a key that differs between candidates whose prepared buffers have different contents."""
     return candidate.algorithm.name, candidate.workspace.prepared_bytes

@@ -13,8 +13,8 @@ from mucudnn.words.problem import Operation
 class Conv1d(TunedModule, torch.nn.Conv1d):
     """A ``torch.nn.Conv1d``: same arguments, same state dict, same result.
 
-    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
-    ``tuned`` has its choices with reasons, as for images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or (K, Q).
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution. ``tuned``
+    has the choices with reasons, made as for images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or (K, Q).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv1d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -29,7 +29,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Compute y as tuned. Returns None if torch's convolution is to run, which also reports errors."""
+        """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
         if not operator_takes(x, (2, 3)) or weight.dim() != 3:
             return None

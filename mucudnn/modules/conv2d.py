@@ -1,4 +1,4 @@
-"""The drop-in for ``torch.nn.Conv2d``."""
+"""The drop-in for ``torch.nn.Conv2d``: the same module, but running tuned algorithms."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     """A ``torch.nn.Conv2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
-    ``tuned`` has its choices with reasons. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
+    ``tuned`` has the choices with reasons. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
 
-    ``filter_cache``, if set, keeps prepared filters from call to call, in ``eval()`` mode without gradients. A filter
-    that has changed in any way is prepared again. ``train()`` and ``release_workspaces`` free the memory.
+    ``filter_cache``, if set, keeps filters prepared for the algorithm from call to call, in ``eval()`` mode without
+    gradients. A filter that has changed in any way is prepared again. ``train()`` and ``release_workspaces`` free the
+    memory of the cache.
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv2d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -37,7 +38,7 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:
-        """The filters that are kept prepared in inference, with reasons."""
+        """The filters that are kept prepared from call to call in inference, with reasons."""
         return () if self.filter_cache is None else self.filter_cache.filters
 
     def train(self, mode: bool = True) -> Self:
@@ -46,10 +47,10 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         return super().train(mode)
 
     def fused(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
-        """Compute y with an epilogue inside the algorithm, in inference. x: (N, C, H, W).
+        """Compute y, in inference, with an epilogue (an addition, an activation) inside the algorithm. x: (N, C, H, W).
 
-        Returns None if no choice computes the epilogue, with gradients, and for anything but plain tensors: then call
-        the module and apply the epilogue.
+        Returns None if no tuned choice computes the epilogue, if gradients are needed, and for anything but plain
+        tensors: then call the module and apply the epilogue.
         """
         if torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias) or x.dim() != 4:
             return None
@@ -63,7 +64,9 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     def _tuned_forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue | None = None
     ) -> Tensor | None:
-        """Compute y as tuned. Returns None if torch's convolution is to run, without the overhead of the operator.
+        """Compute y with the tuned choice.
+
+        Returns None if torch's convolution is to run, to save our operator's overhead.
 
         Torch's convolution also handles unusual inputs and reports errors. epilogue: as for ``fused``.
         """

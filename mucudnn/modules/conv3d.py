@@ -1,7 +1,8 @@
 """The drop-in for ``torch.nn.Conv3d``, and its operators: torch's own convolution in micro-batches, to save memory.
 
 The memory that libraries allocate inside a convolution grows with the batch: im2col matrices, copies in another format.
-In micro-batches they need that of one slice. y and dx are written slice by slice; dw is summed in at least float32.
+If the batch is computed in slices (micro-batches), libraries need only the memory for one slice. y and dx are written
+slice by slice; dw is summed in at least float32.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class DividedOperation:
     """One operation of an ``nn.Conv3d`` and its micro-batch size. Bytes do not include the result.
 
     x_shape: (N, C, D, H, W), including padding that torch adds beforehand. micro_batch_size: samples in a slice, or
-    ``UNDIVIDED`` for torch's own. undivided_bytes: allocated inside torch's own. divided_bytes: the same in slices.
+    ``UNDIVIDED``. undivided_bytes: allocated inside torch's convolution of the whole batch. divided_bytes: allocated
+    inside torch's convolution if it runs in slices.
     """
 
     operation: Operation
@@ -39,7 +41,7 @@ class DividedOperation:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Text for people: ``forward 8x16x32x64x64: 2 of 8 samples at a time, 12 MiB instead of 48 MiB``."""
+        """Return a text such as ``forward 8x16x32x64x64: 2 of 8 samples at a time, 12 MiB instead of 48 MiB``."""
         n, *sample = self.x_shape
         what = f"{self.operation} {n}x{'x'.join(map(str, sample))}"
         if self.micro_batch_size == UNDIVIDED:
@@ -51,9 +53,9 @@ class DividedOperation:
 class Conv3d(TunedClass, torch.nn.Conv3d):
     """A ``torch.nn.Conv3d``: same arguments, same state dict, same result.
 
-    For tuned sizes at which torch's convolution needs more memory than the limit, it runs in micro-batches; for all
-    others as in torch. ``divided`` has the micro-batch sizes with reasons. x: (N, C, D, H, W) or (C, D, H, W), y:
-    (N, K, O, P, Q) or (K, O, P, Q).
+    For tuned sizes at which torch's convolution needs more memory than the limit, that convolution runs in
+    micro-batches; for all other sizes as in torch. ``divided`` has the micro-batch sizes with reasons.
+    x: (N, C, D, H, W) or (C, D, H, W), y: (N, K, O, P, Q) or (K, O, P, Q).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv3d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -70,7 +72,10 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _divided_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Compute y in micro-batches. Returns None if torch's convolution is to run, which also reports errors."""
+        """Compute y in micro-batches.
+
+        Returns None if torch's undivided convolution is to run, which also reports errors.
+        """
         if not operator_takes(x, (5, 5)) or not are_tuples(self.stride, self.dilation, length=3):
             return None
         x, padding = padded(self, x, weight)
@@ -86,7 +91,7 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
 
 
 def _divided(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-    """Compute an operation in micro-batches. rest: geometry, then the micro-batch sizes of all operations."""
+    """Compute y, dx or dw in micro-batches. rest: geometry, then the micro-batch sizes of all three operations."""
     *geometry, sizes = rest
     size = sizes[tuple(Operation).index(operation)]
     if size <= UNDIVIDED or x.dim() != 5 or len(x) <= size or x.shape[1] != w.shape[1] * geometry[-1]:
@@ -114,7 +119,7 @@ def _slices(n: int, size: int) -> Iterator[slice]:
 
 
 def _like(result: Tensor, n: int) -> Tensor:
-    """Return an empty tensor for ``n`` samples, in the memory format of the first ones."""
+    """Return an empty tensor for ``n`` samples, in the memory format of ``result``, the result of the first samples."""
     memory_format = torch.channels_last_3d if suggests_channels_last(result) else torch.contiguous_format
     return torch.empty((n, *result.shape[1:]), dtype=result.dtype, device=result.device, memory_format=memory_format)
 

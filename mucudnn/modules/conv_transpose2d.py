@@ -1,8 +1,8 @@
 """The drop-in for ``torch.nn.ConvTranspose2d``, and its operator ``mucudnn::conv_transpose2d``.
 
 A transposed convolution is the backward data of another convolution: its input is that convolution's dy, its result the
-dx. So its own dx is a forward convolution, and its dw is the backward filter with x and dy exchanged. Its problem is
-that of the other convolution, whose x is the module's result.
+dx. So the dx of the transposed convolution is a forward convolution, and its dw is the backward filter with x and dy
+exchanged. The problem that is tuned is that of the other convolution, whose x is the module's result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
     """A ``torch.nn.ConvTranspose2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
-    ``tuned`` has its choices with reasons; y is the backward data of the convolution that it transposes, dx the
-    forward operation. x: (N, C, P, Q) or (C, P, Q), y: (N, K, H, W) or (K, H, W).
+    ``tuned`` has the choices with reasons, named by the convolution that the module transposes: y is the backward data
+    of that convolution, dx its forward operation. x: (N, C, P, Q) or (C, P, Q), y: (N, K, H, W) or (K, H, W).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.ConvTranspose2d(in_channels=8, out_channels=3, kernel_size=4, stride=2, padding=1)
@@ -45,7 +45,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
         return super().forward(input, output_size) if y is None else y
 
     def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
-        """Compute y as tuned. Returns None if torch's convolution is to run, which also reports errors."""
+        """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
         if not operator_takes(x, (3, 4)) or self.padding_mode != "zeros":
             return None
@@ -76,13 +76,14 @@ def y_shape(x: Tensor, w: Tensor, geometry: _Geometry) -> tuple[int, int, int, i
 def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bool:
     """Return whether a transposed convolution is the backward data of some convolution.
 
-    Torch allows output padding up to the dilation. From the stride on, that convolution would have more outputs.
+    Torch allows output padding up to the dilation. With output padding of the stride or more, that convolution would
+    have more outputs than the x of the transposed one.
     """
     return output_padding[0] < stride[0] and output_padding[1] < stride[1]
 
 
 def _computed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Compute y as tuned, or with torch's own. rest: ``_Geometry``, then the handle of ``Choices``."""
+    """Compute y as tuned, or with torch's convolution. rest: ``_Geometry``, then the handle of ``Choices``."""
     *geometry, tuning = rest
     y = _as_backward_data(x, w, geometry, tuning) if _are_images(x, w, bias, groups=geometry[-1]) else None
     if y is None:
@@ -91,14 +92,14 @@ def _computed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
 
 
 def _are_images(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> bool:
-    """Return whether the operands match and have the right dimensions. Torch reports errors for others."""
+    """Return whether x, w and bias match and have the right dimensions. Torch reports the errors of other operands."""
     if x.dim() != 4 or w.dim() != 4 or (w.dtype, w.device) != (x.dtype, x.device):
         return False
     return bias is None or (bias.shape, bias.dtype, bias.device) == ((w.shape[1] * groups,), x.dtype, x.device)
 
 
 def _as_backward_data(x: Tensor, w: Tensor, geometry: _Geometry, tuning: int) -> Tensor | None:
-    """Compute y without bias. Returns None if torch's own is to run."""
+    """Compute y without bias, as backward data. Returns None if torch's convolution is to run."""
     stride, padding, output_padding, dilation, groups = geometry
     choices = choices_of(tuning)
     if choices is None or not is_backward_data(stride, output_padding):
@@ -129,7 +130,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    """Return the three gradients. dy: (N, K, H, W), the x of the convolution that is transposed."""
+    """Return the gradients of x, w and bias. dy: (N, K, H, W), the x of the convolution that this one transposes."""
     x, w = ctx.saved_tensors
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     stride, padding, output_padding, dilation, groups, tuning = ctx.rest

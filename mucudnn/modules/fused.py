@@ -19,12 +19,13 @@ run_fused = hot_path.fused  # ``optimizing/in_place.py`` replaces it while it re
 
 
 class FusedConvolution(nn.Module):
-    """The module activation(convolution(x) + added), computed inside the algorithm if the tuned one supports that.
+    """Module that computes activation(convolution(x) + added), in one algorithm if the tuned one supports that.
 
     Otherwise addition and activation are computed in place on the result of the convolution.
 
-    convolution: with the batch norm, if any, folded into filter and bias. batch_norm: its name in the model, or None
-    if there was none. adds: whether a second input is added. activation: a name in ``ACTIVATIONS``, or None.
+    convolution: the convolution module, with the batch norm, if any, folded into its filter and bias. batch_norm: name
+    of the batch norm in the model, or None if there was none. adds: whether a second input is added. activation: a name
+    in ``ACTIVATIONS``, or None.
 
     x: (N, C, ...), added: broadcastable to y, y: (N, K, ...). For inference only, since batch norm in training mode
     cannot be folded.
@@ -38,13 +39,13 @@ class FusedConvolution(nn.Module):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the operations fused with the convolution."""
+        """Names of the operations fused with the convolution: batch norm, addition, activation."""
         parts = self.batch_norm and "batch norm", ADDITION if self.adds else None, self.activation
         return tuple(part for part in parts if part is not None)
 
     @property
     def epilogue(self) -> WithEpilogue | None:
-        """Epilogue that an algorithm may compute as it writes y, or None if there is none."""
+        """Addition and activation after the convolution, which an algorithm may compute with y; None if none."""
         if not isinstance(self.convolution, nn.Conv2d) or not (self.adds or self.activation):
             return None
         return WithEpilogue(self.activation, self.adds)
@@ -62,7 +63,10 @@ class FusedConvolution(nn.Module):
         return followed(convolution(x), self.activation, added)
 
     def train(self, mode: bool = True) -> Self:
-        """Refuse training. Raises ``InvalidInputError``."""
+        """Switch to ``eval()`` mode.
+
+        Raises ``InvalidInputError`` for training mode, since a folded batch norm cannot train.
+        """
         if mode:
             raise InvalidInputError(
                 f"this model has convolutions fused with {', '.join(self.parts)}, and is for inference only: train the "
@@ -75,7 +79,10 @@ class FusedConvolution(nn.Module):
 
 
 def followed(y: Tensor, activation: str | None, added: Tensor | None) -> Tensor:
-    """Apply addition and activation with torch, in place if possible. ``InPlaceTimes`` replaces this function."""
+    """Add ``added`` to y and apply the activation with torch, in place if possible.
+
+    ``InPlaceTimes`` replaces this function.
+    """
     if added is not None and not _takes(y, added):
         y, added = y + added, None
     return Epilogue(activation, added).apply(y)
@@ -89,10 +96,10 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _is_called_as_it_stands(module: nn.Module) -> bool:
-    """Return whether a call runs only ``forward``, without hooks or compilation."""
+    """Return whether calling the module runs only its ``forward``, without hooks or compilation."""
     return not (torch.compiler.is_compiling() or _has_any_global_hook() or has_hooks(module))  # type: ignore[no-untyped-call]
 
 
 def _takes(y: Tensor, added: object) -> bool:
-    """Return whether the sum has y's shape and dtype, so that it can be written into y."""
+    """Return whether y + added has y's shape and dtype, so that the sum can be written into y."""
     return isinstance(added, Tensor) and added.shape == y.shape and added.dtype == y.dtype

@@ -1,7 +1,8 @@
 """Classes of tuned modules.
 
-Torch's own classes have a fixed counterpart. For a subclass that inherits torch's ``forward``, a class is derived from
-ours and that subclass, so that a tuned module stays an instance of its class. Pickles name both and derive it again.
+Torch's own convolution classes have a fixed counterpart. For a subclass that inherits torch's ``forward``, a class is
+derived from ours and that subclass, so that a tuned module stays an instance of its class. Pickles name the two base
+classes, from which unpickling derives the class again.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ _NOT_COPIED = ("__dict__", "__weakref__")  # class attributes that Python makes 
 
 
 def make_tunable(module: nn.Module) -> None:
-    """Convert a module to ours in place. Raises ``InvalidInputError`` if ``why_left_alone`` returns a reason."""
+    """Turn a module of torch into one of mucudnn in place.
+
+    Raises ``InvalidInputError`` if ``why_left_alone`` has a reason.
+    """
     module.__class__ = _tuned_class(module)
 
 
 def why_left_alone(module: nn.Module) -> str | None:
-    """Return why a module cannot be converted to ours, or None if it can or already was."""
+    """Return why a module cannot be turned into one of mucudnn, or None if it can or already is one."""
     try:
         made = _tuned_class(module)
         there = object.__new__(type(module))  # a dummy without state, to try whether the class can be changed
@@ -56,7 +60,7 @@ def torchs_class(cls: type) -> _Class | None:
 
 
 def _tuned_class(module: nn.Module) -> _Class:
-    """Find or make the tuned class. Raises ``InvalidInputError`` if there cannot be one."""
+    """Find or make the class of a module once tuned. Raises ``InvalidInputError`` if there cannot be one."""
     cls = type(module)
     if issubclass(cls, TunedClass):
         return cls
@@ -68,8 +72,8 @@ def _tuned_class(module: nn.Module) -> _Class:
 def _parametrized(module: nn.Module) -> _Class:
     """Make the class that torch would have made if the module had been tuned before it was parametrized.
 
-    Torch makes a class for each parametrized module, with the parameters as properties, and deletes them from that
-    class when the parametrization is removed, which fails for a subclass of it.
+    Torch makes a class for each parametrized module, with the parameters as properties, and deletes these properties
+    from that class when the parametrization is removed. That fails for a subclass of the class.
     """
     cls, parametrized = type(module), cast(nn.ModuleDict, module.parametrizations)
     before, *others = cls.__bases__
@@ -92,7 +96,7 @@ def _of_class(cls: _Class) -> _Class:
 
 
 def _of_both(ours: _Class, users: _Class) -> _Class:
-    """Return the class derived from ours and the user's, made once.
+    """Return the class derived from mucudnn's class and from the user's class; it is made once.
 
     Raises ``InvalidInputError`` if the user's class cannot be derived from.
     """
@@ -125,6 +129,6 @@ def _derived(ours: _Class, users: _Class) -> _Class:
 
 
 def new_tuned(ours: _Class, users: _Class) -> nn.Module:
-    """Make a module without state, for copying and unpickling: pickles refer to this function."""
+    """Make a tuned module without state, for copying and unpickling: pickles refer to this function."""
     made = _of_both(ours, users)
     return made.__new__(made)

@@ -1,4 +1,4 @@
-"""Common parts of tuned modules: the choices, and checks whether an operator can take an input."""
+"""Common parts of tuned convolution modules: their choices, and checks whether an operator can take an input."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class TunedOperation(Protocol):
 
 
 class TunedClass:
-    """Base of all our modules, which also derive from torch's class."""
+    """Base of all of mucudnn's convolution classes, which also derive from torch's class."""
 
     @property
     def untuned_class(self) -> type:
-        """The class before ``optimize``: assigned to ``__class__``, it makes the module torch's own again.
+        """The module's class before ``optimize``: assigned to ``__class__``, it makes the module torch's own again.
 
-        If the class was derived from ours afterwards by other code, it is that class itself.
+        If other code has derived the module's class from ours afterwards, this is the module's class itself.
         """
         own: type = vars(type(self)).get("_untuned_class", type(self))
         return own
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse ``torch.jit.script``, which calls this method and cannot compile this module."""
+        """Refuse ``torch.jit.script``, which calls this method and cannot compile a tuned module."""
         name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("mucudnn."))
         raise InvalidInputError(
             f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "
@@ -55,11 +55,11 @@ class TunedClass:
 
 
 class TunedModule(TunedClass):
-    """A convolution that runs its tuned choices.
+    """A convolution module that runs its tuned choices.
 
-    tuned: the choice for each operation, as reported. choices: what runs, or None for torch's own for every input.
-    confirmation: the comparison of whole steps, or None. unconfirmed: why there was no comparison. filter_cache: see
-    ``Conv2d``, the only class that has one.
+    tuned: the choice for each operation, as reported. choices: what runs, or None to run torch's convolution for every
+    input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: why there was no
+    comparison. filter_cache: see ``Conv2d``, the only class that has a filter cache.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
@@ -70,10 +70,10 @@ class TunedModule(TunedClass):
 
 
 def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
-    """Return whether the operators accept x: a dense, real tensor with the dimensions of a sample or a batch (dims).
+    """Return whether our operators accept x: a dense, real tensor with the dimensions of a sample or a batch (dims).
 
-    False under forward-mode AD and ``torch.func``, which the operators do not support, and if x is no tensor, such as
-    a ``torch.fx.Proxy``. The operator checks weight and bias itself.
+    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, and if x is no tensor,
+    such as a ``torch.fx.Proxy``. The operator checks weight and bias itself.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False
@@ -100,9 +100,9 @@ def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
 
 
 def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
-    """Return whether to call the operator, in compiled graphs always, since sizes are known only when it runs.
+    """Return whether to call our operator, given the tuned sizes; always True in compiled graphs.
 
-    x_shape: (N, C, H, W) of the problem.
+    In a compiled graph, sizes are known only when the operator runs. x_shape: (N, C, H, W) of the problem.
     """
     if torch.compiler.is_compiling():
         return True
@@ -113,12 +113,15 @@ def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
 
 
 def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
-    """Return the same as ``are_tuples`` with length 2, but faster, since every call needs it."""
+    """Return whether all three are tuples of two. ``are_tuples`` would do, but every call needs this, so it is fast."""
     if type(stride) is type(padding) is type(dilation) is tuple:
         return len(stride) == len(padding) == len(dilation) == 2
     return False
 
 
 def are_tuples(*geometry: Any, length: int) -> bool:
-    """Return whether all are tuples of this length, as torch's modules make them. Users may assign other types."""
+    """Return whether all arguments are tuples of this length, as torch's modules make them.
+
+    Users may assign other types.
+    """
     return all(type(one) is tuple and len(one) == length for one in geometry)

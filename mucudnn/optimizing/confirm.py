@@ -23,13 +23,13 @@ SHORTEST_S, LONGEST_S = 0.002, 2.5  # step time with torch's own convolutions wi
 
 
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
-    """Run interleaved steps, and restore torch's own convolution where ours is slower by more than the noise.
+    """Time interleaved steps of the model; restore torch's convolution where ours is slower by more than the noise.
 
-    First each convolution is compared in place, then the whole step with the remaining choices. If that step is slower,
-    torch's own is restored everywhere, except where it would exceed the workspace limit. Undecided choices are kept.
-    Rounds disturbed by other processes are repeated; if the machine stays busy, they change no choice.
-    automatic: compare nothing and return the reason if a step is too short to measure, or too long. Ranks that run the
-    steps together run the same number of them, even on different kinds of device.
+    First each convolution is compared inside the step, then the whole step with the remaining choices. If that step is
+    slower, torch's convolution is restored everywhere, except where its workspace would exceed the limit. Choices
+    without a clear result are kept. Rounds disturbed by other processes are repeated; if the machine stays busy, they
+    change no choice. automatic: compare nothing and return the reason if a step is too short to measure, or too long.
+    Ranks that run the steps together run the same number of them, even on different kinds of device.
 
     Raises any error of a step; the model then keeps the choices that it ran last.
     """
@@ -50,14 +50,20 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
 
 
 def confirm_again(steps: ModelSteps, in_place: Iterable[InPlace | None], found: Confirmation) -> Confirmation:
-    """Apply a stored confirmation without running steps. in_place: results in place, in the order of tuned problems."""
+    """Apply a confirmation that the database has stored, without running steps of the model again.
+
+    in_place: the time of each tuned problem inside a step, or None, in the order of tuned problems.
+    """
     each = iter(in_place)
     tuned = {name: tuple(replace(one, in_place=next(each)) for one in every) for name, every in steps.tuned.items()}
     return _concluded(steps, _put_back_losers(steps, tuned), found)
 
 
 def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
-    """Restore torch's own where ours loses in place, if the limit allows. Returns all losers, allowed or not."""
+    """Restore torch's convolution where the tuned choice is slower within the model and the limit allows it.
+
+    Returns all slower choices, restored or not.
+    """
     lost = [
         PutBack(
             name,
@@ -75,7 +81,10 @@ def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
 
 
 def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) -> Confirmation:
-    """Restore torch's own everywhere if the step is still slower, and add all that was restored to the result."""
+    """Restore torch's convolutions everywhere if the tuned step is still slower than torch's.
+
+    Returns ``found`` together with everything that was restored.
+    """
     is_withdrawn = found.step.is_slower and not found.is_disturbed
     if is_withdrawn:
         why = f"the step was slower with the tuned choices, {found.step.in_words}"
@@ -96,7 +105,7 @@ def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) 
 
 
 def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-    """Have the modules run the tuned choices, and torch's own for the problems in ``put_back``."""
+    """Have the modules run the tuned choices, but torch's own convolution for the problems in ``put_back``."""
     why = {(one.module, one.problem, one.batch_size): one.why for one in put_back}
 
     def after(name: str, one: TunedProblem) -> TunedProblem:
@@ -107,7 +116,10 @@ def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack
 
 
 def _warm_up(steps: ModelSteps) -> float:
-    """Run each side once as a warm-up. Returns the seconds of torch's step, the minimum of two runs if it is short."""
+    """Run one step with torch's convolutions and one with ours as a warm-up.
+
+    Returns the seconds of torch's step, the minimum of two runs if the step is short.
+    """
     first_s = steps.run(ours=False, recorded=False).time_s
     steps.run(ours=True, recorded=True)
     is_short = steps.ranks.anywhere(first_s <= 1)
@@ -116,17 +128,20 @@ def _warm_up(steps: ModelSteps) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Calls that are compared as one: those of equal modules with equal choices.
+    """Convolution calls that are compared as one group, since their modules and tuned choices are equal.
 
-    tuned: the choice for each operation. places: where torch's calls and ours run, in the same order in every process,
-    so that floating-point sums agree.
+    tuned: the choice for each operation. places: where torch's calls and ours run in the model, in the same order in
+    every process, so that floating-point sums agree.
     """
 
     tuned: tuple[TunedProblem, ...]
     places: dict[Place, None]
 
     def in_place(self, rounds: Rounds) -> dict[_Key, InPlace]:
-        """Compare the time of a call, and mark the operations that lose. Empty if a step had no such call."""
+        """Compare the times of torch's convolution and of ours, and mark the operations in which ours is slower.
+
+        Returns an empty dict if a step had no such call.
+        """
         torchs_s, ours_s = (self.seconds(steps) for steps in (rounds.torchs, rounds.ours))
         calls = median(self._calls(times) for times in rounds.torchs)
         if not calls or not all((*torchs_s, *ours_s)):
@@ -138,22 +153,22 @@ class _Part:
         return {_key(one): InPlace(operations, in_turns, one in loses) for one in self.tuned}
 
     def seconds(self, steps: Iterable[StepTimes], operation: Operation | None = None) -> list[float]:
-        """Return the seconds in each step, of all calls or of those that compute only ``operation``."""
+        """Return the seconds of this part's calls in each step, or of calls that compute only ``operation``."""
         places = [place for place in self.places if operation is None or place.operations == (operation,)]
         return [sum(t.convolutions[place].time_s for place in places if place in t.convolutions) for t in steps]
 
     def _calls(self, times: StepTimes) -> int:
-        """Count calls of the first operation."""
+        """Count how often a step calls the first operation of this part."""
         first = self.tuned[0].problem.operation
         return sum(
             times.convolutions[p].calls for p in self.places if first in p.operations and p in times.convolutions
         )
 
     def _losers(self, rounds: Rounds) -> list[TunedProblem]:
-        """Return the operations for which torch's own is restored, given that the part is slower than torch's.
+        """Return the operations for which torch's convolution is restored, as this part is slower than torch's calls.
 
-        The time of torch's call is shared among its operations in proportion to the baselines of tuning. Operations
-        that exceed their share lose, at least the one that exceeds it most.
+        Torch may compute several operations in one call. The time of that call is shared among them in proportion to
+        torch's times in tuning. Operations that exceed their share lose, at least the one that exceeds its share most.
         """
         baselines_s = [one.baseline_s for one in self.tuned]
         all_s = sum(seconds or 0.0 for seconds in baselines_s)
@@ -168,7 +183,7 @@ class _Part:
 
 
 def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
-    """Add the times measured in place."""
+    """Return the tuned choices with the times that their convolutions took inside steps of the model."""
     measured: dict[_Key, InPlace] = {}
     for part in _parts(rounds, tuned):
         for key, in_place in part.in_place(rounds).items():
@@ -180,7 +195,7 @@ def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
 
 
 def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:
-    """Group the calls by the choices for the operations that torch computes in one call."""
+    """Yield groups of convolution calls with equal modules and equal choices for the operations of one torch call."""
     by_base: dict[_Base, dict[Operation, TunedProblem]] = {}
     for name, every in tuned.items():
         for one in every:
@@ -230,7 +245,7 @@ def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
 
 
 def _over_tuned(rounds: Rounds, tuned: TunedModules) -> float | None:
-    """Return the median over the tuned calls of the ratio of the time in place to the time measured in tuning."""
+    """Return the median, over the tuned calls, of the time inside a step divided by the time measured in tuning."""
     tuned_s: dict[Place, float] = {}
     for part in _parts(rounds, tuned):
         each_s = {one.problem.operation: one.time_s for one in part.tuned}

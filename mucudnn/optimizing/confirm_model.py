@@ -53,16 +53,16 @@ def confirm_model(
     team: Team | None = None,
     progress: Progress,
 ) -> Confirmation | None:
-    """Interleave steps with torch's own convolutions and with ours, and restore torch's where ours is slower.
+    """Time interleaved steps with torch's convolutions and with ours, and restore torch's where ours are slower.
 
     step: the user's step, or None for a forward and backward pass on the sample input, in ``eval()`` mode a forward
-    pass. Results of the latter are stored in the database and used again unless ``config.confirm`` is True. A user's
-    step is always run, since nothing shows whether it is the same as before.
-    team: the ranks that have tuned the model together. All of them call this, run the same number of steps, and make
-    the same decisions; the team ends here.
-    Returns the confirmation, which every module also has as ``confirmation``. Returns None if there was nothing to
-    confirm, if torch's own is barred somewhere, or, after a warning, if a step failed on any rank; choices then stay.
-    Restores parameters that a step may change. The caller restores buffers, gradients, mode and random state.
+    pass. Results of these passes are stored in the database and used again unless ``config.confirm`` is True. A user's
+    step is always run, since nothing shows whether that step is the same as before. team: the ranks that have tuned the
+    model together. All these ranks call this function, run the same number of steps, and make the same decisions; the
+    team ends here. Returns the confirmation (the result of the comparison), which every module also has as
+    ``confirmation``. Returns None if there was nothing to confirm, if torch's convolution must not run somewhere, or,
+    after a warning, if a step failed on any rank; the tuned choices then stay. Restores parameters that a step may
+    change. The caller restores buffers, gradients, mode and random state.
 
     Raises ``SharingError`` if a rank has ended, has no ``step`` while others do, or has decided differently.
     """
@@ -97,7 +97,7 @@ def _confirmed(
     ranks: Team,
     progress: Progress,
 ) -> Confirmation | str:
-    """Return the confirmation, or the reason why no steps were compared."""
+    """Compare steps of the model. Return the result, or the reason why no steps were compared."""
     if config.confirm is False:
         return "confirm=False"
     with ranks.propagate_errors(), restored_on_failure(modules.values()):
@@ -119,7 +119,10 @@ def _confirmed(
 
 
 def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progress: Progress) -> Confirmation | str:
-    """Apply the stored confirmation, or run steps. kept: None for a user's step, whose outcome is not stored."""
+    """Apply the stored result of an earlier comparison, or run steps of the model to compare.
+
+    kept: access to the stored result, or None for a user's step, whose result is not stored.
+    """
     is_asked_for = bool(steps.config.confirm)
     if kept is not None and not is_asked_for and (known := kept.put_back()) is not None:
         return known
@@ -137,7 +140,7 @@ def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progr
 
 
 def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
-    """Return why the step is not confirmed without ``Config(confirm=True)``."""
+    """Return why steps of this model are compared only if ``Config(confirm=True)`` asks for the comparison."""
     if not model.training:
         return "the model is in eval mode; Config(confirm=True) confirms anyway"
     if has_hooks:
@@ -146,7 +149,7 @@ def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
 
 
 def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[str, dict[str, str]]:
-    """Return what the ranks must agree on: the choices of each module, and the times that they follow from."""
+    """Return what the ranks must agree on: the choices of each module, and the times from which the choices follow."""
     convolutions = {
         f"{name}, {one.problem}, batch {one.batch_size}": {
             "configuration": repr(one.configuration.micro_configs),
@@ -159,7 +162,7 @@ def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[st
 
 
 def _in_words(error: Exception) -> str:
-    """Describe the failure of this rank, or of other ranks."""
+    """Describe the error with which a step failed on this rank or on other ranks."""
     if isinstance(error, SharingError):
         return "; ".join(f"rank {rank}: {why}" for rank, why in error.failures.items())
     return f"{type(error).__name__}: {first_line(error)}"
@@ -172,7 +175,7 @@ def _is_one_of_several() -> bool:
 
 @contextmanager
 def _parameters_kept(model: nn.Module) -> Iterator[None]:
-    """Restore the values of all parameters at the end."""
+    """Restore the values of all parameters of the model when the block ends."""
     before = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
     try:
         yield
@@ -182,9 +185,10 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
 
 
 class _KeptConfirmation:
-    """Stored confirmation of a tuned model on one sample input. Create it before any choice is withdrawn.
+    """Stored confirmation: the result of comparing steps of a tuned model with torch's on one sample input.
 
-    Its key is a fingerprint of the tuned choices and of everything visible in the model that affects the step time.
+    Create this object before any tuned choice is withdrawn: its key in the database is a fingerprint of the tuned
+    choices and of everything visible in the model that affects the step time.
     """
 
     def __init__(self, store: EnvironmentStore, steps: ModelSteps, sample_input: Any) -> None:
@@ -202,7 +206,10 @@ class _KeptConfirmation:
         self._fingerprint = sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def put_back(self) -> Confirmation | None:
-        """Apply the stored confirmation without a step. Returns None if there is none, or if it differs among ranks."""
+        """Apply the stored result without running a step.
+
+        Returns None if none is stored, or if the ranks' results differ.
+        """
         ranks = self._steps.ranks
         known, *others = ranks.of_kind(ranks.gather(self._store.confirmation(self._fingerprint)))
         if not ranks.everywhere(known is not None and all(one == known for one in others)):
@@ -216,7 +223,7 @@ class _KeptConfirmation:
         return confirm_again(self._steps, in_place, found)
 
     def add(self, found: Confirmation) -> None:
-        """Commit the confirmation unless it was disturbed. One rank writes for all that share a database."""
+        """Store the confirmation, unless it was disturbed. One rank writes for all that share a database."""
         if found.is_disturbed:
             return
         every = [one.in_place for of_module in self._steps.tuned.values() for one in of_module]
@@ -238,14 +245,14 @@ def _in_place(operations: list[str], call: dict[str, Any], loses: bool) -> InPla
 
 
 def _configurations(module: TunedModule) -> Iterator[Configuration]:
-    """Yield the chosen configurations, with cached filters and without."""
+    """Yield the configurations chosen for a module: those with cached filters and those without."""
     yield from (one.configuration for one in tuned_of(module))
     if module.filter_cache is not None:
         yield from (c for each in module.filter_cache.filters for c in each.configurations.values())
 
 
 def _chosen(module: TunedModule, steps: ModelSteps) -> list[Any]:
-    """Describe the choices of a module, and where torch's own may be restored."""
+    """Describe the tuned choices of a module, and for which of them torch's convolution may be restored."""
     tuned = tuned_of(module)
     return [
         [[*astuple(one.problem), one.batch_size, str(one.epilogue), steps.may_run_torchs_own(one)] for one in tuned],
@@ -254,7 +261,7 @@ def _chosen(module: TunedModule, steps: ModelSteps) -> list[Any]:
 
 
 def _described(model: nn.Module, sample_input: Any) -> dict[str, Any]:
-    """Describe the rest of a step: modules and their modes, parameters and buffers, inputs, autocast.
+    """Describe all of a step but the tuned choices: modules and their modes, parameters, buffers, inputs, autocast.
 
     Names are included, since choices are withdrawn by name and equal layers elsewhere have other neighbours.
     """
@@ -268,7 +275,7 @@ def _described(model: nn.Module, sample_input: Any) -> dict[str, Any]:
 
 
 def _of_input(leaf: object) -> Any:
-    """Describe a tensor by its metadata, and a plain value by itself, since it may change what the model computes."""
+    """Describe an input of the model: a tensor by its metadata, a plain value by itself."""
     if isinstance(leaf, Tensor):
         return [] if is_lazy(leaf) else [[*leaf.shape], str(leaf.dtype), leaf.requires_grad]
     return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else _kind(leaf)

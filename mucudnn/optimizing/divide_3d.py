@@ -1,4 +1,4 @@
-"""Micro-batch sizes for ``nn.Conv3d``: the largest with which torch's own stays within the workspace limit."""
+"""Micro-batch sizes for ``nn.Conv3d``: the largest with which torch's convolution stays within the workspace limit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ Divided = dict[str, tuple[DividedOperation, ...]]  # by module name
 def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: str) -> Divided:
     """Choose micro-batches for every ``nn.Conv3d`` in ``model(sample_input)``, if there is a workspace limit in bytes.
 
-    Otherwise torch's own runs undivided: without a limit, with the headroom as the limit (torch's own sets the peak),
-    and with a budget, which is for layers with several algorithms. Bytes are counted by running each operation on
-    zeros. If even the smallest micro-batches exceed the limit, warns and leaves torch's own undivided.
+    Otherwise torch's convolution runs undivided: without a limit; with the limit "headroom", which is what torch's step
+    leaves free; and with a budget, which is divided only among layers with several algorithms. Bytes are counted by
+    running each operation on zeros. If even the smallest micro-batches exceed the limit, warns and leaves the layer
+    undivided.
     """
     limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
     if limit_bytes is None:
@@ -49,7 +50,10 @@ def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """All that the memory of one call of an ``nn.Conv3d`` depends on. x_shape: with padding that torch adds itself."""
+    """One call of an ``nn.Conv3d``, described by everything on which its memory depends.
+
+    x_shape: the input shape, including padding that torch adds beforehand.
+    """
 
     x_shape: tuple[int, ...]
     w_shape: tuple[int, ...]
@@ -60,7 +64,7 @@ class _Call:
 
 
 def _calls(model: nn.Module, sample_input: Any) -> list[tuple[str, _Call]]:
-    """Run the model once; return, for each module and sample shape, the call with the most samples."""
+    """Run the model once. Return, for each module and shape of one sample, the call with the most samples."""
     largest: dict[tuple[str, tuple[int, ...]], _Call] = {}
 
     def record(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -115,12 +119,12 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
 
 
 def _sizes(n: int) -> Iterator[int]:
-    """Yield divisors of n and powers of two below it, the largest first."""
+    """Yield the possible micro-batch sizes for n samples, largest first: divisors of n and powers of two below n."""
     return (size for size in range(n - 1, 0, -1) if n % size == 0 or size & (size - 1) == 0)
 
 
 def _needed_bytes(call: _Call, operation: Operation, n: int, size: int, device_type: str) -> int:
-    """Return the bytes that n samples in micro-batches need in addition to the result, by running them."""
+    """Run an operation on n samples in micro-batches; return the bytes that it allocates in addition to its result."""
     x_format, w_format = call.formats
     empty = partial(torch.empty, dtype=call.dtype, device=device_type)
     x = empty((n, *call.x_shape[1:]), memory_format=x_format).zero_()

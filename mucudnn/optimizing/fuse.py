@@ -1,7 +1,8 @@
 """Fusion of convolutions with the operations after them, for inference, on graphs of torch.fx.
 
-Fused nodes follow their convolution immediately, and each is the only user of the one before. So no other node reads
-an intermediate result, the order of all other nodes is unchanged, and in-place operations elsewhere have no effect.
+Fused nodes follow their convolution immediately, and each is the only user of the node before it. So no other node
+reads an intermediate result, the order of all other nodes is unchanged, and in-place operations elsewhere have no
+effect.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class _NotTraceableError(Exception):
-    """The reason why a model cannot be replaced by a graph."""
+    """Error whose message says why torch.fx cannot replace a model by a graph."""
 
 
 def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
@@ -96,7 +97,10 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
-    """Trace a copy that shares all tensors. Raises ``_NotTraceableError``, and any error of the model."""
+    """Trace a copy of the model that shares all its tensors, and return the graph.
+
+    Raises ``_NotTraceableError`` if torch.fx cannot trace the model, and any error of the model.
+    """
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     root, tracer = copy.deepcopy(model, shared), _Tracer()
     for name, module in root.named_modules():
@@ -108,14 +112,17 @@ def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
 
 
 def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return the plain arguments by name. The model may branch on them; the graph cannot, so they are fixed."""
+    """Return the arguments that are not tensors, by name.
+
+    The model may branch on them; the graph cannot, so they are fixed.
+    """
     bound = inspect.signature(model.forward).bind(*arguments)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if isinstance(value, _PLAIN)}
 
 
 def _require_equal(model: nn.Module, traced: nn.Module, arguments: Sequence[Any]) -> None:
-    """Raise ``_NotTraceableError`` if the results differ, since tracing may have taken another branch."""
+    """Raise ``_NotTraceableError`` if model and graph give different results, as when tracing took another branch."""
     expected, found = (_result(one, arguments) for one in (model, traced))
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
@@ -126,7 +133,7 @@ def _require_equal(model: nn.Module, traced: nn.Module, arguments: Sequence[Any]
 
 
 def _result(model: nn.Module, arguments: Sequence[Any]) -> Any:
-    """Call the model on copies of the tensors, which it may change, and keep the random state."""
+    """Call the model on copies of the tensors, which it may change. Returns the result; keeps the random state."""
     with torch.random.fork_rng():
         return model(*tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tuple(arguments)))
 
@@ -169,7 +176,7 @@ def _fuse_at(node: fx.Node, traced: fx.GraphModule) -> bool:
 
 
 def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
-    """Return the module that a node calls. Returns None if it calls no module, or one with hooks."""
+    """Return the module that a graph node calls, or None if the node calls no module, or a module with hooks."""
     if node.op != "call_module":
         return None
     module = traced.get_submodule(str(node.target))
@@ -177,7 +184,7 @@ def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
 
 
 def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:
-    """Return whether this is a plain call and nothing else in the graph uses the module or its parameters."""
+    """Return whether the node is a plain call of a module that nothing else in the graph uses, nor its parameters."""
     of_module = [one for one in traced.graph.nodes if one.op == "call_module" and one.target == node.target]
     inside = f"{node.target}."
     is_read = any(one.op == "get_attr" and str(one.target).startswith(inside) for one in traced.graph.nodes)
@@ -185,12 +192,12 @@ def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:
 
 
 def _follower(node: fx.Node) -> fx.Node | None:
-    """Return the next node if it is the only one that uses this one."""
+    """Return the node that follows in the graph, or None unless it is the only user of this node's result."""
     return node.next if list(node.users) == [node.next] else None
 
 
 def _added(node: fx.Node, y: fx.Node) -> fx.Node | None:
-    """Return the operand that a node adds to y. Returns None if it is no plain addition, or in place into another."""
+    """Return the tensor that a node adds to y, or None if it is no plain addition or writes into another tensor."""
     if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS:
         return None
     if len(node.args) != 2 or node.kwargs:
@@ -202,7 +209,7 @@ def _added(node: fx.Node, y: fx.Node) -> fx.Node | None:
 
 
 def _activation(node: fx.Node, y: fx.Node, traced: fx.GraphModule) -> str | None:
-    """Return the name of the activation of y that a node computes, if any."""
+    """Return the name of the activation that a node applies to y, or None if the node applies no known activation."""
     if node.args[:1] != (y,) or set(node.kwargs) - {"inplace"}:
         return None
     computed = type(_called(node, traced)) if node.op == "call_module" else node.target
@@ -210,9 +217,9 @@ def _activation(node: fx.Node, y: fx.Node, traced: fx.GraphModule) -> str | None
 
 
 def _folds(convolution: _ConvNd, norm: nn.Module | None) -> bool:
-    """Fold batch norm into a new filter and bias of the convolution, if possible. Returns whether it was folded.
+    """Fold batch norm into a new filter and bias of the convolution, if possible. Returns whether that was done.
 
-    They are computed in float64 and rounded once. Nothing is folded if they overflow the dtype.
+    Filter and bias are computed in float64 and rounded once. Nothing is folded if they overflow the dtype.
     """
     is_transposed = isinstance(convolution, _ConvTransposeNd)
     if type(norm) not in _BATCH_NORMS or (is_transposed and convolution.groups > 1):

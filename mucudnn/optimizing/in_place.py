@@ -1,4 +1,4 @@
-"""Times of each convolution in place: in a step of the model, with the operands, caches and heap that it has there.
+"""Times of each convolution within a step of the model, with the operands, caches and heap of that step.
 
 Torch's own calls are recorded in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``,
 whose functions are replaced during the recording. On a GPU, events of the current stream replace the clock. Not run on
@@ -36,11 +36,11 @@ _FORWARD, _DATA, _FILTER = _ALONE.values()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A convolution of a step: the operations of one call, and its module.
+    """Place of a convolution in a step of the model: its module, its problem, and the operations of one call.
 
     module: name of the module that owns the filter, or None if unknown, as for filters that autocast has converted.
-    problem: the forward problem, or None if no problem describes the call. operations: what one call computes. Torch
-    computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
+    problem: the forward problem, or None if no problem describes the call. operations: y, dx or dw, whatever one call
+    computes. Torch computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
     """
 
     module: str | None
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Number of calls at one place, and their total seconds."""
+    """Number of calls at one place (a module's convolution in a step of the model), and their total seconds."""
 
     calls: int
     time_s: float
@@ -60,8 +60,8 @@ class Spent:
 class InPlaceTimes:
     """Recorder of a model's convolutions on one type of device, active within ``recording``.
 
-    ``take`` returns the times. Modules are identified by the addresses of their filters. Raises ``UnavailableError`` if
-    this torch does not give access to its kernels.
+    ``take`` returns the times of the recorded calls. Modules are identified by the addresses of their filters. Raises
+    ``UnavailableError`` if this torch does not give access to its kernels.
     """
 
     def __init__(self, model: nn.Module, device_type: str) -> None:
@@ -76,20 +76,21 @@ class InPlaceTimes:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record all calls inside, in all threads; only one recorder is active at a time.
+        """Record all convolution calls inside the block, in all threads; only one recorder is active at a time.
 
-        Calls that are not ours run torch's own kernel, bypassing any other wrapper in torch's dispatcher.
+        Calls of convolutions that mucudnn does not compute run torch's own kernel, bypassing any other wrapper in
+        torch's dispatcher.
         """
         with _one_at_a_time, wrapped(self._wrapper), _ours(self):
             yield
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in a recorded call."""
+        """Whether this thread is in a convolution call that is being recorded."""
         return self._thread.inside
 
     def take(self) -> dict[Place, Spent]:
-        """Wait for the recorded calls to finish, and return those since the last ``take``."""
+        """Wait for the recorded calls to finish; return number and time of those since the last ``take``."""
         calls, self._calls = self._calls, []
         if not self._on_cpu:
             torch.cuda.synchronize()
@@ -109,10 +110,10 @@ class InPlaceTimes:
         w: Tensor,
         *geometry: Any,
     ) -> _Result:
-        """Compute, and record the time, unless this is part of a recorded call.
+        """Call ``compute``, and record its time, unless this thread is already in a recorded call. Returns the result.
 
-        If the result is None, the fallback runs next and is recorded instead. x, w, geometry: describe the problem; x
-        is None if it is the result.
+        If the result is None, the caller runs a fallback next, which is recorded instead. x, w, geometry: describe the
+        problem; x is None if the call computes x.
         """
         if self._thread.inside:
             return compute(*arguments)
@@ -123,9 +124,10 @@ class InPlaceTimes:
         return result
 
     def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Compute, and add the time to the last call.
+        """Call ``compute``, and add its time to that of the last recorded call. Returns the result.
 
-        This is for the gradient of the bias, which torch computes with dw, and for epilogues, which are part of y.
+        It is meant for the gradient of the bias, which torch computes with dw, and for epilogues (operations fused with
+        the convolution).
         """
         result, *times = self._timed(compute, arguments)
         if self._thread.last is not None:
@@ -133,7 +135,7 @@ class InPlaceTimes:
         return result
 
     def _timed(self, compute: Callable[..., _Result], arguments: Sequence[Any]) -> tuple[_Result, Any, Any]:
-        """Compute, and return the result with the readings before and after."""
+        """Call ``compute``, and return its result with the clock's readings before and after the call."""
         was_inside, self._thread.inside = self._thread.inside, True
         try:
             begun = self._now()
@@ -152,7 +154,7 @@ class InPlaceTimes:
         dilation: Sequence[int],
         groups: int,
     ) -> Place:
-        """Look up the place by plain numbers in 1 to 2 microseconds, most of the overhead of recording a call."""
+        """Return the place of a call by a look-up of 1 to 2 microseconds, most of the overhead of recording."""
         memory = w.data_ptr()
         key: tuple[Any, ...]
         key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
@@ -169,7 +171,7 @@ class InPlaceTimes:
 def _forward_problem(
     x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> ConvProblem | None:
-    """Return the problem of x, (N, C, ...), with w, (K, C // groups, ...), or None if it cannot be described."""
+    """Return the forward problem of x, (N, C, ...), with w, (K, C // groups, ...), or None if there is none."""
     if x.dim() == w.dim() == 3:  # images of one row
         x, w = x.unsqueeze(2), w.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
@@ -188,7 +190,10 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield filters with a fixed address. Parametrized modules make a new one for each call."""
+    """Yield each module's name and filter if the filter has a fixed address.
+
+    Parametrized modules make a new one per call.
+    """
     for name, module in model.named_modules():
         w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
         if w is not None and not is_lazy(w):
@@ -233,7 +238,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 
 @contextmanager
 def _ours(times: InPlaceTimes) -> Iterator[None]:
-    """Replace the functions that compute our convolutions, with or without a cached filter, by recording ones."""
+    """Replace the functions that compute our convolutions, with or without a cached filter, by recording functions."""
     computed, values, convolve = operators.computed, calls._values, FilterCache.convolve
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:

@@ -61,25 +61,24 @@ def optimize(
 ) -> torch.nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
-    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``; the
-    last runs torch's own in micro-batches if that keeps it within a workspace limit in bytes. Modules are converted in
-    place: parameters, hooks, names, mode and device stay the same, and shared modules stay shared. An instance of a
-    subclass remains one; modules with a ``forward`` of their own are skipped. The forward pass that finds the shapes
-    does not change mode, buffers, gradients or random state.
-    ``progress`` is called with a description of the current measurement and the fraction done. None shows a bar on
-    standard error if that is a terminal; False shows nothing.
-    ``report(model)`` returns the choices.
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``;
+    ``Conv3d`` runs torch's convolution in micro-batches if that keeps it within a workspace limit in bytes. Modules are
+    converted in place: parameters, hooks, names, mode and device stay the same, and shared modules stay shared. An
+    instance of a subclass stays an instance of it; modules with a ``forward`` of their own are skipped. The forward
+    pass that finds the shapes does not change mode, buffers, gradients or random state. ``progress`` is called with a
+    description of the current measurement and the fraction done. None shows a bar on standard error if that is a
+    terminal; False shows nothing. ``report(model)`` returns the choices.
 
     Tuning ends with a few interleaved steps of the whole model, with torch's own convolutions and with ours, unless
-    ``config.confirm`` is False. Torch's own is restored where ours is slower, and ``report(model).confirmation`` has
-    the speedup of the step. ``step(model)`` runs one step as in training. If it is None, a step is a forward and
-    backward pass on the sample input, in ``eval()`` mode a forward pass. Parameters, gradients, buffers, mode and
-    random state are restored; the state of an optimizer that ``step`` uses is not.
+    ``config.confirm`` is False. Torch's convolution is restored where ours is slower, and
+    ``report(model).confirmation`` has the speedup of the step. ``step(model)`` runs one step as in training. If it is
+    None, a step is a forward and backward pass on the sample input, in ``eval()`` mode a forward pass. Parameters,
+    gradients, buffers, mode and random state are restored; the state of an optimizer that ``step`` uses is not.
 
-    With ``config.fuse``, for inference, the model is not changed. A graph of it (``torch.fx.GraphModule``) that shares
-    its tensors is returned. In it batch norm is folded into the convolutions, additions and ReLUs are computed with
-    them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and returned, after
-    a warning if no graph can replace it.
+    With ``config.fuse``, for inference, the model is not changed. A graph of the model (``torch.fx.GraphModule``) that
+    shares its tensors is returned. In this graph batch norm is folded into the convolutions, additions and ReLUs are
+    computed with them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and
+    returned, after a warning if no graph can replace it.
 
     A model on a GPU is tuned there, even if another GPU is the current one. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.
@@ -144,7 +143,7 @@ def _tune(
     progress: Progress,
     team: Team | None,
 ) -> Sequence[TunedProblem]:
-    """Tune the convolutions of the model, and apply the choices. Returns them."""
+    """Tune the convolutions of the model, and apply the choices to its modules. Returns the choices."""
     wanted = _wanted(model, trace(model, sample_input), config, _limits(model, sample_input, config))
     divided = _divided_3d(model, sample_input, config, device_type)
     needing: dict[Task, list[str]] = {}
@@ -162,7 +161,7 @@ def _tune(
 
 
 def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits | None:
-    """Return the limits that keep the peak of the step, or None if the config does not ask for them."""
+    """Return workspace limits that keep the peak memory of a training step; None if the config asks for none."""
     if not config.has_headroom_limit:
         return None
     from mucudnn.tracing.headroom import find_headroom
@@ -209,15 +208,16 @@ def _require_own_tensors(model: torch.nn.Module) -> None:
 
 
 def _recordable(value: Any) -> Any:
-    """Copy a tensor that was made in inference mode, since only its copy can be saved for gradients."""
+    """Return a value, or a copy if it is a tensor made in inference mode, which autograd cannot save for gradients."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
-    """Return a task for each tuned operation, leaving out the gradient of the model's own input, which nobody needs.
+    """Return a task for each operation to tune, leaving out the gradient of the model's own input, which nobody needs.
 
-    The config's operations are those of the modules: FORWARD of a transposed one has a backward data problem.
-    limits: the headroom of each call, 0 for those outside a training step. None uses the config's limit for all.
+    The config's operations are those of the modules: FORWARD of a transposed convolution has a backward data problem.
+    limits: the headroom of each call, which is the memory free below the peak of a training step; 0 for calls outside a
+    training step. None uses the config's limit for all calls.
     """
     modules = dict(model.named_modules())
     epilogues = _epilogues(model) if limits is None else {}
@@ -243,14 +243,17 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
 
 
 def _task_name(task: Task, modules: Sequence[str]) -> str:
-    """``layer1.0.conv1 +3, forward ..., with ReLU``: the first of the modules, and the number of others."""
+    """Return the name of a task: ``layer1.0.conv1 +3, forward ..., with ReLU``.
+
+    ``+3`` counts the other modules that share the task with the first one.
+    """
     more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
     epilogue = "" if task.epilogue is None else f", {task.epilogue}"
     return f"{modules[0] or 'the model itself'}{more}, {task.problem}{epilogue}"
 
 
 def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
-    """Return the epilogue of each fused convolution that has one."""
+    """Return the epilogue (addition, activation) of each fused convolution that has one."""
     fused = (module for module in model.modules() if isinstance(module, FusedConvolution))
     return {one.convolution: one.epilogue for one in fused if one.epilogue is not None}
 
@@ -266,12 +269,12 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedPro
 
 
 def _most_kept(tuned: Iterable[TunedProblem]) -> int:
-    """Return the most workspace bytes that any of these keeps from call to call."""
+    """Return the most bytes of workspace that any of these choices keeps allocated from call to call."""
     return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
 
 
 def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
-    """Apply the choices to a module. kept_bytes: workspace that a call of another module may have left allocated."""
+    """Apply tuned choices to their module. kept_bytes: workspace that calls of other modules may leave allocated."""
     module.tuned = tuple(its_own)
     module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
 
@@ -284,13 +287,14 @@ def _swap_3d(model: torch.nn.Module, divided: Divided) -> None:
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, kept_bytes: int) -> Choices | None:
-    """Return the choices of a module, or None if torch won everywhere, to avoid the overhead of the operator.
+    """Return the choices that a module's operator runs, or None if torch's convolution won everywhere.
 
-    If a limit also applies to torch's own, and ``kept_bytes`` of other modules would exceed it, there are choices all
-    the same: the operator frees those bytes before it calls torch's own.
+    Without choices the module calls torch directly and saves the overhead of the operator. If a limit also applies to
+    torch's convolution, and ``kept_bytes`` of other modules would exceed it, choices are returned all the same: the
+    operator frees those bytes before it calls torch's convolution.
 
-    A mere division of torch's own is not used for batches smaller than the tuned one, since it was not compared with
-    torch's own undivided there.
+    Where torch's convolution was merely divided into micro-batches, the division is not used for batches smaller than
+    the tuned one, since it was not compared with the undivided convolution there.
     """
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
     for tuned in its_own:  # largest batch first, so that tuned smaller batches override

@@ -1,4 +1,4 @@
-"""``report``: the choices of ``optimize`` for a model, as a table, in full detail, as a data frame and as HTML."""
+"""``report``: shows what ``optimize`` chose for a model, as a table, in full detail, as a data frame and as HTML."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _KINDS = ", ".join(kind.__name__ for kind in OURS)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The choices for the convolutions of a model. It prints as a table; ``details()`` has everything.
+    """Report of the choices for the convolutions of a model. It prints as a table; ``details()`` has everything.
 
     layers: module name and the choice for one of its operations. kept: module name and a filter that is cached in
     inference. convolutions: number of convolutions of the kinds that can be tuned. untuned: module name and why torch's
-    own runs. transposed: names of the layers whose forward is backward data of their problem. divided: module name and
-    the micro-batches of one operation of a ``Conv3d``.
-    confirmations: comparisons of whole steps, one for each part of the model that was optimized separately. fused:
-    module name and the operations fused with its convolution. unconfirmed: why such a part was not compared.
+    convolution runs. transposed: names of the layers whose forward is backward data of their problem. divided: module
+    name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one for each
+    part of the model that was optimized separately. fused: module name and the operations fused with its convolution.
+    unconfirmed: why a part of the model was not compared.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -63,11 +63,11 @@ class Report:
 
     @property
     def confirmation(self) -> Confirmation | None:
-        """Comparison of whole steps, the last one if there are several; None if there was none."""
+        """The comparison of whole steps (the last one if there are several), or None if steps were not compared."""
         return self.confirmations[-1] if self.confirmations else None
 
     def __str__(self) -> str:
-        """Return a row for each layer, totals, and the layers that are not tuned, with the reason.
+        """Return the report as a text table: a row for each layer, totals, and untuned layers with the reason.
 
         Lines have at most 100 columns, unless names of algorithms need more.
         """
@@ -76,7 +76,7 @@ class Report:
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Return times, workspace, error and reason of each choice, each cached filter, and the confirmation."""
+        """Return, as text, times, workspace, error and reason of all choices, cached filters, and confirmations."""
         every = (*self.layers, *self.kept, *self.divided)
         if not every:
             return "\n".join(self._without_layers())
@@ -91,14 +91,14 @@ class Report:
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return a row for each operation of a layer: geometry, choice and reason, seconds and bytes."""
+        """Return a data frame with a row for each operation of a layer: geometry, choice, reason, seconds, bytes."""
         import pandas
 
         rows = ({"layer": name, **row_of(tuned), "reason": tuned.reason} for name, tuned in self.layers)
         return pandas.DataFrame(list(rows))
 
     def _repr_html_(self) -> str:
-        """Return the same table as HTML for notebooks."""
+        """Return the table that ``str`` gives as HTML for notebooks."""
         if not self.layers:
             return "".join(f"<p>{escape(line)}</p>" for line in self._without_layers())
         head = _html_row("th", self._heading())
@@ -107,7 +107,7 @@ class Report:
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
     def _without_layers(self) -> list[str]:
-        """Return the lines that replace an empty table: why nothing is tuned."""
+        """Return the lines that replace the table if it is empty: they say why no convolution is tuned."""
         if not self.convolutions:
             return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}"]
         if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
@@ -126,7 +126,7 @@ class Report:
         return f"layer{alike}", *(str(operation).replace("_", " ") for operation in Operation), "speedup"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """Yield a row for each layer and shape of call."""
+        """Yield the cells of a table row for each layer and shape of its calls."""
         calls: dict[tuple[str, int, ConvProblem], dict[Operation, TunedProblem]] = {}
         for name, tuned in self.layers:
             key = name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)
@@ -172,7 +172,7 @@ class Report:
         yield from self._untuned_in_words()
 
     def _barred_in_words(self) -> Iterator[str]:
-        """Yield a line for each reason why torch's own must not run, and one if libraries' code was not proven."""
+        """Yield a line for each reason why torch's convolution must not run, and one if foreign code was not proven."""
         barred: dict[str, list[str]] = {}
         for name, tuned in self.layers:
             if tuned.barred is not None:
@@ -184,7 +184,7 @@ class Report:
             yield filled(f"code of libraries was not tried: {unproven}")
 
     def _fused_in_words(self) -> Iterator[str]:
-        """Yield a line with the number of fused convolutions, and of each operation fused with them."""
+        """Yield a line that counts the fused convolutions, and how often each operation is fused with them."""
         if self.fused:
             counted = Counter(part for _, parts in self.fused for part in parts)
             several = ", ".join(f"{part} in {count}" for part, count in counted.items())
@@ -202,7 +202,7 @@ class Report:
             )
 
     def _untuned_in_words(self) -> Iterator[str]:
-        """Yield a line for each reason why torch's own runs."""
+        """Yield a line for each reason why modules run torch's convolution."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.untuned:
             reasons.setdefault(reason, []).append(_named(name))
@@ -234,14 +234,17 @@ def report(model: torch.nn.Module) -> Report:
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
-    """Yield a line with the modules concerned, or nothing if there are none."""
+    """Yield a line ``what`` with the names of the modules in ``where``, or nothing if there are none."""
     names = list(dict.fromkeys(_named(one.module) for one in where))
     if names:
         yield filled(f"{what} in {listed(names)}")
 
 
 def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
-    """Return, by convolution, the attribute that holds its bound ``forward``, whose calls bypass hooks and tuning."""
+    """Return, for convolutions whose bound ``forward`` a module stores, the attribute that holds it.
+
+    Calls of that attribute bypass hooks and tuning.
+    """
     return {
         value.__self__: f"{name}.{attribute}".lstrip(".")
         for name, module in modules
@@ -251,7 +254,10 @@ def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch
 
 
 def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
-    """Return why torch's own runs, or None if it does not. kept_forward: attribute that holds its bound forward."""
+    """Return why a convolution runs torch's code, or None if it runs tuned choices.
+
+    kept_forward: attribute of the model that holds the convolution's bound ``forward``, or None.
+    """
     if torchs_class(type(module)) is None:
         return f"{type(module).__name__} is not tuned, only {_KINDS}"
     if any(is_lazy(parameter) for parameter in module.parameters()):
@@ -277,7 +283,7 @@ def _why_undivided(module: torch.nn.Conv3d) -> str | None:
 
 
 def _why_torchs_own(module: TunedModule) -> str | None:
-    """Return why a tuned module runs torch's own, such as a move to another device, or None if it does not."""
+    """Return why a tuned module runs torch's convolution, such as a move to another device; None if it does not."""
     assert isinstance(module, _ConvNd)
     if module.choices is None:
         return _FASTEST if module.filter_cache is None else None
@@ -289,7 +295,7 @@ def _why_torchs_own(module: TunedModule) -> str | None:
 
 
 def _cell(tuned: TunedProblem | None) -> str:
-    """``winograd-4x4 8×4 1.52×``, or an empty text if this operation was not tuned."""
+    """Return a table cell such as ``winograd-4x4 8×4 1.52×``, or an empty text if this operation was not tuned."""
     if tuned is None:
         return ""
     if tuned.configuration.is_baseline:
@@ -299,7 +305,10 @@ def _cell(tuned: TunedProblem | None) -> str:
 
 
 def _main_part(configuration: Configuration) -> tuple[str, str]:
-    """``winograd-4x4``, ``8×4 +1``: the part that computes the most samples, and the number of other parts."""
+    """Return two texts such as ``winograd-4x4`` and ``8×4 +1`` for the part that computes the most samples.
+
+    ``8×4`` is its micro-batch size and count, ``+1`` the number of other parts.
+    """
     samples: Counter[MicroConfig] = Counter()
     for part in configuration.micro_configs:
         samples[part] += part.micro_batch_size
@@ -310,13 +319,13 @@ def _main_part(configuration: Configuration) -> tuple[str, str]:
 
 
 def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
-    """Return torch's total time, or None if one of the times is not known."""
+    """Return the total time of torch's convolution for these problems, or None if one of the times is not known."""
     known = [one.baseline_s for one in tuned if one.baseline_s is not None]
     return sum(known) if len(known) == len(tuned) else None
 
 
 def _speedup(*tuned: TunedProblem) -> str:
-    """``1.52×``, with an asterisk if a part was measured on a busy machine; empty if torch's time is not known."""
+    """Return ``1.52×``, with an asterisk if a part was measured on a busy machine; empty if torch's time is unknown."""
     torch_s = _torch_s(tuned)
     mark = "*" if any(one.is_disturbed for one in tuned) else ""
     return "" if torch_s is None else f"{torch_s / sum(one.time_s for one in tuned):.2f}×{mark}"

@@ -1,4 +1,4 @@
-"""Steps of a model with torch's convolutions and with ours: single steps, and interleaved rounds of both."""
+"""Steps of a model, such as training steps, with torch's convolutions and with ours: single, and interleaved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> its tune
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step, and of each convolution if they were recorded. load: as in ``Measurement``."""
+    """Seconds of a step of the model, and of each convolution in it if they were recorded.
+
+    load: share of the machine that other processes took, as in ``Measurement``.
+    """
 
     time_s: float
     convolutions: Mapping[Place, Spent] = field(default_factory=dict)
@@ -52,7 +55,7 @@ class StepTimes:
 
     @classmethod
     def of_ranks(cls, own: StepTimes, ranks: Team) -> StepTimes:
-        """Combine the times of a step that ranks ran together, equal for ranks on the same kind of device.
+        """Combine the times of a step that ranks ran together; ranks on the same kind of device get equal results.
 
         The step time is the maximum over ranks of this kind, since ranks wait for each other; that of a convolution is
         the median. The load is the maximum over all ranks.
@@ -73,7 +76,7 @@ class StepTimes:
 
 @dataclass
 class ModelSteps:
-    """Steps of a model, and access to the choices of its tuned modules. modules: by name."""
+    """Runner of a model's steps, with access to the choices of its tuned modules. modules: tuned modules by name."""
 
     model: nn.Module
     modules: Mapping[str, TunedModule]
@@ -94,7 +97,7 @@ class ModelSteps:
 
     @property
     def tuned(self) -> TunedModules:
-        """Choices of the modules, by name."""
+        """The tuned choices of each module, by the module's name."""
         return {name: tuned_of(module) for name, module in self.modules.items()}
 
     def wait(self) -> None:
@@ -102,7 +105,10 @@ class ModelSteps:
         self.quiet.wait()
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
-        """Run a step with our choices or with torch's own. recorded: also time each convolution."""
+        """Run a step of the model, and return its times. ours: run tuned choices, else torch's convolutions.
+
+        recorded: also time each convolution.
+        """
         watch = self.quiet.watch
         mark = watch.mark()
         with ExitStack() as stack:
@@ -116,20 +122,20 @@ class ModelSteps:
         return StepTimes.of_ranks(own, self.ranks)
 
     def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        """Return whether something other than torch's own runs."""
+        """Return whether the module runs something other than torch's undivided convolution for this problem."""
         cache = self.modules[module].filter_cache
         has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
         return has_cached_filter or not tuned.configuration.is_baseline
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
-        """Return whether the workspace of torch's own is within the limit."""
+        """Return whether the workspace of torch's convolution for this problem is within the limit."""
         if self.config.has_headroom_limit or self.config.baseline_exempt or tuned.limit_bytes is None:
             return True
         baseline = baseline_of(tuned.measurements, tuned.batch_size)
         return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes
 
     def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-        """Have the modules run ``tuned`` from now on. put_back: problems for which torch's own is restored."""
+        """Have the modules run the choices ``tuned`` from now on, but torch's convolution for those in ``put_back``."""
         for name, module in self.modules.items():
             self.into_module(module, tuned[name])
             if (cache := module.filter_cache) is not None:
@@ -141,14 +147,17 @@ class ModelSteps:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Interleaved steps with torch's own convolutions and with ours."""
+    """Times of interleaved steps of a model: in each round one step with torch's convolutions and one with ours."""
 
     torchs: list[StepTimes] = field(default_factory=list)
     ours: list[StepTimes] = field(default_factory=list)
 
     @classmethod
     def run(cls, steps: ModelSteps, *, recorded: bool) -> Rounds:
-        """Run a phase. Returns its quiet rounds, or the disturbed ones if too few were quiet."""
+        """Run interleaved steps until their result is clear or the time is over.
+
+        Returns the rounds that other processes did not disturb, or the disturbed ones if too few were quiet.
+        """
         quiet, disturbed = cls(), cls()
         while steps.ranks.anywhere(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
             is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # so that neither side always follows the other
@@ -177,7 +186,7 @@ class Rounds:
 
     @property
     def load(self) -> float | None:
-        """Largest load of any step, or None if unknown."""
+        """Largest share of the machine that other processes took during a step, or None if unknown."""
         return max((times.load for times in self.every if times.load is not None), default=None)
 
     @property
@@ -195,7 +204,7 @@ class Rounds:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether recording takes more than a negligible share of the steps."""
+        """Whether recording the time of each convolution takes more than a negligible share of the steps."""
         return any(
             RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
             for times in self.every
@@ -208,7 +217,7 @@ def runs_ours(module: TunedModule) -> bool:
 
 @contextmanager
 def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Restore the current choices of the modules if the block fails."""
+    """Restore the choices that the modules have now, if the block raises an error."""
     before = [(module, module.tuned, module.choices, module.filter_cache) for module in modules]
     try:
         yield
@@ -220,9 +229,9 @@ def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
 
 @contextmanager
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Have the modules run torch's own convolution inside.
+    """Have the modules run torch's convolution inside the block.
 
-    An ``nn.Conv3d`` stays divided, since that saves memory at any speed.
+    An ``nn.Conv3d`` stays divided into micro-batches, since that saves memory at any speed.
     """
     before = [(module, module.choices, module.filter_cache) for module in modules]
     try:

@@ -1,4 +1,4 @@
-"""Running configurations in place of torch's convolution: operators, executables, workspace.
+"""Runs tuned configurations in place of torch's convolution: operators, executables, workspace.
 
-A tuned model needs this folder, ``modules``, ``kernels`` and ``words``, and nothing else.
+A tuned model needs this folder and those of ``modules``, ``kernels`` and ``words``, and no other code of the project.
 """

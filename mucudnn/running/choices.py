@@ -1,4 +1,4 @@
-"""Chosen configurations, and their executables, which are made when a call first needs them."""
+"""Chosen configurations of tuned convolutions, and their executables, each made when a call first needs it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ _EXECUTABLES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never com
 
 
 class ExecutableSource(Protocol):
-    """Maker of executables, with a cache of those that were asked for."""
+    """Object that makes the executables of tuned convolutions, and caches those that calls have asked for."""
 
     device_type: str
     executables: dict[ExecutableKey, Executable | None]
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make the executable for ``problem`` on ``n`` samples; None for torch's own. Raises ``MucudnnError``s."""
+        """Make the executable for ``problem`` on ``n`` samples; None if torch's own is to run.
+
+        Raises errors derived from ``MucudnnError``.
+        """
 
 
 class Choices:
@@ -43,11 +46,11 @@ class Choices:
 
     Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
 
-    handle: a digest of the contents, the same in every process: a graph stored by ``torch.compile``, a copy and a
-    pickle (which registers itself when loaded) find the choices by it. x_shapes: the (N, C, H, W) that have a
+    handle: a digest of the contents, the same in every process, by which a graph stored by ``torch.compile``, a copy
+    and a pickle (which registers itself when loaded) find the choices. x_shapes: the (N, C, H, W) that have a
     configuration. keeps_workspace: whether the CPU's workspace outlives a call; else it exists only while a convolution
-    runs. limit_bytes: limit of a kept workspace together with bytes allocated inside; None for no limit.
-    beside_torchs: the most that a kept workspace may have when torch's own was chosen, by operation.
+    runs. limit_bytes: limit of a kept workspace together with bytes allocated inside; None for no limit. beside_torchs:
+    by operation, the most bytes that a kept workspace may have while torch's own runs.
     """
 
     __slots__ = (
@@ -87,7 +90,7 @@ class Choices:
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
     ) -> Choices:
-        """Register choices, problem -> batch size -> configuration; the same contents give the same object."""
+        """Register configurations by problem and batch size; the same contents give the same ``Choices`` object."""
         choices = cls(configurations, device_type, keeps_workspace, limit_bytes)
         return _registered.setdefault(choices.handle, choices)
 
@@ -95,12 +98,15 @@ class Choices:
         return Choices.of, (self.configurations, self.device_type, self.keeps_workspace, self.limit_bytes)
 
     def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
-        """Look up the choice; None for torch's own convolution."""
+        """Look up the configuration for a problem on ``n`` samples; None if torch's own convolution is to run."""
         chosen = self.configurations.get(problem, {}).get(n)
         return None if chosen is None or chosen.is_baseline else chosen
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make the executable for the current device. Raises the errors of ``working_executable``."""
+        """Make the executable for a problem on ``n`` samples; None if torch's own is to run.
+
+        The executable is for the current device. Raises the errors of ``working_executable``.
+        """
         configuration = self.configuration(problem, n)
         if configuration is None:
             return None
@@ -109,7 +115,7 @@ class Choices:
 
 
 def _within(limit_bytes: int, executable: Executable) -> Executable:
-    """Return the executable with its kept workspace limited, after deducting the bytes allocated inside."""
+    """Return a copy of the executable whose kept workspace and own allocations are within the limit together."""
     scratch = min(algorithm.workspace(executable.problem, n).scratch_bytes for algorithm, n in executable.steps)
     handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in executable.stages)
     internal_bytes = executable.configuration.workspace_bytes - handed
@@ -120,14 +126,14 @@ _registered: dict[int, Choices] = {}
 
 
 def choices_of(handle: int) -> Choices | Measured | None:
-    """Find the choices of a handle; None if there are none. Raises ``KeyError`` for a ``Measured`` that is gone."""
+    """Return the object with this handle; None if there is none. Raises ``KeyError`` for a deleted ``Measured``."""
     return _registered.get(handle) if handle >= UNTUNED else _measured[handle]
 
 
 class Measured:
-    """One configuration that is being timed, under its own handle. Failures are errors: there is no fallback.
+    """One configuration that is being timed, under a handle of its own. A failure is raised: no other code takes over.
 
-    The handle is negative, and is freed with the object. Errors of preparing the executable are raised here.
+    The handle is negative, and is freed with the object. The constructor raises the errors of preparing the executable.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class Measured:
         _measured[self.handle] = self
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Return the executable; None for another number of samples."""
+        """Return the executable of the timed configuration; None for another number of samples."""
         return self._executable if n == self._executable.configuration.batch_size else None
 
 
@@ -151,7 +157,7 @@ _numbers = count(1)
 
 
 def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
-    """Hash configurations and settings to 63 bits; never ``UNTUNED``."""
+    """Hash configurations and settings to a number of 63 bits, which is never ``UNTUNED``."""
     lines = sorted(
         f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
     )
@@ -162,10 +168,10 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
 def executable_of(
     choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
-    """Find the executable of a call; None for torch's own convolution. third: bias or dy.
+    """Return the executable of a call; None if torch's own convolution is to run. third: bias or dy.
 
-    It is made on first use and cached by everything that affects the choice. The key has plain numbers, since calls
-    that the extension does not know come here.
+    The executable is made on first use and cached under everything that affects the choice. The key has plain numbers,
+    since calls that the C++ extension does not know come here.
 
     Raises ``CapturingError`` if an executable would have to be made while a CUDA graph is captured, and ``StepError``
     if there is no memory to make it.
@@ -188,7 +194,7 @@ def executable_of(
 
 
 def forget(choices: ExecutableSource, executable: Executable | None) -> None:
-    """Drop a cached executable, so that the next call makes it anew."""
+    """Remove an executable from the cache of ``choices``, so that the next call makes a new one."""
     for key, cached in list(choices.executables.items()):
         if cached is executable:
             choices.executables.pop(key, None)
@@ -197,9 +203,10 @@ def forget(choices: ExecutableSource, executable: Executable | None) -> None:
 def _resolve(
     choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
-    """Make the executable of a call.
+    """Make the executable of a call; None if torch's own is to run.
 
-    None also for an invalid convolution (torch reports the error), and for algorithms that this machine lacks.
+    That is also so for an invalid convolution, of which torch reports the error, and for algorithms that this machine
+    lacks.
     """
     tensors = [tensor for tensor in (x, w, third) if tensor is not None]
     alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}

@@ -1,7 +1,8 @@
 """Definition of convolution operators for torch's subsystems: autograd, autocast, fake kernels and FLOPs.
 
-A convolution is three operators on the same tensors x, w and y (or dy). Each is the derivative of the others, so that
-gradients of any order are again these operators. They have no forward-mode derivative and no rules for ``torch.func``.
+A convolution has three operators on the same tensors x, w and y (or dy): forward and the two gradients. Each operator's
+derivatives are the other two, so that gradients of any order use only these. The operators have no forward-mode
+derivative and no rules for ``torch.func``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def define(
 ) -> OpOverload[..., Tensor]:
     """Define an operator of the namespace ``mucudnn``.
 
-    fake: computes shape and strides. save: sets up the context for ``gradients``. flops: counts as torch's own formula.
-    is_cast: whether autocast casts the operands of a call, as for torch's convolution.
+    fake: computes the result's shape and strides. save: sets up the context for ``gradients``. flops: counts FLOPs by
+    torch's own formula. is_cast: whether autocast casts the operands of a call, as for torch's convolution.
     """
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -52,10 +53,10 @@ def define(
 def define_convolution(
     name: str, dimensions: int, tuning: str, compute: Compute
 ) -> dict[Operation, OpOverload[..., Tensor]]:
-    """Define ``name``, ``name_backward_data`` and ``name_backward_filter``.
+    """Define the operators ``name``, ``name_backward_data`` and ``name_backward_filter``; return them by operation.
 
-    They take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a parameter of the schema, which
-    says what runs. compute: takes the operation, and what its operator takes.
+    The operators take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a parameter of the schema
+    that says what runs. compute: function that takes the operation, and then the operator's arguments.
     """
     sizes = ", ".join(f"SymInt[{dimensions}] {each}" for each in ("stride", "padding", "dilation"))
     operators: dict[Operation, OpOverload[..., Tensor]] = {}
@@ -80,10 +81,10 @@ def define_convolution(
 
 
 def gradients(compute: Compute, operation: Operation, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiate an operation by x, w, and the bias or dy, as far as ``ctx.needs_input_grad`` asks for it.
+    """Return an operation's gradients by x, w, and the bias or dy, those that ``ctx.needs_input_grad`` asks for.
 
-    g: the gradient of what the operation has written. It takes the place of that among the operands of the other two
-    operations; the tensor that was written has no gradient of its own: it lent its shape.
+    g: the gradient of the tensor that the operation has written. In the other two operations g takes the place of that
+    tensor. As an operand the written tensor has no gradient of its own, since only its shape was used.
     """
     x, w, y = (*ctx.saved_tensors, g)[:3]
     if operation is Operation.BACKWARD_DATA:
@@ -103,12 +104,18 @@ def gradients(compute: Compute, operation: Operation, ctx: Any, g: Tensor) -> tu
 
 
 def bias_gradient(dy: Tensor) -> Tensor:
-    """Sum dy, (N, K, ...), to (K,). Looked up in every call: ``in_place`` puts itself around it."""
+    """Return the gradient of the bias, (K,): the sum of dy, (N, K, ...).
+
+    Every call looks this function up by name, since ``in_place`` wraps it for a while.
+    """
     return dy.sum((0, *range(2, dy.dim())))
 
 
 def convolution_flops(x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any, out_val: Tensor) -> int:
-    """Count as torch counts ``aten::convolution``, with ``transposed`` and ``output_padding`` in the geometry."""
+    """Count the FLOPs of a convolution by the formula with which torch counts ``aten::convolution``.
+
+    geometry: includes ``transposed`` and ``output_padding``.
+    """
     counted: int = flop_registry[torch.ops.aten.convolution](x, w, bias, *geometry, out_val=out_val)
     return counted
 

@@ -1,4 +1,4 @@
-"""The device of a model, and making it the current device."""
+"""Functions to find the device that a model is on, and to make a GPU the current device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
 
 
 def device_named(device: object) -> torch.device:
-    """Return the device of this name; a ``torch.device`` may be given as well.
+    """Return the ``torch.device`` of this name, or the argument itself if it is a device already.
 
     Raises ``InvalidInputError`` for an invalid name, and ``UnavailableError`` for a GPU number that does not exist.
 
@@ -42,13 +42,13 @@ def device_named(device: object) -> torch.device:
 def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
     """Return the most samples that a mini-batch may have.
 
-    On a GPU x and y may have more than ``MOST_ELEMENTS``: algorithms get smaller micro-batches there.
+    On a GPU x and y may have more than ``MOST_ELEMENTS`` numbers, as algorithms get smaller micro-batches there.
     """
     return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:
-    """Find the device of the filters of a model's convolutions that can be tuned; the CPU for a model without any.
+    """Return the device of the filters of a model's tunable convolutions; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model with convolutions on several devices.
     """
@@ -73,9 +73,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def made_current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one inside, on which torch allocates, counts and runs by default.
+    """Make a GPU the current one inside the context, on which torch allocates and runs by default.
 
-    Does nothing if it is already current, since asking is cheaper than switching.
+    Nothing happens if the GPU is already current, since asking is cheaper than switching.
     """
     if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
         return nullcontext()
@@ -92,7 +92,7 @@ def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) 
 
 
 def _in_words(named: Mapping[torch.device, list[str]]) -> str:
-    """Write for people: ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
+    """List devices with what is on them: ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
     parts = []
     for device, names in named.items():
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

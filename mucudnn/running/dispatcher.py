@@ -3,12 +3,12 @@
 ``aten::convolution`` and ``aten::convolution_backward`` are what each convolution of torch ends in, below autograd,
 autocast, ``torch.func`` and the graphs of ``torch.compile``: modules, subclasses and functional calls, of one to three
 dimensions, transposed or not. A Python function stands in their place while there is a wrapper, for each type of
-device, and nothing else is slowed. Torch has one kernel of them for all devices, which is fetched before, and called by
-those who want torch's own. Source of the method: ``torch.library.get_kernel``.
+device, and nothing else is slowed. Torch has one kernel of these operators for all devices, which is fetched before,
+and called where torch's own is wanted. Source of the method: ``torch.library.get_kernel``.
 
 Torch frees a Python kernel when it is deregistered, also while another thread calls it. So kernels are deregistered
-only while the process has a single thread. With more threads the last ``pop`` leaves them registered, and they call
-torch's own.
+only while the process has a single thread. With more threads the last ``pop`` leaves the kernels registered, and they
+call torch's own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Wrapper:
     output_mask): returns the gradients of input, weight and bias, ``None`` for those that the mask leaves out.
     ``following`` takes the same arguments and computes: it is the next wrapper, and torch's own kernel in the end.
 
-    They run below autograd: nothing that they compute is recorded.
+    Both functions run below autograd: nothing that they compute is recorded.
     """
 
     forward: Wrap
@@ -52,10 +52,10 @@ class Wrapper:
 
 
 def push(wrapper: Wrapper) -> None:
-    """Add an outermost wrapper, which is called first.
+    """Add a wrapper around torch's convolutions as the outermost one, which is called first.
 
-    The first one registers the kernels, unless they still are. That is best done while no other thread computes
-    convolutions: torch changes its table without a lock for readers.
+    The first wrapper registers our kernels, unless they still are registered. That is best done while no other thread
+    computes convolutions: torch changes its table without a lock for readers.
 
     Raises ``UnavailableError`` for a torch that is too old, or where another package has replaced the kernels.
     """
@@ -67,9 +67,9 @@ def push(wrapper: Wrapper) -> None:
 
 
 def pop(wrapper: Wrapper) -> None:
-    """Remove this wrapper, at any position; a missing one is ignored.
+    """Remove this wrapper around torch's convolutions, at any position; a wrapper that is not there is ignored.
 
-    With the last one torch's own kernels run again: directly in a process of one thread, else through ours.
+    After the last wrapper torch's own kernels run again: directly in a process of one thread, else called by ours.
     """
     with _changing:
         if wrapper in _wrappers:
@@ -81,7 +81,7 @@ def pop(wrapper: Wrapper) -> None:
 
 @contextmanager
 def wrapped(wrapper: Wrapper) -> Iterator[None]:
-    """Push a wrapper inside the context."""
+    """Have the wrapper around torch's convolutions inside the context only: ``push`` first, ``pop`` at the end."""
     push(wrapper)
     try:
         yield
@@ -92,7 +92,7 @@ def wrapped(wrapper: Wrapper) -> Iterator[None]:
 class Untouched:
     """Context in which this thread's convolutions are torch's own, past all wrappers; it may be nested.
 
-    For what wrappers compute themselves, and for measuring.
+    Wrappers use this context for convolutions of their own, and so does measuring.
     """
 
     __slots__ = ()
@@ -110,7 +110,7 @@ untouched = Untouched()  # to be entered: ``with untouched:``
 def torchs_kernel(operator: str, device_type: str) -> Kernel:
     """Return torch's own kernel of ``convolution`` or ``convolution_backward``, without wrappers.
 
-    Raises ``UnavailableError`` like ``push``.
+    Raises ``UnavailableError`` if torch is too old, or another package has replaced the kernel.
     """
     with _changing:
         for hook in _hooks:
@@ -134,7 +134,10 @@ def _fetched(operator: str, device_type: str) -> Kernel:
 
 
 def _require_unreplaced(operator: str, device_type: str) -> None:
-    """Raise ``UnavailableError`` if another package has a kernel of this device; torch has one for all devices."""
+    """Raise ``UnavailableError`` if another package has a kernel of this operator for this device type alone.
+
+    Torch itself has one kernel for all devices.
+    """
     qualified, key = f"aten::{operator}", device_type.upper()
     registered = torch._C._dispatch_dump(qualified).splitlines()
     of_device = [line for line in registered if line.startswith((f"{key}:", f"{key} (inactive):"))]
@@ -145,15 +148,15 @@ def _require_unreplaced(operator: str, device_type: str) -> None:
 
 
 def _cpu_convolution(*arguments: Any) -> Any:
-    """Call the same function as the shared kernel of ``aten::convolution``, without the overhead of boxing.
+    """Compute a convolution by the function that ``aten::convolution`` calls, without the overhead of boxing arguments.
 
-    The flags are of libraries for GPUs: search, determinism, whether to use them, rounding.
+    The flags passed to that function are of libraries for GPUs: search, determinism, whether to use them, rounding.
     """
     return _inner_convolution(*arguments, False, False, False, False)
 
 
 class _Hook:
-    """Stand-in for a kernel; ``call`` is the first wrapper."""
+    """Stand-in for one of torch's convolution kernels; ``call`` is the first wrapper's function."""
 
     __slots__ = ("call", "device_type", "operator", "own")
 
@@ -162,7 +165,7 @@ class _Hook:
         self.own = self.call = _fetched(operator, device_type)
 
     def function(self) -> Kernel:
-        """Make the function that torch calls: a closure, which is quicker than a method."""
+        """Return the function that torch calls in place of its kernel: a closure, which is quicker than a method."""
         own, thread = self.own, _thread
 
         def hooked(*arguments: Any) -> Any:
@@ -173,10 +176,11 @@ class _Hook:
 
 
 def _hide_from_compiler(function: Any) -> None:
-    """Have ``torch.compile`` pass by a function and all that it calls.
+    """Have ``torch.compile`` skip a function and all functions that it calls.
 
-    A call that is in no graph runs while it looks at every Python function: it would compile those behind the kernels
-    for many seconds. ``torch.compiler.disable`` does as much, for some microseconds in every call.
+    For a call that is in no graph, ``torch.compile`` still looks at every Python function: it would compile those
+    behind our kernels for many seconds. ``torch.compiler.disable`` has the same effect, but costs some microseconds in
+    every call.
     """
     with suppress(AttributeError):  # older torch lacks it
         eval_frame: Any = torch._C._dynamo.eval_frame
@@ -196,7 +200,7 @@ _libraries: list[Any] = []  # the one that has our kernels registered
 
 
 def _is_only_thread() -> bool:
-    """Whether no other thread can be in a convolution; threads of torch's that compute parts of one do not count."""
+    """Whether no other thread can be in a convolution; torch's own helper threads do not count."""
     return len(sys._current_frames()) == 1
 
 

@@ -1,4 +1,4 @@
-"""The measuring environment: everything beside problem and algorithm that could change a measured time."""
+"""The measuring environment: all of machine, libraries and settings that could change an algorithm's time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Environment:
-    """The measuring machine: part of the key of every measurement, since times differ between machines.
+    """The machine and software that measure: part of the key of each measurement, since times differ between machines.
 
-    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or of the GPU (``sm90``).
-    threads: of one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``). compiled: which
-    build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), on a GPU what compiles it (``CuPy 14.2.0``),
-    or ``torch`` where there is none. numerics: ``TorchSettings`` as text; empty on the CPU.
+    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or the GPU's (``sm90``).
+    threads: number for one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``).
+    compiled: which build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), on a GPU what compiles it
+    (``CuPy 14.2.0``), or ``torch`` where there is none. numerics: ``TorchSettings`` as text; empty on the CPU.
     """
 
     device: str
@@ -37,7 +37,7 @@ class Environment:
         return "cuda" if self.numerics else "cpu"
 
     def __str__(self) -> str:
-        """Text for people: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
+        """Text to print: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
         device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
         if self.device_type == "cuda":
             return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))
@@ -49,7 +49,8 @@ class Environment:
 def current_environment(device: str = "cpu") -> Environment:
     """Describe the environment in which this process measures now.
 
-    On the CPU it has torch's thread count at the time of the call, on the current CUDA device torch's settings.
+    On the CPU the environment has torch's thread count at the time of the call; for CUDA, the current GPU and torch's
+    settings.
 
     Raises ``UnavailableError`` for any other device, and with the reason if CUDA is not available.
     """
@@ -124,9 +125,9 @@ def require_cuda() -> None:
 
 
 def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
-    """Raise ``UnavailableError`` for a device that is older than all for which torch has code.
+    """Raise ``UnavailableError`` for a GPU older than all GPUs that torch was compiled for.
 
-    architectures: those, as ``sm_75``, ``sm_90a``, ``compute_120``; empty if torch does not say.
+    architectures: those that torch was compiled for, such as ``sm_75``, ``sm_90a``, ``compute_120``; empty if unknown.
     """
     import torch
 
@@ -141,7 +142,7 @@ def _require_young_enough(capability: tuple[int, int], architectures: Sequence[s
 
 
 def cpu_model() -> str:
-    """Return the model name from ``/proc/cpuinfo``, or the architecture (``aarch64``) if it has none."""
+    """Return the model name from ``/proc/cpuinfo``, or the architecture (``aarch64``) without one."""
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
     return match.group(1) if match else platform.machine()

@@ -1,4 +1,4 @@
-"""Executables: configurations made ready to run.
+"""Executables: configurations (algorithms with micro-batch sizes) made ready to run.
 
 Algorithms, slices and places in the workspace are resolved once, so that a call does little more than the arithmetic.
 """
@@ -27,7 +27,10 @@ BUFFER_BYTES = 256  # alignment of each buffer, as in CUDA's allocations, which 
 
 
 class StepError(LibraryError):
-    """A step of an executable cannot be built or executed: its library's words. Raised from the ``LibraryError``."""
+    """A step of an executable (an algorithm on a micro-batch) cannot be built or run, with the library's message.
+
+    The error is raised from the ``LibraryError``.
+    """
 
     def __init__(self, problem: ConvProblem, micro_config: MicroConfig, error: LibraryError) -> None:
         super().__init__(str(error))
@@ -43,11 +46,11 @@ class StepError(LibraryError):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The part of a configuration that one algorithm computes.
+    """The part of a configuration that one algorithm computes, in one or several micro-batches.
 
-    slices: its micro-batches along N, in turn. prepared: where its prepared bytes lie in the workspace; if
-    ``is_cached``, in a buffer of their own, which outlives the call. fuses: whether it computes an ``Epilogue``. bound:
-    all of it in one call, where that can be had.
+    slices: the micro-batches along N, in the order of running. prepared: place of the algorithm's prepared bytes in the
+    workspace; if ``is_cached``, in a buffer of their own, which outlives the call. fuses: whether the algorithm
+    computes an ``Epilogue``. bound: runs the whole stage in one C call, if that is possible.
     """
 
     algorithm: Algorithm
@@ -68,7 +71,7 @@ class Stage:
         scratch: Tensor,
         epilogue: Epilogue | None,
     ) -> None:
-        """Compute the slices one by one, each with the epilogue: inside the algorithm, or after it.
+        """Compute the micro-batches one by one, each with the epilogue: inside the algorithm, or after it.
 
         Raises ``StepError`` if a library fails.
         """
@@ -112,7 +115,7 @@ class Result:
         return cls(shape, strides, torch_dtype(problem), device_type, is_large)
 
     def new(self) -> Tensor:
-        """Return a new uninitialized tensor on the current device."""
+        """Return a new uninitialized tensor of this shape and strides on the current device."""
         made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device_type)
         return on_huge_pages(made) if self.is_large else made
 
@@ -122,10 +125,10 @@ class Executable:
     """A configuration of one problem, resolved for one thread count and one device.
 
     ``workspace_bytes`` is passed to the algorithms: their prepared buffers side by side, then the largest scratch, each
-    aligned to ``BUFFER_BYTES``. Libraries' own allocations come on top: beside them, a kept workspace may have
-    ``most_kept_bytes``, or the bytes that the executable itself needs.
+    aligned to ``BUFFER_BYTES``. Libraries' own allocations come on top: beside them, a workspace kept between calls may
+    have ``most_kept_bytes``, or the bytes that the executable itself needs.
 
-    bound: ``run``, in the extension if that can be had, where every stage is bound, so that torch computes none.
+    bound: does what ``run`` does, in C++ if every stage has a C function, so that torch computes none of them.
     """
 
     problem: ConvProblem
@@ -148,7 +151,7 @@ class Executable:
         device_type: str = "cpu",
         keeps_workspace: bool = True,
     ) -> Executable:
-        """Resolve a configuration for the current device, which is of this type.
+        """Make an executable from a configuration, for the current device, which has type ``device_type``.
 
         cached: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
         keeps_workspace: whether the CPU's workspace outlives a call.
@@ -189,13 +192,13 @@ class Executable:
 
     @property
     def steps(self) -> Iterator[tuple[Algorithm, int]]:
-        """Steps: each algorithm with each micro-batch size that it runs, once."""
+        """Yield each algorithm with each micro-batch size that it runs, once."""
         for stage in self.stages:
             for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
                 yield stage.algorithm, size
 
     def takes(self, epilogue: Epilogue, x: Tensor) -> bool:
-        """Return whether a step computes epilogues itself, and the addend of this one has the layout of y."""
+        """Return whether an algorithm computes epilogues, and the tensor that this epilogue adds is laid out like y."""
         if not any(stage.fuses for stage in self.stages):
             return False
         added = epilogue.added
@@ -207,7 +210,7 @@ class Executable:
         )
 
     def build(self) -> None:
-        """Build all steps, so that ``execute`` can be captured in a CUDA graph.
+        """Build all steps (algorithms by micro-batch size), so that ``execute`` can be captured in a CUDA graph.
 
         Raises ``StepError`` if a step cannot be built.
         """
@@ -215,14 +218,14 @@ class Executable:
             self.build_step(algorithm, size)
 
     def build_step(self, algorithm: Algorithm, micro_batch_size: int) -> None:
-        """Build one of ``steps``. Raises the errors of ``build``."""
+        """Build one of ``steps``, an algorithm for a micro-batch size. Raises the errors of ``build``."""
         try:
             algorithm.build(self.problem, micro_batch_size)
         except LibraryError as error:
             raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
 
     def prepare(self, w: Tensor) -> Tensor:
-        """Prepare w for any number of calls, by the cached algorithm. Returns a new buffer, 1-D uint8.
+        """Prepare the filter w by the cached algorithm, for any number of calls; return a new buffer, 1-D uint8.
 
         w: (K, C // groups, R, S), dense, in the problem's memory format.
         """
@@ -270,10 +273,10 @@ class Executable:
     ) -> None:
         """Compute the problem's operation on a mini-batch, into the tensor that it writes.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the
-        problem's memory format, and N is the configuration's: this is not checked here. cached: what ``prepare``
-        returned for this w; only for an executable with a cached algorithm. epilogue: of y, in FORWARD. Their device is
-        the current one.
+        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the problem's
+        memory format, and N is the configuration's: this is not checked here. cached: what ``prepare`` returned for
+        this w; only for an executable with a cached algorithm. epilogue: what to compute on y afterwards, in FORWARD.
+        All tensors are on the current device.
 
         Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """
@@ -296,7 +299,10 @@ class Executable:
             stage.run(self.problem, x, w, y, bias, buffer, workspace[self.scratch], epilogue)
 
     def _in_cpp(self) -> Bound | None:
-        """Bind to C++, where that can be done; what it does not take goes to ``run`` of this executable."""
+        """Return a C++ function that runs the executable; None if there can be none.
+
+        For operands that the C++ code does not support, the function calls ``run``.
+        """
         problem, result = self.problem, self.result
         return bound_in_cpp(
             problem.operation,
@@ -311,7 +317,7 @@ class Executable:
 
 
 def _bound(stage: Stage, problem: ConvProblem, batch_size: int, scratch_bytes: int) -> Stage:
-    """Bind a stage if its algorithm supports it."""
+    """Return the stage with a C function that computes it in one call, if its algorithm has one."""
     algorithm, workspace = stage.algorithm, Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
     if algorithm.alignment_bytes > 1:
         return stage
@@ -332,22 +338,22 @@ def _dense_channels_last(tensor: Tensor) -> Tensor:
 
 
 def _taken(images: Tensor, micro_batch: slice) -> Tensor:
-    """Return these samples; for all samples the tensor itself, since making a view takes a microsecond."""
+    """Return the samples of a micro-batch (a view); for all samples the tensor itself, which saves a microsecond."""
     return images if micro_batch.stop - micro_batch.start == len(images) else images[micro_batch]
 
 
 def _aligned(end: int, size: int) -> slice:
-    """Find the next ``size`` bytes after ``end`` that begin on a multiple of ``BUFFER_BYTES``."""
+    """Return the first ``size`` bytes after ``end`` that begin on a multiple of ``BUFFER_BYTES``."""
     start = -(-end // BUFFER_BYTES) * BUFFER_BYTES
     return slice(start, start + size)
 
 
 def _placed(sizes: Sequence[int]) -> list[slice]:
-    """Place slices of these sizes along N, side by side.
+    """Place micro-batches of these sizes along N, side by side, and return their slices.
 
-    Each begins on a multiple of the largest power of two that divides its own size, on which libraries may rely. They
-    lie in descending order of these powers, in any order of running, so that the sizes before a slice, and their sum,
-    are multiples of its power.
+    Each slice begins on a multiple of the largest power of two that divides its own size, on which libraries may rely.
+    The slices lie in descending order of these powers, in any order of running, so that the sizes before a slice, and
+    their sum, are multiples of its power.
     """
     slices = [slice(0)] * len(sizes)
     start = 0

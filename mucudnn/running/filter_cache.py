@@ -1,11 +1,13 @@
-"""Caches filters: in inference, what an algorithm prepares from a filter is kept from call to call.
+"""Caches filters: in inference, the form into which an algorithm transforms a filter is kept from call to call.
 
 A filter has changed if its bytes have, whoever wrote them: an optimizer, ``.data``, a NumPy array that shares the
 memory, another process. Torch's version counter sees only some of these, so every call fingerprints all bytes of the
-filter (``kernels/compiled/common/fingerprint.cpp``). That reads it once, as fast as memory allows; preparing it reads
-it, computes, and writes several times as much. Two filters have the same 64-bit fingerprint by chance alone.
+filter (``kernels/compiled/common/fingerprint.cpp``). A fingerprint reads the filter once, as fast as memory allows;
+preparing a filter reads it, computes, and writes several times as much. Two filters have the same 64-bit fingerprint by
+chance alone.
 
-On the CPU alone: on a GPU every call would have to wait for its fingerprint, and for all that is queued before it.
+Filters are cached on the CPU only: on a GPU every call would have to wait for the fingerprint, and for all work queued
+before.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from mucudnn.words.warning import say_once
 
 @dataclass(frozen=True, slots=True)
 class CachedFilter:
-    """A cached filter of one forward problem, prepared by ``algorithm`` in ``prepared_bytes``.
+    """A filter to cache for one forward problem, prepared by ``algorithm`` in ``prepared_bytes`` bytes.
 
-    configurations: those that use it, by batch size. reason: why it is worth caching, as text.
+    configurations: those that use the cached filter, by batch size. reason: why it is worth caching, as text.
     """
 
     problem: ConvProblem
@@ -49,7 +51,7 @@ class CachedFilter:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Text for people: ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs gemm 2×4``."""
+        """One line to print: ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs gemm 2×4``."""
         largest = max(self.configurations)
         parts = [
             f"kept for {self.problem}: {self.algorithm}, {format_bytes(self.prepared_bytes)}",
@@ -62,7 +64,7 @@ class CachedFilter:
 def fingerprint(tensor: Tensor) -> int:
     """Hash all bytes of a dense CPU tensor, in the order in which they lie in memory, to 64 bits.
 
-    It is the same for any number of threads. Raises ``UnavailableError`` without compiled code.
+    The hash is the same for any number of threads. Raises ``UnavailableError`` without compiled code.
     """
     fingerprinted: int = library().mucudnn_fingerprint(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
     return fingerprinted
@@ -75,9 +77,10 @@ def _fingerprint_address() -> int:
 class FilterCache:
     """Prepared filters of one module: made when they are first used, and again whenever the filter's bytes change.
 
-    Threads can share it. Copies and pickles know what to prepare, and do it themselves. x_shapes: the (N, C, H, W) for
-    which there is a cached filter. keeps_workspace: as for ``Choices``. kept: what the extension needs to run a call
-    (``hot_path.fused``), by the call's key: fingerprint of the filter, address of what makes it, prepared buffer.
+    Threads can share a cache. A copy or pickle of a cache prepares its filters anew. x_shapes: the (N, C, H, W) for
+    which there is a cached filter. keeps_workspace: as in ``Choices``. kept: data with which the C++ extension runs a
+    call (``hot_path.fused``), by the call's key: fingerprint of the filter, address of the function that computes it,
+    prepared buffer.
     """
 
     device_type = "cpu"
@@ -96,12 +99,12 @@ class FilterCache:
         return FilterCache, (self.filters, self.keeps_workspace)
 
     def release(self) -> None:
-        """Free the memory; the next call prepares the filters again."""
+        """Free the memory of all prepared filters; the next call prepares them again."""
         with self._preparing:
             self._prepared, self.kept = {}, {}
 
     def unlock(self) -> None:
-        """Reset the lock in a forked process, since another thread may have held it."""
+        """Reset the cache's lock in a forked process, since another thread may have held it."""
         self._preparing = Lock()
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
@@ -120,10 +123,11 @@ class FilterCache:
         geometry: Geometry,
         epilogue: Epilogue | None = None,
     ) -> Tensor | None:
-        """Compute y: (N, K, P, Q), newly allocated; None without a cached filter for this call or without memory.
+        """Compute y: (N, K, P, Q), a new tensor; None if no filter is cached for this call, or without memory.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Only where no gradient is wanted, and
-        nobody watches (``is_eager``). epilogue: of y; ``None`` too where no algorithm of the executable computes it.
+        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Call this only where no gradient is wanted and
+        ``is_eager`` is true. epilogue: what to compute on y afterwards; ``None`` is also returned if no algorithm of
+        the executable computes it.
         """
         if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
             return None
@@ -156,10 +160,10 @@ class FilterCache:
         return prepared
 
     def _prepare(self, w: Tensor, source: _Source, executable: Executable) -> _Prepared:
-        """Prepare w into a new buffer: another thread may be reading the old one.
+        """Prepare the filter w into a new buffer, since another thread may be reading the old one.
 
-        It is prepared from a copy: should another thread write to w meanwhile, fingerprint and buffer still belong
-        together.
+        The buffer is prepared from a copy of w: if another thread writes to w meanwhile, fingerprint and buffer still
+        match.
         """
         with self._preparing:
             prepared = self._prepared.get(executable.problem)
@@ -176,7 +180,7 @@ class FilterCache:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The filter from which a buffer was prepared, and the number of threads, for which algorithms may lay it out."""
+    """Key of a prepared buffer: the filter, and the number of threads, on which an algorithm's layout may depend."""
 
     fingerprint: int
     shape: tuple[int, ...]

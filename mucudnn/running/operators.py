@@ -1,7 +1,7 @@
 """The three convolutions as torch operators: ``mucudnn::conv2d``, ``conv2d_backward_data``, ``conv2d_backward_filter``.
 
-Which configuration runs is looked up by the integer ``tuning``, the handle of a ``Choices``. Where there is none (other
-shape, larger batch, other dtype, unknown handle, handle 0), the operators are torch's own convolution.
+Which configuration runs is looked up by the integer ``tuning``, the handle of a ``Choices``. If no configuration is
+found (other shape, larger batch, other dtype, unknown handle, handle 0), the operators compute torch's own convolution.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ def computed(
     choices: ExecutableSource,
     epilogue: Epilogue | None = None,
 ) -> Tensor | None:
-    """Compute a call as it was tuned, newly allocated; None if it is not tuned or cannot run now.
+    """Compute a call by its tuned configuration, into a new tensor; None if it is not tuned or cannot run now.
 
     x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
-    tensor that is written only shape and strides matter. Autograd takes no note of it: call it where gradients are
-    switched off, or below autograd. A step may be torch's own convolution of a part of the mini-batch. epilogue: of y,
-    in FORWARD; ``None`` too where no algorithm that was chosen computes it.
+    operand that stands for the result only shape and strides matter. Autograd does not record this function: call it
+    where gradients are switched off, or below autograd. A step may be torch's own convolution of a part of the
+    mini-batch. epilogue: what to compute on y, in FORWARD; ``None`` is also returned if no chosen algorithm computes
+    it.
 
-    A call of which a step fails starts anew with what runs in its place; each failure is remembered, so that it ends.
+    If a step fails, the call starts anew with another algorithm in its place; each failure is remembered, so that this
+    ends.
     """
     executable = None
     while True:
@@ -77,9 +79,10 @@ def computed(
 
 
 def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    """Compute a call by ``computed``, or by torch's own if that returns None. ``Measured`` raises any error.
+    """Compute a call by its tuned configuration (``computed``), or by torch's own where that returns None.
 
-    rest: stride, padding, dilation, groups, and ``Choices``, ``Measured`` or None.
+    rest: stride, padding, dilation, groups, and ``Choices``, ``Measured`` or None. For ``Measured`` any error is
+    raised.
     """
     geometry, choices = rest[:4], rest[4]
     if isinstance(choices, Measured):
@@ -102,9 +105,10 @@ def as_measured(
     measured: Measured,
     epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Compute a call by the executable that is measured, without fallback: any error is raised.
+    """Compute a call by the executable that is being measured; nothing replaces it if it fails: any error is raised.
 
-    epilogue: of y, in FORWARD; computed by the executable, or in place afterwards if it does not support it.
+    epilogue: what to compute on y, in FORWARD: inside the executable, or in place afterwards if that does not support
+    it.
     """
     result: object = None
     if epilogue is None:
@@ -124,7 +128,7 @@ def as_measured(
 def _run(
     executable: Executable, x: Tensor, w: Tensor, third: Tensor | None, epilogue: Epilogue | None
 ) -> Tensor | None:
-    """Compute the result of the operation; None if the executable does not support the epilogue."""
+    """Run the executable, and return the result; None if the executable does not support the epilogue."""
     if epilogue is None and executable.bound is not None:
         return executable.bound(x, w, third)
     if epilogue is not None and not executable.takes(epilogue, x):

@@ -1,4 +1,4 @@
-"""The problem (``ConvProblem``) of a call of a convolution."""
+"""The ``ConvProblem`` (shapes, dtype and operation) that a call of a convolution computes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.it
 
 
 def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -> ConvProblem:
-    """Describe an operation of a convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
+    """Return the problem of an operation of the convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
 
-    Its memory format is the one in which torch would compute and return the result. x has a dtype of ``DTYPE_NAMES``.
-    Raises ``InvalidInputError`` for an invalid convolution.
+    The problem's memory format is the one in which torch would compute and return the result. x has a dtype of
+    ``DTYPE_NAMES``. Raises ``InvalidInputError`` for an invalid convolution.
     """
     _, c, height, width = x.shape
     k, _, r, s = w.shape
@@ -31,7 +31,7 @@ def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -
 def torchs_memory_format(
     x: Tensor, w: Tensor, geometry: Geometry, *, is_transposed: bool = False, output_padding: Pair = (0, 0)
 ) -> MemoryFormat:
-    """Return the memory format in which torch would compute the result. Raises ``RuntimeError`` as torch does."""
+    """Return the memory format in which torch would compute the result. Raises torch's ``RuntimeError``."""
     *sizes, groups = geometry
     backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, output_padding, groups, None)
     return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]

@@ -1,4 +1,4 @@
-"""Repair of executables: if a step fails, another algorithm runs in its place, or else torch's own convolution."""
+"""Repair of executables: another algorithm, or else torch's own convolution, replaces a step that fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def working_executable(
 
 
 def note_failure(error: StepError, device: torch.device) -> None:
-    """Record a failure: from now on ``working_executable`` makes no executable with that step for this device.
+    """Record a failed step: from now on ``working_executable`` makes no executable with that step for this device.
 
     Raises torch's error if the failure has broken the CUDA context, since nothing can run any more.
     """
@@ -67,7 +67,7 @@ def _first_that_works(executable: Executable, device: torch.device) -> Executabl
 
 
 def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorithm, int] | None:
-    """Find the first step that has failed before or cannot be built now; None if all are built."""
+    """Return the executable's first step that has failed before or cannot be built now; None if all are built."""
     for step in executable.steps:
         key = device, executable.problem, _micro_config(*step)
         if key not in _failed:
@@ -85,7 +85,7 @@ def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorith
 def _alternatives(
     executable: Executable, failed: Algorithm, size: int, limit_bytes: int, device: torch.device
 ) -> Iterator[Executable]:
-    """Yield the executable with other algorithms in place of the failed step, within the workspace."""
+    """Yield executables with other algorithms in place of the failed step, within the workspace limit."""
     problem = executable.problem
     for another in failed.alternatives(problem, size):
         instead = _micro_config(another, size)
@@ -112,7 +112,7 @@ def _micro_config(algorithm: Algorithm, size: int) -> MicroConfig:
 
 
 def _why_not_here(executable: Executable) -> str | None:
-    """Return why a step may not run now; None if all may."""
+    """Return the reason why a step of the executable may not run on this machine now; None if all may run."""
     for algorithm, size in executable.steps:
         if reason := algorithm.why_not_here(executable.problem, size):
             return f"{algorithm.name}: {reason}"

@@ -1,8 +1,8 @@
-"""Memory: the workspace that each thread keeps, and huge pages for large tensors.
+"""Memory for calls: the workspace that each thread keeps between calls, and huge pages for large tensors.
 
-Both save page faults. The first touch of fresh memory costs one for each 4 KiB, and a large result is fresh memory in
-every call: for the first layers of VGG-16 that costs as much as their convolution. Linux backs a range with pages of
-2 MiB where it is asked to (``madvise``; the usual setting of /sys/kernel/mm/transparent_hugepage/enabled), with 512
+Both save page faults. The first touch of fresh memory costs one page fault for each 4 KiB, and a large result is fresh
+memory in every call: for the first layers of VGG-16 that costs as much as their convolution. Linux backs a range with
+pages of 2 MiB on request (``madvise``; the usual setting of /sys/kernel/mm/transparent_hugepage/enabled), with 512
 times fewer faults.
 """
 
@@ -29,10 +29,10 @@ _MADV_HUGEPAGE = 14
 
 
 def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes: float = inf) -> Tensor:
-    """Return at least ``size_bytes``, 1-D uint8, uninitialised; both allocators align to 64 bytes or more.
+    """Return a workspace of ``size_bytes`` or more, 1-D uint8, uninitialised, aligned to 64 bytes or more.
 
-    keeps: on the CPU, use the thread's own, which outlives the call. most_bytes: limit of that one; if it has more than
-    this and ``size_bytes``, it is freed first.
+    keeps: whether, on the CPU, to use the thread's kept workspace, which outlives the call. most_bytes: limit of the
+    kept one; if it is larger than this and than ``size_bytes``, it is freed first.
     """
     if keeps and device.type == "cpu":
         if most_bytes != inf:
@@ -42,14 +42,14 @@ def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes:
 
 
 def make_room(most_bytes: float) -> None:
-    """Free this thread's workspace if it is larger, before a call that allocates by itself within a limit."""
+    """Free this thread's kept workspace if it is larger than ``most_bytes``, before a call that allocates by itself."""
     kept = _of_this_thread.workspace
     if kept.buffer is not None and kept.buffer.numel() > most_bytes:
         kept.release()
 
 
 def lasting_buffer(size_bytes: int) -> Tensor:
-    """Return a new buffer on the CPU, 1-D uint8; not an inference tensor, to which later training could not write."""
+    """Return a new CPU buffer, 1-D uint8, that training may write to even if it is made in inference mode."""
     with torch.inference_mode(False):
         return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device="cpu"))  # whatever the default is
 
@@ -83,19 +83,19 @@ def _advise() -> Callable[[int, int, int], int]:
 
 
 class Releasable(Protocol):
-    """Memory that is kept for speed alone."""
+    """Memory that is kept only to be faster, so that it may be freed at any time."""
 
     def release(self) -> None:
-        """Free the memory."""
+        """Free the memory that is kept only to be faster."""
 
     def unlock(self) -> None:
-        """Reset locks in a forked process, since other threads may have held them."""
+        """Reset this object's locks in a forked process, since other threads may have held them."""
 
 
 def release_workspaces() -> None:
     """Free the CPU workspaces of all threads, and all cached filters.
 
-    The next call that needs them allocates and prepares them again.
+    The next call that needs a workspace or cached filter allocates and prepares it again.
     """
     with _listing:
         every = list(_releasable)
@@ -114,13 +114,13 @@ def note_lack_of_memory(text: str, device: torch.device) -> None:
 
 
 def make_releasable(memory: Releasable) -> None:
-    """Register memory that ``release_workspaces`` frees."""
+    """Register an object with kept memory, which ``release_workspaces`` then frees."""
     with _listing:
         _releasable.add(memory)
 
 
 class _KeptWorkspace:
-    """One thread's buffer. Kept, since on the CPU fresh pages cost more than the arithmetic (page faults)."""
+    """The workspace of one thread, kept between calls: page faults of fresh memory may cost more than arithmetic."""
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
@@ -150,7 +150,7 @@ _listing = threading.Lock()  # threads begin while another one releases
 
 
 def _unlock_in_child() -> None:
-    """Reset locks in a forked process, which lacks the threads that held them."""
+    """Reset the locks of all kept memory in a forked process, which lacks the threads that held them."""
     global _listing
     _listing = threading.Lock()
     for one in list(_releasable):

@@ -10,5 +10,5 @@ PIPED_WIDTH = 320  # columns of a table that goes to a file or another program; 
 
 
 def output() -> Console:
-    """Return a console on standard output that is wide enough for every table if it is not a terminal."""
+    """Return a console on standard output; if that is not a terminal, the console is wide enough for every table."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""Path parameters of commands, and atomic replacement of output files, which never overwrites a database."""
+"""Types of path parameters for commands, and atomic replacement of output files, which never overwrites a database."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
 class InputFile(click.Path):
-    """An input file; pipes and devices are refused, since it may be read more than once. ``~`` is the home folder.
+    """Parameter type of an input file; pipes and devices are refused, since it may be read more than once.
 
-    It need not exist: the code that reads it reports a missing file.
+    ``~`` is the home folder.
+
+    The file need not exist: the code that reads it reports a missing file.
     """
 
     def __init__(self, *, folder: bool = False) -> None:
@@ -41,7 +43,7 @@ class InputFile(click.Path):
 
 
 class NamedOrFile(InputFile):
-    """A built-in name or a file."""
+    """Parameter type of a built-in name or a file."""
 
     def __init__(self, empty: str = "'' is empty; name a file") -> None:
         super().__init__(folder=True)
@@ -60,9 +62,9 @@ SOURCE = NamedOrFile(
 
 
 class OutputFile(click.Path):
-    """An output file that is replaced as a whole; ``-`` is standard output.
+    """Parameter type of an output file that is replaced as a whole; ``-`` is standard output.
 
-    suffix: allowed suffix or suffixes. second: word in the name of a second file that is written beside it.
+    suffix: allowed suffix or suffixes. second: word in the name of a second file that is written beside the first.
     """
 
     def __init__(self, *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
@@ -81,12 +83,15 @@ class OutputFile(click.Path):
         return path
 
     def files(self, path: Path) -> list[Path]:
-        """Return all files that are written for this path."""
+        """Return all files that are written for this output path."""
         return [path, beside(path, self.second)] if self.second else [path]
 
 
 class ResultFolder(click.Path):
-    """An existing result folder. or_file: whether a file that a benchmark wrote with --json is allowed too."""
+    """Parameter type of an existing folder with results.
+
+    or_file: whether a file that a benchmark wrote with --json is allowed too.
+    """
 
     def __init__(self, *, or_file: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -102,7 +107,7 @@ class ResultFolder(click.Path):
 
 
 class OutputFolder(click.Path):
-    """A result folder, created if it is missing."""
+    """Parameter type of a folder for results, created if it is missing."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
@@ -130,7 +135,7 @@ class FileCommand(click.Command):
 
 
 def check_outputs(ctx: click.Context) -> None:
-    """Raise ``BadParameter`` for an output that cannot be written or is another file of the command."""
+    """Raise ``BadParameter`` for an output file that cannot be written or is another file of the command."""
     given = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
     taken = {
         f"{os.path.realpath(name)}{suffix}": param
@@ -170,7 +175,7 @@ def _names(value: object) -> Iterator[str]:
 
 @contextmanager
 def whole_text(path: Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text stream that keeps line ends as written; see ``whole_file``."""
+    """Open a UTF-8 text stream whose content replaces the file as in ``whole_file``; line ends are kept as written."""
     with whole_file(path) as stream:
         text = TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="", write_through=True)
         try:
@@ -212,7 +217,7 @@ def is_stream(path: Path) -> bool:
 
 
 def beside(path: Path, what: str) -> Path:
-    """Return the name of a second file beside one; a stream takes both.
+    """Return the name of a second file beside ``path``. For a stream, return the stream, which takes both contents.
 
     >>> str(beside(Path("memory.csv"), "curve"))
     'memory-curve.csv'
@@ -260,7 +265,7 @@ def _is_database(path: Path) -> bool:
 
 
 def _folder_beside(path: Path) -> TemporaryDirectory[str]:
-    """Create a temporary folder beside the file, so that it can be replaced by renaming."""
+    """Create a temporary folder beside the file, from which a new file can be moved onto it by renaming."""
     parent = Path(os.path.realpath(path)).parent
     return TemporaryDirectory(prefix=".mucudnn-", dir=parent, ignore_cleanup_errors=True)
 
@@ -283,7 +288,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _stream(path: Path) -> Iterator[BinaryIO]:
-    """Open a stream directly; the reader of a pipe may stop early."""
+    """Open a pipe, device or standard output directly. That the reader of a pipe stops early is no error."""
     if str(path) in _STANDARD_OUTPUT:  # opening it again would truncate a file that it is redirected to
         sys.stdout.flush()
         yield sys.stdout.buffer

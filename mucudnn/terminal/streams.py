@@ -1,4 +1,4 @@
-"""Standard output and error of a command, guarded so that write errors and missing characters do not end it."""
+"""Standard output and error, guarded so that write errors and missing characters do not end a command."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ VALUES = (nan, inf, -inf)
 def places(shape: tuple[int, int, int, int]) -> Tensor:
     """Return a mask of one element in each of the first samples (or filters): the corners and the middle.
 
-    Each is in another channel, so that samples, and in a filter's gradient channels, show how far each spreads.
+    Each element is in another channel, so that samples (in a filter's gradient, channels) show how far a NaN written to
+    the element spreads.
     """
     n, c, height, width = shape
     spots = [(height // 2, width // 2), (0, 0), (height - 1, width - 1), (0, width - 1), (height - 1, 0)]
@@ -45,16 +46,16 @@ def places(shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def spoil(tensor: Tensor) -> None:
-    """Write NaN, Inf and -Inf alternately to the ``places``."""
+    """Write NaN, Inf and -Inf alternately to the elements of the tensor that ``places`` marks."""
     values = cycle(VALUES)
     for index in places(tuple(tensor.shape)).nonzero():  # type: ignore[arg-type]
         tensor[tuple(index)] = next(values)
 
 
 def dependent(problem: ConvProblem, operand: str, *, on_padding: bool = False) -> Tensor:
-    """Return a mask of the results that depend on a NaN or Inf of the operand.
+    """Return a mask of the results that depend on one of the operand's NaN or Inf, which are at the ``places``.
 
-    on_padding: products with the zeros of the padding count, too.
+    on_padding: also mark results of products with the zeros of the padding.
     """
     if on_padding:
         (down, right), height, width = problem.padding, problem.h, problem.w
@@ -77,9 +78,9 @@ UNEVEN_THREADS = 3  # divides no size of the suite
 
 
 def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
-    """Cut a mini-batch into micro-batches of this size and a remainder.
+    """Cut a mini-batch into micro-batches of this size and a remainder, and return their sizes.
 
-    It stays undivided if the algorithm does not support such slices.
+    The mini-batch stays undivided if the algorithm does not support such slices.
     """
     rest = batch_size % micro_batch_size
     sizes = [micro_batch_size] * (batch_size // micro_batch_size) + [rest] * bool(rest)
@@ -88,7 +89,7 @@ def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_bat
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Use this number of torch threads inside the context."""
+    """Run the block with ``count`` torch threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -103,7 +104,7 @@ def threads(count: int) -> Iterator[None]:
 def check_result(
     algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float, *, has_bias: bool = False
 ) -> None:
-    """Require the correct result, computed between guard zones in the declared bytes.
+    """Require that the algorithm's result is correct, computed in the declared bytes of memory between guard zones.
 
     bound: largest relative L2 error against float64. has_bias: add a bias, in FORWARD.
     """
@@ -126,7 +127,7 @@ def check_epilogue(
     *,
     adds: bool = True,
 ) -> None:
-    """Require activation(convolution + bias + added), also the same NaN and Inf as torch."""
+    """Require activation(convolution + bias + added) from one fused call, with NaN and Inf where torch has them."""
     call = Call(problem, sum(micro_batches))
     bias = call.memory.vector(problem, problem.k).normal_()
     added = call.memory.tensor(problem, problem.y_shape(call.batch_size)).normal_(std=8) if adds else None
@@ -143,7 +144,7 @@ def check_epilogue(
 
 
 def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bound: float) -> None:
-    """Require the same result, divided and undivided."""
+    """Require that the divided and the undivided mini-batch give the same result."""
     call = Call(problem, batch_size)
     undivided = call.run(algorithm, [batch_size]).clone()
     for n in range(1, batch_size):
@@ -153,7 +154,7 @@ def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bo
 
 
 def check_determinism(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int]) -> None:
-    """Require bitwise identical results from every run, with several threads."""
+    """Require that every run of the algorithm gives bitwise identical results, with several threads."""
     with threads(UNEVEN_THREADS):
         call = Call(problem, sum(micro_batches))
         first = call.run(algorithm, micro_batches).clone()
@@ -164,9 +165,9 @@ def check_determinism(algorithm: Algorithm, problem: ConvProblem, micro_batches:
 
 
 def check_added(algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float) -> None:
-    """Require that BACKWARD_FILTER adds its gradient to dw.
+    """Require that BACKWARD_FILTER adds its gradient to the values that dw has, instead of replacing them.
 
-    One configuration may use several algorithms, one after the other.
+    One mini-batch may be divided among several algorithms, which run one after the other.
     """
     call = Call(problem, sum(micro_batches))
     expected = reference(problem, call.x, call.w, call.y) + 3.0
@@ -177,7 +178,7 @@ def check_added(algorithm: Algorithm, problem: ConvProblem, micro_batches: Seque
 def check_float32_sums(algorithm: Algorithm, problem: ConvProblem) -> None:
     """Require that BACKWARD_FILTER sums micro-batches of half precision in at least float32.
 
-    It has 128 equal slices: below float32 the sum would stop growing, or lose its last bits at every addition.
+    The call has 128 equal slices: below float32 the sum would stop growing, or lose its last bits at every addition.
     """
     call, one = Call(problem, 128), Call(problem, 1)
     call.x.copy_(call.x[:1].expand_as(call.x))
@@ -200,7 +201,7 @@ def check_workspace(algorithm: Algorithm, problem: ConvProblem, micro_batch_size
 
 
 def check_reason(reason: str | None) -> None:
-    """Require that a refusal of ``supports`` has a reason in words; None if it is supported."""
+    """Require that a reason why ``supports`` refuses a problem is a sentence. reason: None for a supported problem."""
     if reason is not None and len(reason.split()) <= 3:
         raise AssertionError(f"the reason why not is {reason!r}; it must be a sentence of more than three words")
 
@@ -234,16 +235,16 @@ def check_locality(algorithm: Algorithm, problem: ConvProblem) -> None:
 
 
 def check_locality_of_padding(algorithm: Algorithm, problem: ConvProblem) -> None:
-    """Require that NaN and Inf in dy spread in dw no further than products with padding explain.
+    """Require that NaN and Inf in dy spread in dw no further than by products with x and its padding.
 
-    0 * NaN is NaN, and some of torch's own backends multiply the padding.
+    0 * NaN is NaN, and some of torch's own backends multiply the zeros of the padding.
     """
     allowed = dependent(problem, "y", on_padding=True)
     _require_no_more_spoilt(spoilt_result(algorithm, problem, "y"), allowed, "y")
 
 
 def spoilt_call(problem: ConvProblem, operand: str) -> Call:
-    """Return a call whose ``operand`` has NaN and Inf; the same for every algorithm."""
+    """Return a call with NaN and Inf in ``operand``, its values the same for every algorithm."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         call = Call(problem, SAMPLES)
@@ -252,13 +253,13 @@ def spoilt_call(problem: ConvProblem, operand: str) -> Call:
 
 
 def spoilt_result(algorithm: Algorithm, problem: ConvProblem, operand: str) -> Tensor:
-    """Return the result of this call in micro-batches of 2, 2 and 1 samples, if the algorithm supports them."""
+    """Return the algorithm's result for a ``spoilt_call``, in micro-batches of 2, 2 and 1 samples if supported."""
     return spoilt_call(problem, operand).run(algorithm, split(algorithm, problem, SAMPLES, 2))
 
 
 @cache
 def torchs_spoilt_result(problem: ConvProblem, operand: str) -> Tensor:
-    """Return the result of torch's own convolution for the same call."""
+    """Return the result of torch's convolution if ``operand`` has NaN and Inf, as in ``spoilt_call``."""
     call = spoilt_call(problem, operand)
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     third = None if problem.operation is Operation.FORWARD else call.y

@@ -54,14 +54,14 @@ def check_algorithm(
     """Check that an algorithm keeps the contract of ``mucudnn.Algorithm``; return the number of checks passed.
 
     Each call runs on the CPU between guard zones, in exactly the bytes that ``workspace`` declares, and is compared
-    with float64. The checks are: results with and without a bias, for every split; bytes allocated inside; sums in
-    float32; reasons of ``supports``; bitwise identical runs if ``deterministic`` is true; the spread of NaN if
+    with a result in float64. The checks are: results with and without a bias, for every split; bytes allocated inside;
+    sums in float32; reasons of ``supports``; bitwise identical runs if ``deterministic`` is true; the spread of NaN if
     ``is_local`` is true; and random calls.
 
     problems: additional problems, each checked on 3 samples, for an algorithm made for a certain size.
     max_relative_error: largest relative L2 error by dtype, such as ``{"float32": 1e-4}``; for other dtypes that of
-    ``Config``. random_problems: number of random calls. seed: of the operands and the random calls. report: called at
-    the end with one line that counts the problems, memory formats, dtypes and splits checked, such as ``print``. A
+    ``Config``. random_problems: number of random calls. seed: seed of the operands and the random calls. report: called
+    at the end with one line that counts the problems, memory formats, dtypes and splits checked, such as ``print``. A
     reason of ``supports`` must be a sentence of more than three words.
 
     Raises ``AssertionError`` for the first broken promise, with the problem, the micro-batches, the seed, and the
@@ -86,7 +86,7 @@ def check_contract(
     seed: int = 0,
     report: Callable[[str], object] | None = None,
 ) -> int:
-    """Do what ``check_algorithm`` does, also for built-in algorithms. bounds: of the relative error, by dtype."""
+    """Check an algorithm, even a built-in one, as ``check_algorithm``. bounds: largest relative error by dtype."""
     suite = _Suite(algorithm, bounds, seed)
     with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
         for case in _cases():
@@ -104,7 +104,7 @@ def check_contract(
 
 @dataclass(slots=True)
 class _Suite:
-    """One algorithm's checks. bounds: largest relative error by dtype. cuts: the problems with their micro-batches."""
+    """The checks of one algorithm. bounds: largest relative error by dtype. cuts: problems with their micro-batches."""
 
     algorithm: Algorithm
     bounds: Mapping[str, float]
@@ -113,7 +113,7 @@ class _Suite:
     cuts: set[tuple[ConvProblem, tuple[int, ...]]] = field(default_factory=set)
 
     def summary(self) -> str:
-        """Return one line with the number of checks, problems and splits."""
+        """Return one line with the number of checks passed, of problems, and of divisions into micro-batches."""
         problems = {problem for problem, _ in self.cuts}
         formats, dtypes = ({getattr(p, name) for p in problems} for name in ("memory_format", "dtype"))
         return (
@@ -123,16 +123,16 @@ class _Suite:
         )
 
     def check(self, case: _Case) -> None:
-        """Check the result and the spread of NaN and Inf."""
+        """Check the algorithm's result for one problem, and how NaN and Inf spread."""
         self._run_all(self._checks_of_result, case)
 
     def check_thoroughly(self, case: _Case) -> None:
-        """Check also splits, threads, sums and the bias."""
+        """Check what ``check`` does, and also divisions into micro-batches, threads, sums and the bias."""
         self._run_all(self._checks_of_result, case)
         self._run_all(self._checks_of_calls, case)
 
     def check_at_random(self, seed: int) -> None:
-        """Check the result of a random call, if one is drawn that the algorithm supports."""
+        """Check the result of one random call. Does nothing if no problem is drawn that the algorithm supports."""
         random = Random(seed)
         drawn = (random_problem(random) for _ in range(_MOST_DRAWS))
         problem = next((p for p in drawn if p is not None and self.algorithm.supports(p) is None), None)
@@ -194,13 +194,13 @@ class _Suite:
 
 
 def _cases() -> Iterator[_Case]:
-    """Yield every geometry in float32."""
+    """Yield every geometry of the suite in float32, with mini-batch and micro-batch sizes."""
     for operation, name, memory_format in product(Operation, GEOMETRIES, MemoryFormat):
         yield geometry(name, operation, memory_format=memory_format)
 
 
 def _cases_of_each_kind() -> Iterator[_Case]:
-    """Yield one geometry of each kind in every dtype."""
+    """Yield one geometry of each kind in every dtype, with mini-batch and micro-batch sizes."""
     kinds = product(Operation, ONE_OF_EACH_KIND, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
     for operation, name, memory_format, dtype in kinds:
         yield geometry(name, operation, memory_format=memory_format, dtype=dtype)
@@ -213,7 +213,7 @@ def _in_uneven_threads(check: _Check) -> None:
 
 @contextmanager
 def _told_of(call: str) -> Iterator[None]:
-    """Prefix the message of every error with the call."""
+    """Prefix the message of every error raised in the block with ``call``, a description of the failed call."""
     try:
         yield
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""Small problems with the edge cases of all algorithms: by name, and random ones."""
+"""Small convolution problems with the edge cases of all algorithms: some by name, and random ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MOST_MULTIPLICATIONS = 250_000  # of one problem, so that thousands of problems
 
 
 def random_problem(random: Random) -> ConvProblem | None:
-    """Draw a problem; None if the draw is not a valid convolution or too large."""
+    """Draw a random problem. Returns None if the draw is not a valid convolution or too large."""
     try:
         problem = _any_problem(random)
     except InvalidInputError:  # the filter is larger than the padded map
@@ -59,9 +59,9 @@ def random_problem(random: Random) -> ConvProblem | None:
 
 
 def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProblem) -> tuple[int, ...]:
-    """Draw a split into slices that the algorithm supports.
+    """Draw a random division of a mini-batch into micro-batches that the algorithm supports, and return their sizes.
 
-    If it supports none of the draws, return one part: the undivided batch, or the smallest slice that it supports.
+    If no draw is supported, return one size: the undivided batch, or the smallest size that the algorithm supports.
     """
     sizes = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
     supported = tuple(n for n in sizes if algorithm.supports_micro_batch(problem, n) is None)

@@ -1,6 +1,7 @@
-"""A call of an algorithm on buffers of exactly the declared size, between guard zones, which counts allocations.
+"""Calls of an algorithm on buffers of exactly the declared size between guard zones, which detect writes outside.
 
-Under AddressSanitizer (``make sanitize``) the zones are poisoned, so that reads are reported, too.
+The bytes allocated in a call are counted. Under AddressSanitizer (``make sanitize``) the zones are poisoned, so that
+reads of them are reported, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are chec
 
 @cache
 def sanitizer() -> ctypes.CDLL | None:
-    """Return AddressSanitizer's runtime; None if the process does not run under it."""
+    """Return AddressSanitizer's runtime library, or None if the process does not run under AddressSanitizer."""
     process = ctypes.CDLL(None)
     return process if hasattr(process, "__asan_poison_memory_region") else None
 
@@ -39,7 +40,7 @@ class GuardedMemory:
     buffers: list[tuple[GuardedBuffer, int]] = field(default_factory=list)  # each with its size in bytes
 
     def buffer(self, size_bytes: int) -> Tensor:
-        """Return a new buffer, 1-D uint8."""
+        """Return a new buffer between guard zones: 1-D, uint8."""
         guarded = GuardedBuffer(self.device, self.guard_bytes)
         guarded.require(size_bytes)
         guarded.arm(size_bytes)
@@ -48,7 +49,7 @@ class GuardedMemory:
         return guarded.part(size_bytes)
 
     def tensor(self, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
-        """Return a new tensor in the problem's dtype and memory format. shape: (N, C, H, W)."""
+        """Return a new tensor between guard zones, in the problem's dtype and memory format. shape: (N, C, H, W)."""
         n, c, h, w = shape
         flat = self.vector(problem, n * c * h * w)
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
@@ -56,11 +57,11 @@ class GuardedMemory:
         return flat.view(shape)
 
     def vector(self, problem: ConvProblem, count: int) -> Tensor:
-        """Return a new 1-D tensor in the problem's dtype."""
+        """Return a new 1-D tensor of ``count`` elements between guard zones, in the problem's dtype."""
         return self.buffer(count * problem.item_bytes).view(torch_dtype(problem))
 
     def trespass(self) -> str | None:
-        """Return where something was written around a buffer; None if nowhere."""
+        """Return where something was written in a guard zone around a buffer, or None if nowhere."""
         self._tell_sanitizer("unpoison")
         found = [where for buffer, size in self.buffers if (where := buffer.trespass(size)) is not None]
         self._tell_sanitizer("poison")
@@ -76,7 +77,7 @@ class GuardedMemory:
 
 @dataclass
 class Call:
-    """One call of one operation: its tensors, and after ``run`` the bytes it allocated.
+    """One call of one operation of an algorithm: its tensors and, after ``run``, the bytes that the call allocated.
 
     The operands are random numbers of torch's global generator.
     """
@@ -98,7 +99,7 @@ class Call:
 
     @property
     def written(self) -> Tensor:
-        """The output, at first filled with NaN, or with zeros if the algorithm adds to it."""
+        """The tensor that the call writes, at first filled with NaN, or with zeros if the algorithm adds to it."""
         return {
             Operation.FORWARD: self.y,
             Operation.BACKWARD_DATA: self.x,
@@ -113,7 +114,9 @@ class Call:
         bias: Tensor | None = None,
         epilogue: Epilogue | None = None,
     ) -> Tensor:
-        """Open, step over slices of these sizes, close; return the output. epilogue: for one that ``fuses``.
+        """Open the algorithm, step over micro-batches of these sizes, close it; return the output.
+
+        epilogue: operations after the convolution, for an algorithm that ``fuses``.
 
         Raises ``AssertionError`` if a byte was written outside the output and the workspace.
         """
@@ -143,7 +146,7 @@ class Call:
 
     @property
     def undeclared_bytes(self) -> int:
-        """Most bytes that one open, step or close allocated beyond the declared ones; negative if fewer."""
+        """Most bytes that one open, step or close allocated beyond what the algorithm declares; negative if fewer."""
         return max(self.excess_bytes)
 
     def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Tracing of models: their convolutions, and the memory of a training step.
+"""Tracing of models: finds their convolutions, and the memory of a training step.
 
-Nothing is timed, and models are not changed.
+The tracing times nothing and does not change the models.
 """

@@ -28,10 +28,11 @@ _TRANSPOSED = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one module.
+    """One call of one convolution module in a run of the model.
 
-    problem: forward, but backward data for an ``nn.ConvTranspose2d``, whose result is the x of its problem.
-    input_needs_gradient: whether autograd would compute dx. has_bias: whether the module adds one.
+    problem: the convolution that the call computes: forward, but backward data for an ``nn.ConvTranspose2d``, whose
+    result is the x of the problem. input_needs_gradient: whether autograd would compute dx. has_bias: whether the
+    module adds a bias.
     """
 
     name: str
@@ -56,14 +57,14 @@ class Call:
 
 
 def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
-    """Return the operation of the problem that computes an operation of a module. They differ if it is transposed."""
+    """Return the operation of the problem that computes a module's operation; for a transposed module they differ."""
     return _TRANSPOSED[operation] if transposed else operation
 
 
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     """List the calls of all convolution modules in ``model(sample_input)``, in order, as torch computes them.
 
-    These are ``nn.Conv2d``, ``nn.Conv1d`` (as images of height 1) and ``nn.ConvTranspose2d``.
+    Convolution modules are ``nn.Conv2d``, ``nn.Conv1d`` (as images of height 1) and ``nn.ConvTranspose2d``.
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does as a separate step
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
@@ -113,7 +114,10 @@ def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, .
 
 
 def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | None:
-    """Return the problem, or None if the call is invalid, which torch reports, or not supported by mucudnn."""
+    """Return the problem of a module's call with x, or None if the call is invalid or mucudnn does not support it.
+
+    Torch reports the errors of invalid calls.
+    """
     if isinstance(module, nn.ConvTranspose2d):
         made = _transposed(module, x, output_size)
     elif isinstance(module, nn.Conv1d):
@@ -128,7 +132,7 @@ def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | No
 
 
 def _two_dimensional(module: nn.Conv2d, x: Tensor) -> dict[str, Any]:
-    """Return the arguments of the problem."""
+    """Return the arguments of ``ConvProblem`` for a call of an ``nn.Conv2d`` with x."""
     (extra_h, extra_w), padding = _padding(module)
     r, s = module.weight.shape[2:]
     return {
@@ -140,7 +144,7 @@ def _two_dimensional(module: nn.Conv2d, x: Tensor) -> dict[str, Any]:
 
 
 def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
-    """Return the arguments of the problem, with height 1 and contiguous, as torch makes x."""
+    """Return the arguments of ``ConvProblem`` for a call of an ``nn.Conv1d``, as images of height 1."""
     left, right = module._reversed_padding_repeated_twice
     extra, padding = (left + right, 0) if module.padding_mode != "zeros" else (right - left, left)
     return {
@@ -152,7 +156,10 @@ def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
 
 
 def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
-    """Return the arguments of the problem, whose x is the module's result, or None if there is no such problem."""
+    """Return the arguments of ``ConvProblem`` for a transposed convolution, or None if no problem describes the call.
+
+    The x of the problem is the module's result.
+    """
     if not isinstance(output_size, (list, tuple, type(None))):
         return None  # an argument with another meaning, in a subclass
     sizes = None if output_size is None else list(output_size[-2:])
@@ -183,7 +190,7 @@ def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
-    """Return the memory format that torch would use, by the strides if x or w is in both formats.
+    """Return the memory format that torch would use for x and w; where shapes allow both formats, the strides decide.
 
     On a GPU, float64 is never channels_last.
     """
@@ -193,7 +200,7 @@ def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
 
 
 def dtype_of(x: Tensor) -> str:
-    """Return the dtype in which the convolution computes. Autocast does not affect float64."""
+    """Return the dtype in which torch computes the convolution of x: its own or, unless float64, that of autocast."""
     kind = x.device.type
     autocast = kind != "meta" and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64
     return str(torch.get_autocast_dtype(kind) if autocast else x.dtype).removeprefix("torch.")

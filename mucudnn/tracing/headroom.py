@@ -4,7 +4,7 @@ In a training step the memory in use rises through the forward pass and falls th
 the peak of the step as torch runs it, a convolution that runs while ``in_use`` bytes are in use may take
 ``P0 - in_use`` as its workspace, and the peak is unchanged.
 
-This holds if
+The peak is unchanged if
 - the step is like the traced one: same batch size and mode, gradients ``None`` at its start (the default of
   ``zero_grad``), optimizer state of constant size;
 - a workspace is allocated after the result and the copies of operands in another memory format, which are part of
@@ -14,9 +14,9 @@ This holds if
 Bytes are those of the tensors that operators make. They do not include rounding and fragmentation of the allocator, nor
 the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
 
-On CUDA they are bytes of the caching allocator's blocks, and the block of a workspace within its limit fits into the
-headroom (``kernels/contract/allocation.py``). They do not include the unused remainders of blocks above 1 MiB, in
-torch's step as in ours, nor the workspace that cuBLAS keeps from its first product on. Not run on a GPU yet.
+On CUDA, bytes are those of the caching allocator's blocks, and the block of a workspace within its limit fits into the
+headroom (``kernels/contract/allocation.py``). These bytes do not include the unused remainders of blocks above 1 MiB,
+in torch's step as in ours, nor the workspace that cuBLAS keeps from its first product on. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST_LOST_BYTES = 4 * BUFFER_BYTES
 class Headroom:
     """Memory of a model's training step: the bytes in use, the peak as torch runs it, and the convolutions' limits.
 
-    limits: module name and operation -> bytes, as ``headroom_limits``.
+    limits: bytes of workspace by module name and operation, as returned by ``headroom_limits``.
     """
 
     timeline: MemoryTimeline
@@ -58,7 +58,9 @@ class Headroom:
 
 
 def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
-    """Trace one training step of ``model(sample_input)``, without changing the model.
+    """Trace one training step of ``model(sample_input)``; return its memory and the workspace limits.
+
+    The model is not changed.
 
     On CUDA this needs additional memory, since torch's convolutions are run separately to count their bytes.
 
@@ -82,8 +84,8 @@ def find_headroom(model: torch.nn.Module, sample_input: Any) -> Headroom:
 def reference_peak_bytes(timeline: MemoryTimeline, inner_bytes: InnerBytes) -> int:
     """Return ``P0``: the peak bytes of the step as torch runs it, including memory allocated inside its convolutions.
 
-    inner_bytes: of a problem and a batch size, see ``torch_inner_bytes``. Memory allocated inside other operators is
-    not known, so the true peak may be higher.
+    inner_bytes: function of a problem and a batch size, such as ``torch_inner_bytes``. Memory allocated inside other
+    operators is not known, so the true peak may be higher.
     """
     inside = (call.in_use_bytes + inner_bytes(call.problem, call.batch_size) for call in timeline.calls)
     return max([timeline.peak_bytes, *inside])

@@ -25,11 +25,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCall:
-    """One operation of one call of a module; the operation is that of ``problem``.
+    """One operation (y, dx or dw) of one call of a convolution module; ``problem`` describes the operation.
 
     in_use_bytes: bytes in use while the operation runs, without any workspace, including its result and copies of
     operands that are not in the problem's memory format. event: index of the operator that ran it; dx and dw of torch's
-    own backward operator share one.
+    backward operator have the same event.
     """
 
     name: str
@@ -58,15 +58,15 @@ class MemoryTimeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes in use, without workspaces and memory that libraries allocate inside an operator."""
+        """Most bytes in use during the step, without workspaces and memory allocated inside an operator."""
         return max((event.live_bytes + event.transient_bytes for event in self.events), default=self.base_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps``, sizes in bytes."""
+        """Return the timeline as plain values for ``json.dumps``, sizes in bytes."""
         return asdict(self) | {"peak_bytes": self.peak_bytes}
 
     def to_frame(self) -> pandas.DataFrame:
-        """Return a row for each call of a convolution: module, geometry, bytes in use, index of its event."""
+        """Return a data frame with a row for each convolution call: module, geometry, bytes in use, event index."""
         import pandas
 
         rows = [{"name": call.name} | asdict(call.problem) | _numbers(call) for call in self.calls]

@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 class OwnStep:
     """A step of a model on one sample input: forward and backward pass in training mode, else the forward pass.
 
-    arguments: the only one, or a tuple of all positional ones. Each differentiable output gets a gradient that is drawn
-    at random once: ones would vanish behind a normalization, and zeros may change the time. If there is none, the step
-    is the forward pass. Gradients are ``None`` at the start, and are kept after the step.
+    arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a gradient
+    that is drawn at random once: a gradient of ones would vanish behind a normalization, and zeros may change the time.
+    If no output is differentiable, the step is the forward pass. Gradients are ``None`` at the start, and are kept
+    after the step.
 
     Raises any error of the model.
     """
@@ -57,9 +58,9 @@ def leaf(value: Any) -> Any:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore the model's gradients, buffers (running statistics) and mode, and torch's random state, at the end.
+    """After the block, restore the model's gradients, buffers (running statistics) and mode, and torch's random state.
 
-    Inside, gradients are enabled and those of the model are ``None``.
+    In the block, autograd is enabled, and the model's gradients start as ``None``.
     """
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]

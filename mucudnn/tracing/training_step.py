@@ -37,14 +37,14 @@ _TRANSPOSED_ARGUMENT = {_TORCHS_FORWARD: 6, _TORCHS_BACKWARD: 7}
 
 
 def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
-    """Trace the memory of one training step.
+    """Trace the memory of one training step of the model, and return the bytes in use after each operator.
 
     The step is a forward pass, the sum of all floating outputs as the loss, and a backward pass into gradients that
     start as ``None``.
 
-    sample_input: the only argument, or a tuple of all positional ones. A model in training mode runs as it is, others
-    after ``model.train()``, under the current autocast state. Gradients, buffers (running statistics), mode and random
-    state are restored afterwards.
+    sample_input: the only argument, or a tuple of all positional ones. A model in training mode runs as it is, another
+    model after ``model.train()``, under the current autocast state. Gradients, buffers (running statistics), mode and
+    random state are restored afterwards.
 
     The step runs on fake tensors and a copy of the model without memory. If that fails (control flow on tensor values,
     an operator without a fake kernel, a model that cannot be copied), the model itself runs on real tensors. The output
@@ -89,7 +89,8 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | Non
 def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Run ``model(*arguments)`` with the sum of all floating outputs as the loss, and the backward pass if possible.
 
-    A model in training mode keeps the modes of its parts, which may be frozen; others are switched to training mode.
+    A model in training mode keeps the modes of its parts, which may be frozen; another model is switched to training
+    mode.
     Raises ``InvalidInputError`` if the output has no floating tensor, and any error of the model.
     """
     if not model.training:
@@ -110,8 +111,8 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
 class _Forward:
     """A convolution of the forward pass, recorded to find its module in the backward pass.
 
-    call: None if no traced module was running. filter: storage and offset of w. shapes: of x and w of its problem.
-    done: operations of the backward pass that were already matched with it.
+    call: the module's call, or None if no traced module was running. filter: storage and offset of w. shapes: those of
+    x and w of the problem. done: operations of the backward pass that were already matched with this convolution.
     """
 
     call: Call | None
@@ -121,7 +122,9 @@ class _Forward:
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of storages, from the operator that makes them until they are freed. Views cost nothing.
+    """Counter of the bytes of tensor storages, from the operator that makes them until they are freed.
+
+    Views cost nothing.
 
     A storage that is first seen as an operand existed before the step, and is only counted if it is in ``base``. On
     CUDA, bytes of the allocator's blocks are counted. Storages on other devices than the model's are not counted.
@@ -162,7 +165,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> bool:
-        """Register a storage. Returns whether it is new."""
+        """Register a tensor's storage until it is freed. Returns whether the storage was unknown before."""
         key = storage._cdata
         if key in self.known:
             return False
@@ -190,7 +193,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum({storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}.values())
 
     def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
-        """Record the convolutions in ``func``. Returns by how much their bytes in use exceed those at its end."""
+        """Record the convolutions that the operator ``func`` computes.
+
+        Returns how many more bytes were in use while they ran than at the end of ``func``.
+        """
         first = len(self.calls)
         transposed = func is conv_transpose2d or (func in _TRANSPOSED_ARGUMENT and args[_TRANSPOSED_ARGUMENT[func]])
         if func in (_TORCHS_FORWARD, operators.conv2d, conv_transpose2d):
@@ -230,7 +236,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
     ) -> None:
-        """Record one operation. x, w: as in its problem. operands: the two that it reads."""
+        """Record one operation of a convolution. x, w: as in its problem. operands: the two tensors that it reads."""
         forward = self._forward_of(operation, x, w)
         if forward is not None:
             forward.done.add(operation)
@@ -244,16 +250,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes, event))
 
     def _forward_of(self, operation: Operation, x: Tensor, w: Tensor) -> _Forward | None:
-        """Return the latest forward convolution with this filter and these shapes that is not yet matched.
+        """Return the latest forward convolution with this filter and these shapes not yet matched with ``operation``.
 
-        If hooks have replaced the saved filter, return the latest with these shapes.
+        If hooks have replaced the saved filter, return the latest convolution with these shapes; None if there is none.
         """
         open_ones = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
         return next(chain((f for f in open_ones if f.filter == _identity(w)), open_ones), None)
 
 
 def _is_of(call: Call, operation: Operation, x: Tensor, w: Tensor) -> bool:
-    """Return whether these are x and w of a call's problem; 1-D operands have no height."""
+    """Return whether x and w have the shapes of a call's problem; 1-D operands have no height."""
     problem = call.problem
     shapes = [(*t.shape[:2], 1, *t.shape[2:]) if t.dim() == 3 else tuple(t.shape) for t in (x, w)]
     return problem.operation is operation and shapes == [problem.x_shape(call.batch_size), problem.w_shape()]
@@ -264,5 +270,5 @@ def _identity(tensor: Tensor) -> tuple[int, int]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """Return the tensors that have a storage, which sparse ones do not."""
+    """Return the tensors in ``values`` that have a storage, which sparse tensors do not have."""
     return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v.layout is torch.strided]

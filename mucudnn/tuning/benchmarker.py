@@ -1,4 +1,7 @@
-"""The benchmarker of one tuning: measures the candidates of a task in a race, and makes whole runs."""
+"""Benchmarker of one tuning: measures the candidates of each task (a convolution problem and batch size) in a race.
+
+Then it times whole calls of the best configurations.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ Priors = dict[Environment, Prior]
 class Benchmarker:
     """Measures tasks under one config, and stores each result as it is made. Stored results are not measured again.
 
-    A stored failure of the baseline is retried, since everything is compared with it. Other stored failures count,
-    unless no candidate that fits is left.
+    A stored failure of torch's own convolution is retried, since everything is compared with it. Other failed
+    candidates are not retried, unless none that fits is left.
 
-    ranks: those that tune the same together. ready: problems that were tuned so far, whose interruption loses none.
+    ranks: processes that tune the same problems together. ready: problems tuned so far, which survive an interruption.
     """
 
     def __init__(
@@ -65,17 +68,17 @@ class Benchmarker:
         self._priors = {} if priors is None else priors
 
     def tuning(self) -> Tuning:
-        """Return the problems that were tuned so far."""
+        """Return a ``Tuning`` with the problems that were tuned so far."""
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Start the proving process if foreign code is to be measured."""
+        """Start the process that proves foreign code, if torch's own convolution has no result for some job."""
         if self.machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
             self.machine.prover.start()
             self.machine.watch.forget()
 
     def end(self) -> None:
-        """Let the proving process free its memory, and warn of results that are still marked as disturbed."""
+        """Let the proving process free its memory, and warn if other processes disturbed results that remain."""
         if self.machine.prover is not None:
             self.machine.prover.rest()
         if self.in_passing:
@@ -85,7 +88,7 @@ class Benchmarker:
         self.progress("done", 1.0)
 
     def job(self, task: Task) -> Job:
-        """Find the candidates of a task, and their stored results."""
+        """Return a ``Job`` for a task: its candidates, and their stored results."""
         self.progress(f"{task}: finding algorithms", 0.0)
         sizes = micro_batch_sizes(BatchSizePolicy(self.config.policy), task.batch_size)
         algorithms = permitted_algorithms(self.machine, self.config, task.problem, sizes)
@@ -99,13 +102,16 @@ class Benchmarker:
         return Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
     def _is_believed(self, failure: Failure, task: Task) -> bool:
-        """Whether a stored failure counts."""
+        """Whether a stored failure of a candidate counts, so that the candidate is not measured again."""
         return failure.micro_config != task.baseline and not (self.config.thorough and failure.is_passed_over)
 
     def measure(
         self, job: Job, limit_bytes: int | None, start: float, share: float, *, thoroughly: bool = False
     ) -> None:
-        """Measure the missing candidates within a limit. start, share: of the progress of the whole tuning."""
+        """Measure the job's missing candidates within a workspace limit, and store the results.
+
+        start, share: the part of the whole tuning's progress, from 0 to 1, that is reported meanwhile.
+        """
         self.at = start
         self.progress(f"{job.task}: measuring", start)
         measured = self._measured.setdefault(job.task.problem, {})
@@ -129,7 +135,7 @@ class Benchmarker:
             job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
-        """Measure the missing candidates; all of them if the quick race finds none within a small limit."""
+        """Measure the job's missing candidates in a quick race; all of them if that finds none within a small limit."""
         yield from self.quiet.measured(self._race(job, limit_bytes))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
             yield from self.quiet.measured(ThoroughRace(self._race_job(job, limit_bytes)))
@@ -154,7 +160,7 @@ class Benchmarker:
         )
 
     def _prior(self) -> Prior:
-        """Return the measurements of this machine so far, to which this tuning adds."""
+        """Return the expected times from all measurements of this machine so far; this tuning adds its own to them."""
         environment = self.machine.environment
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
@@ -163,7 +169,7 @@ class Benchmarker:
         return self._priors[environment]
 
     def expected_cost(self, job: Job) -> float:
-        """Estimate the cost of measuring the missing candidates; never 0, since whole runs may have to be made."""
+        """Estimate the cost of measuring the job's missing candidates; never 0, as whole runs may be needed."""
         full_s = expected_s(job.task.problem, job.task.batch_size)
         if not job.measurements():
             return full_s
@@ -172,12 +178,15 @@ class Benchmarker:
         return full_s * (1 + len(self._race(job, limit).missing())) / (1 + len(job.candidates))
 
     def verifier(self, jobs: Sequence[Job]) -> Verify:
-        """Return a function that looks up whole runs of these tasks, and makes the missing ones."""
+        """Return a function that looks up whole runs (complete calls) of these jobs' tasks, and makes missing ones."""
         of_task = {job.task: job for job in jobs}
         return lambda task, configurations: self.outcomes(of_task[task], configurations)
 
     def outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return whole runs, made now if this rank measures the task; None for those its rank has not made."""
+        """Return whole runs (complete calls) of configurations, made now if this rank measures the job.
+
+        None for a configuration that the job's rank has not run.
+        """
         if job.barred is not None:  # nothing can be compared with it
             return dict.fromkeys(configurations)
         unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
@@ -187,7 +196,7 @@ class Benchmarker:
         return {c: job.outcomes.get(c.micro_configs) for c in configurations}
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return whole runs against torch; missing ones are made now."""
+        """Return complete calls of configurations compared with torch's own: stored ones, or made now."""
         problem, how = task.problem, task.how
         known: dict[Configuration, Outcome] = {
             c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
@@ -217,7 +226,7 @@ class Benchmarker:
 def permitted_algorithms(
     machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
 ) -> list[Algorithm]:
-    """Return the algorithms that a config allows; for a problem, also those of sources.
+    """Return the algorithms that a config allows; for a problem, also those that sources offer for it alone.
 
     Raises ``InvalidInputError`` for unknown names.
     """
@@ -233,7 +242,7 @@ def permitted_algorithms(
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """Whether its name or source is selected and it is as deterministic as required; torch's own always is allowed."""
+    """Whether the config allows an algorithm by name or source, and determinism; torch's own always is allowed."""
     name = algorithm.name
     named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
     return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)

@@ -1,4 +1,4 @@
-"""The choice of filters to cache: one memory budget divided over the layers of a model (WD), confirmed by whole runs.
+"""The choice of filters to cache: a memory budget divided over a model's layers, confirmed by timing complete calls.
 
 A module can cache the filter as prepared by one algorithm. Then that algorithm's setup is only the fingerprint of the
 filter, and its prepared bytes count against the budget instead of the workspace limit. So the fastest configuration may
@@ -50,11 +50,11 @@ def cache_filters(
 ) -> Division[str] | None:
     """Let the tuned convolutions of ``model`` cache the filters that are worth it within ``config.cache_budget``.
 
-    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. A filter is cached if that was faster, by more than the noise, in
-    whole runs interleaved with the same module without cache; stored runs are not repeated. Returns the division of the
-    budget: module and problem -> the configuration with the cached bytes, which may be 0. Returns None if the budget is
-    0, if nothing is tuned, and, with a warning, if there is no compiled code for fingerprints. On other devices than
-    the CPU nothing is cached, also with a warning.
+    Sets ``filter_cache`` of every ``mucudnn.Conv2d``. A filter is cached if complete calls with the cache were faster,
+    by more than the noise, than interleaved calls of the same module without it; stored comparisons are not repeated.
+    Returns the division of the budget: module and problem -> the configuration with the cached bytes, which may be 0.
+    Returns None if the budget is 0, if nothing is tuned, and, with a warning, if there is no compiled code for
+    fingerprints. On other devices than the CPU nothing is cached, also with a warning.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -84,10 +84,7 @@ def cache_filters(
 def cache_filters_together(
     model: torch.nn.Module, config: Config, team: Team, *, machine: Machine, database: Database
 ) -> None:
-    """Do what ``cache_filters`` does on ranks that choose alike: the first of each kind measures for the others.
-
-    Raises ``SharingError`` if a rank fails or chooses differently.
-    """
+    """Do what ``cache_filters`` does, on ranks that must choose alike: the first rank of each device kind measures."""
     with team.propagate_errors(), closing(CopyingDatabase(database)) as known:
         modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
         cache, rows = partial(cache_filters, model, config, machine=machine, database=known), []
@@ -109,9 +106,9 @@ def _described(module: Conv2d) -> Mapping[str, str]:
 def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
     """Warn that nothing is cached on a GPU.
 
-    Changes of a filter show only in its bytes. Its address and version are not enough: ``.data``, an older view, CUDA
-    graphs and other processes change bytes without a new version. On a GPU each call would have to wait for all queued
-    work before it could read them.
+    Changes of a filter show only in its bytes. The filter's address and version are not enough: ``.data``, an older
+    view, CUDA graphs and other processes change bytes without a new version. On a GPU each call would have to wait for
+    all queued work before the call could read the filter's bytes.
     """
     devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
@@ -127,7 +124,8 @@ def cached_run(
 ) -> Callable[[], object]:
     """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it.
 
-    The epilogue of the operands is computed by the executable, or in place afterwards if it does not support it.
+    The epilogue (such as ReLU) is computed by the executable, or in place afterwards if the executable does not support
+    it.
     """
     cache = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
@@ -153,9 +151,9 @@ def compare_cached(
     instead_of: Configuration,
     epilogue: WithEpilogue | None = None,
 ) -> WholeRun | Exception:
-    """Compare the convolution with a cached filter of ``algorithm`` and without cache, interleaved.
+    """Compare the convolution with a cached filter of ``algorithm`` and ``instead_of`` without cache, interleaved.
 
-    epilogue: of both; None for none.
+    epilogue: computed in both calls; None for none.
     """
     operands = followed_operands(problem, configuration.batch_size, epilogue, machine.device)
     uncached = machine.whole_run(problem, instead_of, operands)
@@ -166,9 +164,9 @@ def compare_cached(
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A cached filter, prepared by ``algorithm``. cost: of all calls together, with the cached bytes.
+    """A filter that may be cached, as ``algorithm`` prepares it. cost: seconds of all calls together, and cached bytes.
 
-    configurations: for each tuned batch size.
+    configurations: what runs with the cached filter, for each tuned batch size.
     """
 
     algorithm: str
@@ -177,7 +175,7 @@ class _Option:
 
 
 class _Chooser:
-    """Divides the budget over items, corrected by whole runs."""
+    """Divides the cache budget over filters, and corrects the choice by timing complete calls."""
 
     def __init__(self, config: Config, machine: Machine, store: EnvironmentStore) -> None:
         self.config, self.machine, self.store = config, machine, store
@@ -186,7 +184,7 @@ class _Chooser:
         self.reasons: dict[tuple[_Tuned, str], str] = {}  # of options confirmed by whole runs
 
     def divide(self, items: Mapping[str, _Tuned]) -> Division[str]:
-        """Divide the budget until whole runs confirm all chosen options, each time without those they refute."""
+        """Divide the budget, and repeat that without refuted options until whole runs confirm all that are chosen."""
         for tuned in items.values():
             self.options.setdefault(tuned, list(_options(tuned)))
         while True:
@@ -200,7 +198,7 @@ class _Chooser:
                 self.options[tuned].remove(option)
 
     def cached_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
-        """Return the cached filter of a cost that the division chose; None if nothing is cached."""
+        """Return the filter to cache that belongs to ``cost``, a choice of the division; None if nothing is cached."""
         option = self._option(tuned, cost)
         if option is None:
             return None
@@ -215,7 +213,7 @@ class _Chooser:
         return next((option for option in self.options[tuned] if option.cost == cost), None)
 
     def _is_confirmed(self, tuned: _Tuned, option: _Option) -> bool:
-        """Whether calls of every tuned batch size are faster than without the cache, by more than the noise."""
+        """Whether calls with the option's cached filter are faster than without, at every tuned batch size."""
         if (tuned, option.algorithm) in self.reasons:
             return True
         runs = [run for one in tuned if (run := self._run(one, option)) is not None]
@@ -227,14 +225,14 @@ class _Chooser:
         return True
 
     def _is_refuted(self, tuned: TunedProblem, option: _Option, configuration: Configuration) -> bool:
-        """Whether a stored whole run of this batch size was not faster than torch's own."""
+        """Whether a stored whole run shows that this configuration, with the cache, is not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         how = WithCachedFilter(option.algorithm, (own,), tuned.epilogue)
         run = self.store.whole_run(tuned.problem, configuration, self.versions, how)
         return run is not None and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
-        """Run it interleaved with the same module without cache; None if it cannot run."""
+        """Compare the option with the same module without cache, or look that up; None if the option cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
         how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs, tuned.epilogue)
         known = self.store.whole_run(problem, configuration, self.versions, how)
@@ -250,7 +248,7 @@ class _Chooser:
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:
-    """Yield each item's name, with the name of its module and what was tuned."""
+    """Yield, for each module and forward problem, a name for both, the module's name, and what was tuned."""
     for name, module in modules.items():
         forward = [tuned for tuned in tuned_of(module) if tuned.problem.operation is Operation.FORWARD]
         if module.weight.device.type != FilterCache.device_type:
@@ -266,7 +264,7 @@ def _uncached(tuned: _Tuned) -> Configuration:
 
 
 def _options(tuned: _Tuned) -> Iterator[_Option]:
-    """Yield an option for each algorithm that prepares filters and has a configuration within the workspace limits."""
+    """Yield an ``_Option`` for each algorithm that prepares filters and fits the workspace limits."""
     prepared_bytes: dict[str, int] = {}
     for m in (m for one in tuned for m in one.allowed_measurements):
         name = m.micro_config.algorithm
@@ -282,9 +280,9 @@ def _options(tuned: _Tuned) -> Iterator[_Option]:
 
 
 def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
-    """Return the fastest of all if it has this algorithm, else the fastest of this algorithm alone.
+    """Return the fastest configuration if it has the named algorithm, else the fastest of that algorithm alone.
 
-    The latter may be confirmed even if whole runs have refuted a faster prediction.
+    The latter may be confirmed even if whole runs have refuted a configuration that was predicted to be faster.
     """
     n, limit = tuned.batch_size, tuned.limit_bytes
     measurements = _with_cached(name, tuned)
@@ -296,7 +294,7 @@ def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
 
 
 def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configuration]:
-    """Return configurations by batch size, also of untuned batches whose fastest uses the cached filter."""
+    """Return configurations by batch size, also for untuned sizes whose fastest one uses the cached filter."""
     configurations: dict[int, Configuration] = {}
     for one in tuned:  # the largest first: what was tuned for a smaller one overrides
         sets = desirable_sets(_with_cached(option.algorithm, one), one.batch_size)
@@ -306,7 +304,7 @@ def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configura
 
 
 def _with_cached(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
-    """Return the measurements, as if this algorithm's prepared filter were cached."""
+    """Return the measurements as they would be if the named algorithm's prepared filter were cached."""
     problem = tuned.problem
     w_bytes = problem.item_bytes * prod(problem.w_shape())
     fingerprint_s = FINGERPRINT_S + w_bytes / FINGERPRINT_BYTES_PER_S

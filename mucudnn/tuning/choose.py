@@ -1,6 +1,6 @@
-"""The choice of the configuration to run: the solver's answer, corrected by whole runs against torch.
+"""The choice of the configuration to run: the solver's answer, corrected by timing complete calls against torch.
 
-Whole runs come from a callable: the tuner's makes the missing ones, and the replay's only looks them up.
+A callable provides these whole runs: the tuner's makes missing ones, the replay's only looks them up.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def choose(
     baseline_bytes: int | None = None,
     margin: float = NEARLY_AS_FAST,
 ) -> TunedProblem:
-    """Choose the fastest contender in whole runs, or torch's own unless that contender is faster beyond the noise.
+    """Choose the fastest configuration in whole runs, or torch's own unless that is slower by more than the noise.
 
-    measurements: those that the config allows; some configuration must be within the task's limit. baseline_bytes: the
-    workspace of an unmeasured baseline; if None, it is taken to need no more than its micro-batches. margin: contenders
-    are predicted to take at most this multiple of the fastest's time. If their whole runs take much longer than
-    predicted, further candidates are run, too.
+    measurements: of candidates that the config allows; some configuration must be within the task's limit.
+    baseline_bytes: the workspace of torch's own if that was not measured; if None, it is taken to need no more than its
+    micro-batches. margin: configurations are run if predicted to take at most this multiple of the fastest's time. If
+    their whole runs take much longer than predicted, further ones are run, too.
 
     Raises the error of the whole runs if all fail and torch's own does not fit the limit, and ``InfeasibleError`` if
     only torch's own may fit the limit but has never been run.
@@ -70,9 +70,10 @@ def _surprising_s(
     baseline: Configuration,
     measurements: Sequence[Measurement],
 ) -> float | None:
-    """Return the predicted seconds below which further candidates deserve a whole run; None if none do.
+    """Return the predicted seconds up to which further configurations are to be run whole; None if none are.
 
-    A slowdown that the baseline shares is no surprise, nor is a baseline faster than it was measured.
+    Some are if configurations were slower than predicted. A slowdown that torch's own shares does not count, nor does
+    torch's own being faster than it was measured.
     """
     runs = _runs(outcomes)
     if not runs:
@@ -112,7 +113,7 @@ def _choose(
 
 
 def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Return whether a configuration covers the batch: a measured one within the limit, or an exempt baseline."""
+    """Return whether a configuration covers the batch: measured and within the limit, or torch's own if exempt."""
     if task.in_headroom or task.baseline_exempt:
         return True
     return bool(fastest_within(measurements, task.batch_size, task.limit_bytes))
@@ -121,7 +122,7 @@ def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
 def refuted(
     task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
-    """Return configurations of smaller batches that were no gain in whole runs, if the baseline fits the limit."""
+    """Return configurations of smaller batches that were not faster in whole runs than torch's own, if that fits."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {
@@ -131,7 +132,7 @@ def refuted(
 
 
 def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configuration | None:
-    """Return torch's own convolution, undivided, if it was measured."""
+    """Return the configuration of torch's own convolution, undivided; None if it was not measured."""
     micro_config = MicroConfig(TORCHS_OWN, batch_size)
     for m in measurements:
         if m.micro_config == micro_config:
@@ -142,9 +143,10 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
 def baseline_or_declared(
     measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None
 ) -> Configuration:
-    """Return the measured baseline, else one with infinite time and at least the workspace of its micro-batches.
+    """Return torch's own undivided configuration, with infinite time and an estimated workspace if not measured.
 
-    Its whole run may still succeed, since measuring takes more memory.
+    The workspace is at least that of its micro-batches. A whole run may still succeed, since measuring takes more
+    memory.
     """
     measured = baseline_of(measurements, batch_size)
     if measured is not None:
@@ -161,14 +163,14 @@ def is_timed(baseline: Configuration) -> bool:
 
 
 def timed(baseline: Configuration, run: Outcome) -> Configuration:
-    """Return the baseline, with the time of its whole run if it was not measured."""
+    """Return the baseline (torch's own), with the time from a whole run if it was not measured."""
     if is_timed(baseline) or not isinstance(run, WholeRun):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
 
 
 def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
-    """Solve by prediction; None if nothing measured is within the limit."""
+    """Return the solver's result by predicted times; None if nothing measured is within the task's limit."""
     with suppress(InfeasibleError):
         return account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
     return None
@@ -191,7 +193,7 @@ def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configura
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> TunedProblem:
-    """Choose by prediction, without whole runs."""
+    """Choose between the fastest configuration and torch's own by predicted times, without whole runs."""
     if not is_timed(fastest):
         raise InfeasibleError(
             f"{task}, batch {task.batch_size}: nothing that was measured is within the limit of "
@@ -216,7 +218,7 @@ def _fits(task: Task, baseline: Configuration) -> bool:
 
 
 def is_gain(run: WholeRun) -> bool:
-    """Whether the configuration is faster than its baseline by more than the noise."""
+    """Whether the configuration of this run is faster than torch's own by more than the noise."""
     return run.speedup - max(run.noise, LEAST_GAIN) > 1
 
 
@@ -231,10 +233,10 @@ def contenders_near(
     limit_bytes: int | None,
     margin: float,
 ) -> list[Configuration]:
-    """Return the configurations predicted within ``margin`` times the fastest, fastest first.
+    """Return the configurations whose predicted time is within ``margin`` times the fastest's, fastest first.
 
-    found: the predicted fastest, if any fits. The best of each single algorithm are added: of all sizes, divided, and
-    undivided. The baseline is returned only if there is no other.
+    found: the predicted fastest, if any fits. The best configurations of each single algorithm are added: with any
+    sizes, divided, and undivided. Torch's own is returned only if there is no other.
     """
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
@@ -251,7 +253,7 @@ def contenders_near(
 
 
 def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
-    """Return, by algorithm, a lower bound in seconds: its best time per sample times the batch, without setup."""
+    """Return a lower bound in seconds by algorithm: its best time per sample times the batch size, without setup."""
     least: dict[str, float] = {}
     for m in measurements:
         name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
@@ -261,16 +263,16 @@ def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[s
 
 
 def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None) -> set[Configuration]:
-    """Return the predicted fastest configuration; an empty set if none fits."""
+    """Return a set with the configuration predicted to be fastest within the limit; empty if none fits."""
     fastest = desirable_sets(measurements, batch_size).fastest(batch_size, limit_bytes) if measurements else None
     return set() if fastest is None else {fastest}
 
 
 def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
-    """Return the fastest configuration, or one with fewer parts within the noise of it.
+    """Return the configuration fastest in whole runs, or one with fewer micro-batches within the noise of it.
 
-    If its error is many times the baseline's, one with at most half the error is preferred if it is just as fast, since
-    the least accurate layers determine the error of a network.
+    If its error is many times that of torch's own, a configuration with at most half the error is preferred if it is
+    just as fast, since the least accurate layers determine the error of a network.
     """
     most = max(run.speedup for run in runs.values())
     even = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)

@@ -1,4 +1,4 @@
-"""Results of confirming a model: its steps and convolutions with torch's own and ours, interleaved, and verdicts."""
+"""Results of confirming a tuned model: its steps and convolutions timed with torch's own and with ours, interleaved."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
 
 @dataclass(frozen=True, slots=True)
 class InTurns:
-    """Interleaved times of torch's own convolution and ours: medians over the rounds, in seconds.
+    """Times of torch's own convolution and ours, measured in alternation: medians over the rounds, in seconds.
 
-    speedup: the median of torch / ours in each round. uncertainty: that of the speedup, computed as in ``WholeRun``.
+    speedup: the median of torch / ours in each round. uncertainty: noise of the speedup, computed as in ``WholeRun``.
     """
 
     torch_s: float
@@ -31,18 +31,18 @@ class InTurns:
 
     @classmethod
     def of(cls, torchs_s: Sequence[float], ours_s: Sequence[float]) -> Self:
-        """Compare the seconds of each round; the speedup is 1 if ours takes no time."""
+        """Compare the seconds of each round, torch's and ours; the speedup is 1 if ours take no time."""
         ratios = [torch_s / time_s if time_s else 1.0 for torch_s, time_s in zip(torchs_s, ours_s, strict=True)]
         return cls(median(torchs_s), median(ours_s), median(ratios), uncertainty(ratios), len(ratios))
 
     @property
     def is_faster(self) -> bool:
-        """Whether ours is faster by more than the noise."""
+        """Whether our convolution is faster than torch's own by more than the noise."""
         return self.speedup - max(self.uncertainty, LEAST_LOSS) > 1
 
     @property
     def is_slower(self) -> bool:
-        """Whether ours is slower by more than the noise."""
+        """Whether our convolution is slower than torch's own by more than the noise."""
         return self.speedup + max(self.uncertainty, LEAST_LOSS) < 1
 
     @property
@@ -52,10 +52,10 @@ class InTurns:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Seconds of a call in the model's own step, for equal layers together. Ours are as tuned, even if put back.
+    """Seconds of a convolution call within the model's own step, equal layers together: torch's own, and ours as tuned.
 
-    operations: those in the call; torch computes dx and dw in one call, so they are compared together. loses: if ours
-    is slower, whether this operation is the one to put back.
+    operations: those that the call computes; torch computes dx and dw in one call, so these are compared together.
+    loses: if ours is slower, whether torch's own is to compute this operation again.
     """
 
     operations: tuple[Operation, ...]
@@ -71,9 +71,9 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """A problem of a module that torch's own computes again, and why.
+    """A problem of a module that torch's own convolution computes again after a confirmation, and the reason.
 
-    is_allowed: if false, ours still runs, since torch's own needs more workspace than the limit.
+    is_allowed: if false, our convolution still runs, since torch's own needs more workspace than the limit.
     """
 
     module: str
@@ -88,14 +88,15 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A model's own step with torch's own convolutions and with ours, interleaved. Printed, it is one line.
+    """Comparison of a model's own step with torch's convolutions and with ours, interleaved. Prints as one line.
 
     step: the whole step. recorded: the steps in which convolutions were timed one by one, with a small overhead.
-    convolutions: the sum of all in such a step. over_tuned: seconds of a call in place over those of tuning, the median
-    over the tuned convolutions; None if unknown. put_back: problems that torch's own runs again, since ours was slower
-    in place. is_withdrawn: whether torch's own runs everywhere, since the step was still slower. kept: problems for
-    which ours is slower in place but stays, since torch's own needs more workspace than the limit. load: as of a
-    ``Measurement``. stored_on: the day of the steps if they are from the database; None if they ran just now.
+    convolutions: the summed time of all in such a step. over_tuned: time of a call within the step over its time in
+    tuning, the median over the tuned convolutions; None if unknown. put_back: problems that torch's own runs again,
+    since ours was slower in place. is_withdrawn: whether torch's own runs everywhere, since the step was still slower.
+    kept: problems for which ours is slower in place but stays, since torch's own needs more workspace than the limit.
+    load: as of a ``Measurement``. stored_on: the day of the steps if they are from the database; None if they ran just
+    now.
     """
 
     step: InTurns
@@ -110,7 +111,7 @@ class Confirmation:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine was busy all the time, so that the steps decided nothing."""
+        """Whether other processes kept the machine so busy that the comparison of steps decided nothing."""
         return is_busy(self.load)
 
     @property
@@ -119,7 +120,7 @@ class Confirmation:
 
     @property
     def share(self) -> float:
-        """Part of torch's step that its convolutions take, from 0 to 1; in the steps in which they were timed."""
+        """Share of the convolutions in the time of torch's step, from 0 to 1, in the steps in which they were timed."""
         return min(1.0, self.convolutions.torch_s / self.recorded.torch_s)
 
     @property
@@ -129,9 +130,9 @@ class Confirmation:
 
     @property
     def rest(self) -> float:
-        """Seconds of everything but convolutions, ours over torch's, in the recorded steps.
+        """Time of a step without its convolutions: seconds with ours over seconds with torch's, in the recorded steps.
 
-        This includes the overhead of recording, which is largest for torch's.
+        The time includes the overhead of recording, which is largest for torch's convolutions.
         """
         torch_s = self.recorded.torch_s - self.convolutions.torch_s
         return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
@@ -150,7 +151,7 @@ class Confirmation:
         return "; ".join(parts)
 
     def details(self) -> str:
-        """The summary line, and further findings, a line each."""
+        """The summary line of the confirmation, and its further findings, a line each."""
         lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with PyTorch's own"]
         if self.over_tuned is not None:
             lines.append(

@@ -1,4 +1,4 @@
-"""Division of a workspace budget over tasks (WD), corrected by whole runs, which a callable provides (``choose``)."""
+"""Division of a workspace budget over convolutions to tune, corrected by whole runs, which a callable provides."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Wanted = Mapping[Task, Sequence[Configuration]]  # to be verified next
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A divided budget: the choice of each task, the account, and the options with the times used in solving.
+    """A divided workspace budget: the choice of each task, the solver's result, and the options with the times it used.
 
-    Times of options are those of whole runs if there are any.
+    An option's time is that of its whole run (a complete call), or else the predicted one.
     """
 
     choices: Mapping[Task, TunedProblem]
@@ -43,7 +43,7 @@ def divide(
     """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
 
     Chosen configurations are run whole, and the budget is divided again with their times, until all chosen ones have
-    been run. measurements, baseline_bytes: of each task as for ``choose``. ahead: called with all configurations that
+    been run. measurements, baseline_bytes: by task, as for ``choose``. ahead: called with all configurations that
     ``verify`` is asked for next, so that several processes can share the work.
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
@@ -69,9 +69,9 @@ def divide(
 
 @dataclass(slots=True)
 class _Options:
-    """The options of one task in a division, and the whole runs of them.
+    """Configurations that a division of the budget may give to one task, and their whole runs (complete calls).
 
-    followed_s: torch's own with the task's epilogue, in seconds; None without an epilogue, or if not yet known.
+    followed_s: seconds of torch's own with the task's epilogue; None without an epilogue, or if not yet known.
     """
 
     task: Task
@@ -96,28 +96,28 @@ class _Options:
         return desirable_sets(measurements, n).of(n) if measurements else ()
 
     def _offer_baseline(self) -> None:
-        """Add the baseline once its time is known: whole runs may show that it is not dominated."""
+        """Add torch's own to the options once its time is known: whole runs may show it faster than predicted."""
         if is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
             self.configurations.append(self.baseline)
 
     def learn_baseline(self, outcome: Outcome) -> None:
-        """Add torch's own, if it runs whole."""
+        """Take the time of torch's own from a whole run, and add it to the options if its time is known."""
         self.baseline = timed(self.baseline, outcome)
         if self.task.epilogue is not None and self.followed_s is None and isinstance(outcome, WholeRun):
             self.followed_s = outcome.baseline_s
         self._offer_baseline()
 
     def telling(self, budget_bytes: int | None) -> Configuration:
-        """Return the configuration to run first if there is an epilogue: the one that is likeliest to be chosen."""
+        """Return the configuration to run first if there is an epilogue: the likeliest choice within the budget."""
         fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
         return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
 
     def costed(self) -> list[Configuration]:
-        """Return all options, with the times of whole runs if there are any."""
+        """Return all options, each with the time from its whole run, or else the predicted one."""
         return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
 
     def original(self, costed: Configuration) -> Configuration:
-        """Return the option with its predicted time."""
+        """Return the option that ``costed`` was made from, with its predicted time."""
         return next(c for c in self.configurations if c.micro_configs == costed.micro_configs)
 
     def is_unknown(self, configuration: Configuration) -> bool:
@@ -137,7 +137,7 @@ class _Options:
         self.configurations = [c for c in self.configurations if not self.is_unknown(c)]
 
     def choice(self, costed: Configuration) -> TunedProblem:
-        """Return the choice for the task, within its segment of the budget."""
+        """Return the result for the task if the division chose ``costed``; its workspace becomes the task's limit."""
         chosen = self.original(costed)
         task = replace(self.task, limit_bytes=chosen.workspace_bytes)
         run, baseline_s = self.runs.get(chosen), self.baseline.time_s if is_timed(self.baseline) else None
@@ -155,18 +155,19 @@ class _Options:
 
     @property
     def _baseline_s(self) -> float:
-        """Seconds of torch's own, including the epilogue if its time is known."""
+        """Seconds of torch's own convolution, including the epilogue if the time of both together is known."""
         return self.baseline.time_s if self.followed_s is None else self.followed_s
 
     @property
     def _follows_s(self) -> float:
-        """Seconds of the epilogue after torch's own, as far as they are known."""
+        """Seconds of the epilogue after torch's own convolution; 0 if unknown."""
         return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
 
     def _time_s(self, configuration: Configuration) -> float:
-        """Return seconds. Whole runs count by their ratio to torch's, since the machine's speed may have changed.
+        """Return the seconds of an option, from its whole run if there is one.
 
-        Without a whole run, torch's own has the epilogue added, while others may compute it inside.
+        A whole run counts by its ratio to torch's own, since the machine's speed may have changed. Without a whole run,
+        an option of torch's own algorithm has the epilogue's time added, while others may compute it inside.
         """
         if configuration.is_baseline:
             return self._baseline_s
@@ -183,7 +184,7 @@ def _run(
     ahead: Callable[[Wanted], None],
     wanted: Mapping[Task, Configuration],
 ) -> bool:
-    """Learn from whole runs of one configuration for each of some tasks. Returns whether there are any."""
+    """Learn from one whole run for each task in ``wanted``, made now if missing; return False if there are none."""
     if wanted:
         ahead({task: [configuration] for task, configuration in wanted.items()})
     for task, configuration in wanted.items():
@@ -197,5 +198,5 @@ def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division
 
 
 def _is_torchs(configuration: Configuration) -> bool:
-    """Whether torch's own computes all micro-batches."""
+    """Whether torch's own convolution computes all micro-batches of the configuration."""
     return set(configuration.algorithms) == {TORCHS_OWN}

@@ -1,4 +1,4 @@
-"""Errors if no configuration fits the memory allowed: which tasks cause it, and how much would be enough."""
+"""Errors if no configuration fits the allowed workspace: which convolutions cause it, and how much would be enough."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _NEEDS_NOTHING = "allow the algorithm loop-nest, which needs no workspace (compi
 
 
 def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int | None:
-    """Return the least workspace of any configuration of these measurements; None if they give none."""
+    """Return the least workspace of any configuration made of these measurements; None if they make none."""
     smallest = desirable_sets(measurements, batch_size).smallest(batch_size) if measurements else None
     return None if smallest is None else smallest.workspace_bytes
 
 
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
-    """Make one error for all tasks, with the least workspace that each needs, without failed candidates."""
+    """Return one error for all tasks that have no configuration within their limit, with the least bytes of each.
+
+    failed: the failures of each task's candidates, which the least bytes leave out.
+    """
     lines = [
         f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
         f"{_but_for(task, failed)}"
@@ -38,7 +41,10 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
 def unaffordable(
     smallest: Mapping[Task, int | None], budget_bytes: int | None, failed: _Failed | None = None
 ) -> InfeasibleError:
-    """Make one error for all tasks, those that need most first. failed: as for ``infeasible``."""
+    """Return one error for a budget that is too small for all tasks together, naming those that need most first.
+
+    failed: as for ``infeasible``.
+    """
     ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
     lines = [
         f"  {task}, batch {task.batch_size}: {_at_least(needed)}{_but_for(task, failed)}"
@@ -58,9 +64,9 @@ def _either(*remedies: str) -> str:
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:
-    """List the failures, only the least size of each algorithm, since larger ones mostly fail for the same reason.
+    """List a task's failed candidates, only the least size of each algorithm, since larger ones fail alike.
 
-    Stored failures of a source's algorithms are not retried.
+    Stored failures of algorithms from an ``AlgorithmSource`` are not retried.
     """
     failures = sorted((failed or {}).get(task, ()), key=lambda failure: failure.micro_config, reverse=True)
     first = {failure.micro_config.algorithm: failure for failure in failures}

@@ -1,4 +1,4 @@
-"""One task while it is tuned: its candidates, their results, and the findings that ranks exchange."""
+"""One task (a convolution to tune): its candidates, their results, and the findings that processes exchange."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FOUND = ("results", "left_out", "declared_bytes", "outcomes", "is_chosen")  # w
 
 @dataclass(slots=True)
 class Job:
-    """One task: its candidates and their results. left_out: by the time limit.
+    """One task (a convolution to tune): its candidates and their results. left_out: candidates cut by the time limit.
 
     outcomes: of whole runs, by configuration. declared_bytes: see ``baseline_bytes``. choice: None until it is made.
-    is_own: whether it is measured here. is_chosen: whether the rank that measures it has made a choice; None if
+    is_own: whether this rank measures the task. is_chosen: whether the rank that does has made a choice; None if
     unknown.
     """
 
@@ -41,34 +41,34 @@ class Job:
     is_chosen: bool | None = None
 
     def findings(self) -> Mapping[str, Any]:
-        """Return what other ranks need to choose alike. Exceptions are replaced by ones that can be pickled."""
+        """Return the results that other ranks need to choose alike, with errors replaced by picklable ones."""
         outcomes = self.outcomes.items()
         readable = {of: MucudnnError(str(one)) if isinstance(one, Exception) else one for of, one in outcomes}
         found = {name: getattr(self, name) for name in _FOUND}
         return found | {"outcomes": readable, "is_chosen": self.choice is not None}
 
     def learn(self, told: Mapping[str, Any]) -> None:
-        """Take over the findings of another rank."""
+        """Take over the results of another rank, as its ``findings`` returned them."""
         for name in _FOUND:
             setattr(self, name, told[name])
 
     @property
     def barred(self) -> Failure | None:
-        """The lasting failure of the baseline, which is then neither run nor chosen; None if there is none."""
+        """The lasting failure of torch's own undivided convolution, which then is not run; None if there is none."""
         result = self.results.get(self.task.baseline)
         is_barred = isinstance(result, Failure) and result.is_lasting and not result.is_passed_over
         return cast(Failure, result) if is_barred else None
 
     def measured_task(self, limit_bytes: int | None) -> Task:
-        """Return the task under another limit, from which a barred baseline is not exempt."""
+        """Return the task under another limit; torch's own is not exempt from the limit if it must not run."""
         fits = self.task.baseline_exempt and self.barred is None
         in_headroom = self.task.in_headroom and self.barred is None
         return replace(self.task, limit_bytes=limit_bytes, baseline_exempt=fits, in_headroom=in_headroom)
 
     def baseline_bytes(self) -> int | None:
-        """Count the workspace of an unmeasured baseline by running it; None if it was measured or cannot be counted.
+        """Count the workspace of torch's own by running it; None if it was measured or cannot be counted.
 
-        It is counted again, since there may have been no memory the first time.
+        The run is repeated in each call, since there may have been no memory the first time.
         """
         if self.barred is not None or isinstance(self.results.get(self.task.baseline), Measurement):
             return None
@@ -76,7 +76,7 @@ class Job:
         return baseline.workspace_bytes if baseline.is_countable else None
 
     def forget_failures(self) -> None:
-        """Forget failures, so that they are retried, except those of foreign code, which may have ended a process."""
+        """Forget failed candidates, so that they are retried, except foreign code, which may have ended a process."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
             of: r
@@ -89,11 +89,11 @@ class Job:
         return [result for result in known if isinstance(result, Measurement)]
 
     def allowed(self) -> list[Measurement]:
-        """Return measurements of algorithms that the error bound allows."""
+        """Return the measurements of algorithms whose errors are within the bound."""
         return allowed(self.measurements(), self.error_bound)
 
     def failed_candidates(self) -> list[Failure]:
-        """Return the failures of candidates that ran: not of unsupported problems, nor of candidates passed over."""
+        """Return the failures of candidates that ran, without unsupported problems and candidates that were skipped."""
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
 
@@ -101,7 +101,10 @@ class Job:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
     def tuned(self, choice: TunedProblem, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
-        """Return the choice with everything known of the candidates. runs: whole runs of any batch size."""
+        """Return the choice with the measurements and failures of all candidates added.
+
+        runs: whole runs of the problem, for any batch size.
+        """
         measured = self.measurements()
         if self.barred is not None:
             choice = replace(choice, reason=f"by prediction, since torch's own is barred: {self.barred.reason}")
@@ -114,21 +117,21 @@ class Job:
         return choice.knowing(measured, self.failures(), **known)
 
     def smallest_feasible_bytes(self) -> int | None:
-        """Return the least workspace of a configuration of candidates that did not fail and are within the error bound.
+        """Return the least workspace of any configuration of candidates that did not fail and keep the error bound.
 
-        A baseline that failed for lack of memory counts: measuring takes more memory than running.
+        Torch's own counts even if it failed for lack of memory: measuring takes more memory than running.
         """
         return _least_declared_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
-        """Return the least workspace with the smallest micro-batches alone, so that few candidates must run."""
+        """Return the least workspace of any configuration of smallest micro-batches alone, which few runs determine."""
         usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
         return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
-        """Whether any configuration fits. The baseline is checked first: it mostly fits, which takes few runs."""
+        """Whether any configuration fits the limit. Torch's own is tried first: it mostly fits, and takes few runs."""
         if self.is_chosen is not None:
             return self.is_chosen
         if (self.task.in_headroom or self.task.baseline_exempt) and self.barred is None:
@@ -155,7 +158,7 @@ class Job:
 
 
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Solve for the least declared workspace, with made-up times, so that nothing has to be measured."""
+    """Return the least workspace of any configuration of the candidates; nothing is timed, but bytes may be counted."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
 
 
@@ -167,24 +170,24 @@ _BYTES_PER_S = 35e6
 
 
 class Alone:
-    """The ranks of a tuning on a single rank."""
+    """Stand-in for the group of ranks that tune together, if there is only this process."""
 
     are_several = False
 
     def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Return the jobs that this rank measures. cost: the expected cost of a job, in any unit."""
+        """Return the jobs that this rank measures: here all. cost: returns the expected cost of a job, in any unit."""
         return jobs
 
     def exchange(self, jobs: Sequence[Job]) -> None:
-        """Exchange findings with the ranks of the same kind of device."""
+        """Exchange the jobs' results with the ranks of the same kind of device: here do nothing."""
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on all ranks, of any kind of device, so that they go on alike."""
+        """Return whether a condition holds on all ranks, so that all go on alike: here on this one."""
         return holds
 
 
 def expected_s(problem: ConvProblem, batch_size: int) -> float:
-    """Estimate how long a problem takes to measure, from its FLOPs and tensors; only ratios are meaningful."""
+    """Estimate the seconds to measure a problem, from its FLOPs and tensor sizes; only ratios are meaningful."""
     shapes = problem.x_shape(batch_size), problem.w_shape(), problem.y_shape(batch_size)
     moved_bytes = problem.item_bytes * sum(map(prod, shapes))
     return _OVERHEAD_S + problem.flops(batch_size) / _FLOPS_PER_S + moved_bytes / _BYTES_PER_S

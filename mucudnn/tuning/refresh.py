@@ -1,4 +1,4 @@
-"""Repeated measurement of a database's doubtful results: disturbed or too noisy ones."""
+"""Repeated measurement of doubtful results in a database: those disturbed by other processes, or too noisy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ R = TypeVar("R", Measurement, WholeRun)
 
 @dataclass(frozen=True, slots=True)
 class Again(Generic[R]):
-    """A measurement or a whole run before and after. of: the micro-config or configuration."""
+    """A result before and after it was measured again. of: the micro-config or configuration that was measured."""
 
     problem: ConvProblem
     of: MicroConfig | Configuration
@@ -54,17 +54,17 @@ class Again(Generic[R]):
 
 
 def has_turned(run: Again[WholeRun]) -> bool:
-    """Whether the verdict has changed from gain to no gain, or the other way round."""
+    """Whether the repeated run changed the verdict on a configuration from gain to no gain, or the other way round."""
     return is_gain(run.before) != is_gain(run.now)
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """Results of refreshing one environment.
+    """Results of measuring again what was doubtful in one environment (a machine with its settings).
 
-    doubtful: number of measurements and whole runs to measure again. passed_over: those of them that can no longer win,
-    that failed, or whose algorithms are not available in that version. busy: the disturbance that ended the refresh, or
-    empty. interrupted: by Ctrl-C.
+    doubtful: number of measurements and whole runs to measure again. passed_over: how many of these can no longer win,
+    failed, or have algorithms that are not available in that version. busy: the disturbance that ended the refresh, or
+    empty. interrupted: whether Ctrl-C ended it.
     """
 
     environment: Environment
@@ -77,13 +77,13 @@ class Refreshed:
 
     @property
     def disturbed(self) -> int:
-        """Number of results that were disturbed again."""
+        """Number of repeated results that other processes disturbed again."""
         measured = sum(one.now.is_disturbed for one in self.measurements)
         return measured + sum(run.now.is_disturbed for run in self.whole_runs)
 
     @property
     def left(self) -> int:
-        """Number of doubtful results that are left."""
+        """Number of doubtful results that were neither measured again nor passed over."""
         return self.doubtful - len(self.measurements) - len(self.whole_runs) - self.passed_over
 
 
@@ -97,8 +97,8 @@ def refresh(
 ) -> Refreshed:
     """Measure doubtful results of the machine's environment again, or also older ones, or everything.
 
-    It first waits at most a minute for free cores. Each result is stored at once, beside the one that it replaces, so
-    that Ctrl-C loses nothing; the result is then marked ``interrupted``.
+    The function first waits at most a minute for free cores. Each result is stored at once, beside the one that it
+    replaces, so that Ctrl-C loses nothing; the result is then marked ``interrupted``.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -116,7 +116,7 @@ def _is_wanted(row: Row, everything: bool, before: str | None) -> bool:
 
 
 class _Refresh:
-    """One refreshing of a database."""
+    """One repetition of a database's doubtful measurements."""
 
     def __init__(self, database: Database, machine: Machine, progress: Progress) -> None:
         self.machine, self.progress, self.done = machine, progress, 0.0
@@ -148,7 +148,10 @@ class _Refresh:
         return Refreshed(self.machine.environment, len(wanted), *made, self.passed_over, busy, interrupted)
 
     def _refresh(self, problem: ConvProblem, rows: Sequence[Row], again: Sequence[Row]) -> None:
-        """Refresh one problem. rows: all that count. again: the rows to measure again."""
+        """Measure the doubtful results of one problem again.
+
+        rows: all stored results of the problem that count. again: those to measure again.
+        """
         measured, doubtful = ([row for row in some if row["kind"] == "measurement"] for some in (rows, again))
         sizes = sorted({row["micro_batch_size"] for row in measured}) or [1]
         offered = (algorithm for source in self.machine.sources for algorithm in source.offered(problem, sizes))
@@ -173,7 +176,7 @@ class _Refresh:
         before: Mapping[MicroConfig, Measurement],
         versions: Mapping[str, int],
     ) -> None:
-        """Measure the results of ``before`` again, in a race with the ``known`` ones, as the tuner does."""
+        """Measure the candidates of ``before`` again, in a race with the ``known`` results, as the tuner does."""
         may_keep = problem.operation is Operation.FORWARD
         race = ThoroughRace(RaceJob(Task(problem, batch_size), candidates, self.machine, known, may_keep=may_keep))
         now: dict[MicroConfig, Again[Measurement]] = {}
@@ -187,7 +190,7 @@ class _Refresh:
             self.measurements += now.values()
 
     def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
-        """Repeat whole runs of available algorithms; those of one batch size are interleaved, as in tuning."""
+        """Repeat those of the whole runs in ``rows`` whose algorithms are available, interleaved by batch size."""
         together: dict[tuple[int, How], dict[Configuration, WholeRun]] = defaultdict(dict)
         for row in rows:
             micro_configs, versions, how = whole_run_from(row["configuration"])
@@ -225,7 +228,7 @@ def _by_problem(rows: Sequence[Row]) -> dict[ConvProblem, list[Row]]:
 
 
 def _measurements(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[MicroConfig, Measurement]:
-    """Return the measurements of algorithms that are available in the same version."""
+    """Return the measurements in ``rows`` of algorithms that are available in the same version."""
     found = {}
     for row in rows:
         if versions.get(row["algorithm"]) == row["version"]:

@@ -17,23 +17,26 @@ from mucudnn.words.task import Task
 
 
 class Stored(Protocol):
-    """Measurements of one environment."""
+    """Source of the stored measurements and whole runs of one environment (a machine with its settings)."""
 
     @property
     def environment(self) -> Environment:
-        """The environment in which they were made."""
+        """The environment in which the measurements were made."""
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return the measurements of micro-batch sizes that the task allows; they cover its mini-batch."""
+        """Return the stored measurements of micro-batch sizes that the task allows; they cover its mini-batch."""
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the whole run of this configuration, with the task's kind of workspace, if there is one."""
+        """Return the stored comparison of this configuration's complete calls with torch's own; None if there is none.
+
+        The comparison was made with the task's kind of workspace.
+        """
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
-    """Choose as ``tune_tasks`` would if nothing had to be measured; missing whole runs are replaced by predictions.
+    """Choose as ``tune_tasks`` would, from stored results alone; missing whole runs are replaced by predictions.
 
-    With the measurements of a tuning under the same config the result is that of the tuning.
+    From the stored results of a tuning under the same config, the choice is the same as in that tuning.
 
     Raises ``InfeasibleError`` if no configuration fits, with the tasks and the memory that would be enough.
     """
@@ -57,7 +60,7 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
 
 
 def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
-    """Return warnings about mini-batches that were measured only in smaller pieces, without the baseline."""
+    """Return warnings about mini-batches measured only in smaller pieces, for which torch's own was not measured."""
     pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> how many tasks
     for task in tasks:
         micro_configs = {m.micro_config for m in stored.measurements(task)}
@@ -85,7 +88,7 @@ def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
 
 
 def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Whether equal micro-batches of one algorithm fit, which is mostly true and needs no solver."""
+    """Whether equal micro-batches of one algorithm are within the task's limit, which needs no solver to find out."""
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
     return (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that a time limit left out: not measured, or measured with fewer samples.
+    """Candidates cut by a time limit: not measured at all, or measured with fewer samples than usual.
 
     Candidates that the race has shown to be hopeless do not count.
     """
@@ -38,18 +38,18 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class TunedProblem:
-    """The choice for one problem, and why. Times are medians of whole runs, measured in turns with torch's.
+    """The choice for one problem, and why. Times are medians of complete calls, measured in turns with torch's own.
 
     If a replay has no whole runs, they are predictions, as ``reason`` says, and ``baseline_s`` is None if torch's own
     was not measured at this batch size. ``configuration.time_s`` is the solver's prediction. ``relative_error`` is None
     for torch's own if it could not be compared. ``limit_bytes``: the most workspace that the problem may use, or its
-    segment of a budget. ``measurements`` and ``failures`` are of all candidates, also of those barred by the workspace
+    share of a budget. ``measurements`` and ``failures`` are of all candidates, also of those barred by the workspace
     limit or by an error above ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``:
     configurations of smaller batches that were not faster than torch's own in whole runs. ``account``: the solver's
-    result under the limit, before whole runs; None if nothing measured fits, and for a segment of a budget.
-    ``in_place``: times in the model's own step; None if it was not confirmed. ``load``: of the machine during the whole
-    runs, as of a ``Measurement``; None if unknown. ``epilogue``: of a fused convolution; it is part of ``baseline_s``
-    and ``time_s``, but not of the prediction.
+    result under the limit, before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``:
+    times in the model's own step; None if it was not confirmed. ``load``: of the machine during the whole runs, as of a
+    ``Measurement``; None if unknown. ``epilogue``: of a fused convolution; it is part of ``baseline_s`` and ``time_s``,
+    but not of the prediction.
     """
 
     problem: ConvProblem
@@ -79,7 +79,7 @@ class TunedProblem:
         reason: str,
         load: float | None = None,
     ) -> TunedProblem:
-        """Return the choice for a task, without the candidates' results, which ``knowing`` adds."""
+        """Return the choice for a task, still without the results of its candidates, which ``knowing`` adds."""
         made = cls(task.problem, task.batch_size, configuration, baseline_s, time_s, None, reason)
         return replace(made, limit_bytes=task.limit_bytes, epilogue=task.epilogue, load=load)
 
@@ -92,7 +92,7 @@ class TunedProblem:
         left_out: LeftOut = LeftOut(),
         refuted: tuple[tuple[MicroConfig, ...], ...] = (),
     ) -> TunedProblem:
-        """Return the choice with everything that is known of the candidates."""
+        """Return a copy of this choice to which the measurements and failures of all candidates are added."""
         return replace(
             self,
             relative_error=relative_error_of(self.configuration, measurements),
@@ -108,12 +108,12 @@ class TunedProblem:
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
-        """Measurements of algorithms that are not barred by their error."""
+        """Measurements of those algorithms whose errors are within the bound."""
         return allowed(self.measurements, self.error_bound)
 
     @property
     def barred(self) -> Failure | None:
-        """The lasting failure for which undivided torch's own must not run; None if it may run."""
+        """The lasting failure for which torch's own undivided convolution must not run; None if it may run."""
         baseline = MicroConfig(TORCHS_OWN, self.batch_size)
         lasting = (f for f in self.failures if f.micro_config == baseline and f.is_lasting and not f.is_passed_over)
         return next(lasting, None)
@@ -126,7 +126,7 @@ class TunedProblem:
 
     @property
     def speedup(self) -> float | None:
-        """Torch's time over ours; None if torch's is unknown."""
+        """Time of torch's own convolution over the chosen one's; None if the former is unknown."""
         return None if self.baseline_s is None else self.baseline_s / self.time_s
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class TunedProblem:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps``; seconds and bytes."""
+        """The choice as plain values for ``json.dumps``, in seconds and bytes."""
         bound = self.error_bound if isfinite(self.error_bound) else None
         return {name: value for name, value in asdict(self).items() if name not in ("account", "in_place")} | {
             "speedup": self.speedup,
@@ -170,14 +170,14 @@ class Tuning:
     divided: Divided | None = None
 
     def __getitem__(self, problem: ConvProblem) -> TunedProblem:
-        """Raises ``InvalidInputError`` for a problem that is not among those tuned."""
+        """Return what was tuned for a problem. Raises ``InvalidInputError`` for a problem that was not tuned."""
         for tuned in self.problems:
             if tuned.problem == problem:
                 return tuned
         raise InvalidInputError(f"{problem} is not in this tuning; it has {len(self.problems)} other problems")
 
     def configurations(self, problem: ConvProblem) -> Mapping[int, Configuration]:
-        """Batch size -> configuration, up to the tuned batch size: see ``configurations_of``.
+        """Return the configuration to run by batch size, up to the tuned one: see ``configurations_of``.
 
         Raises ``InvalidInputError`` for a problem that is not among those tuned.
         """
@@ -190,7 +190,7 @@ class Tuning:
         return "\n".join((f"on {self.environment}", *map(str, self.problems), *divided))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps``; seconds and bytes."""
+        """All results as plain values for ``json.dumps``, in seconds and bytes."""
         return {
             "environment": asdict(self.environment),
             "workspace_limit": self.config.workspace_limit,
@@ -199,14 +199,14 @@ class Tuning:
         }
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a problem: its geometry, what was chosen, seconds and bytes."""
+        """A table with a row for each problem: its geometry, the chosen configuration, seconds and bytes."""
         import pandas
 
         return pandas.DataFrame([row_of(tuned) for tuned in self.problems])
 
 
 class TuningInterrupted(KeyboardInterrupt):
-    """Ctrl-C while tuning. ``partial`` has the problems that are ready; all measurements made so far are stored."""
+    """Raised for Ctrl-C while tuning. ``partial`` has the tuned problems; all measurements so far are stored."""
 
     def __init__(self, partial: Tuning) -> None:
         super().__init__(f"tuning was interrupted; {len(partial.problems)} problems are ready")
@@ -214,7 +214,7 @@ class TuningInterrupted(KeyboardInterrupt):
 
 
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
-    """Return how many candidates a time limit left out, and of which algorithms; empty if none."""
+    """Describe how many candidates a time limit left unmeasured, and of which algorithms; empty if none."""
     unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
     hurried = sum(len(one.left_out.hurried) for one in tuned)
     worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
@@ -228,15 +228,16 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
 
 
 def tuned_of(module: TunedModule) -> tuple[TunedProblem, ...]:
-    """Return the choices for a module, with the type that the module itself does not know."""
+    """Return the tuning results of a module as ``TunedProblem``, a type that the module itself does not know."""
     return cast("tuple[TunedProblem, ...]", module.tuned)
 
 
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
-    """Batch size -> configuration, up to the tuned batch size, all within the problem's own limit.
+    """Return the configuration to run by batch size, up to the tuned batch size, within the problem's workspace limit.
 
-    The tuned batch size has the verified configuration. Smaller ones have the fastest by the same measurements, except
-    configurations refuted by whole runs. If torch's own convolution was chosen, smaller batch sizes are left out.
+    The tuned batch size has the verified configuration. Smaller sizes have the fastest by the same measurements, except
+    configurations that were not faster than torch's own in complete calls. If torch's own convolution was chosen,
+    smaller batch sizes are left out.
     """
     from mucudnn.solver.front import desirable_sets
 
@@ -266,11 +267,11 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
 
 
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
-    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn."""
+    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn anyway."""
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 
 def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:
-    """Return the largest error of its algorithms against float64; None if torch's own could not be compared."""
+    """Return the largest error of a configuration's algorithms against float64; None if none was measured."""
     used = set(configuration.algorithms)
     return max((m.relative_error for m in measurements if m.micro_config.algorithm in used), default=None)

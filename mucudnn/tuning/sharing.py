@@ -1,4 +1,4 @@
-"""Tuning shared by the ranks of a process group: the distribution of work, and the exchange of results."""
+"""Tuning shared by processes (the ranks of a process group): distribution of work, and exchange of results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sharing(
 
 
 class Sharing(Alone):
-    """The work that a rank shares with others while it tunes. known: the rows of all ranks."""
+    """Connection of this rank to the others that tune with it. known: the stored results of all ranks."""
 
     are_several = True
 
@@ -51,7 +51,10 @@ class Sharing(Alone):
         self._team, self._known = team, known
 
     def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Deal out jobs; those of one problem stay together. The first rank of a kind of device estimates costs."""
+        """Return the jobs that this rank measures; jobs of one problem go to the same rank.
+
+        The first rank of a kind of device estimates the costs for all.
+        """
         numbers: dict[ConvProblem, list[int]] = {}
         for number, job in enumerate(jobs):
             numbers.setdefault(job.task.problem, []).append(number)
@@ -64,7 +67,7 @@ class Sharing(Alone):
         return [job for job in jobs if job.is_own]
 
     def exchange(self, jobs: Sequence[Job]) -> None:
-        """Exchange findings, and rows among ranks of any kind of device."""
+        """Exchange the jobs' results with ranks of the same device kind, and database rows with all ranks."""
         self.exchange_rows(self._known.fresh_rows())
         own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
         for told in self._team.of_kind(self._team.gather(own)):
@@ -73,20 +76,23 @@ class Sharing(Alone):
                     jobs[number].learn(findings)
 
     def exchange_rows(self, rows: Sequence[Row]) -> None:
-        """Send rows to all ranks: each keeps those of the others in memory, and one at each place in a file."""
+        """Send database rows to all ranks: each rank keeps the others' in memory, and one rank per file stores them."""
         self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on all ranks, of any kind of device, so that they go on alike."""
+        """Return whether a condition holds on all ranks, of any kind of device, so that all ranks go on alike."""
         return self._team.everywhere(holds)
 
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
-        """Raises ``SharingError`` that names convolutions and ranks, unless all ranks of a kind chose the same."""
+        """Check that all ranks of a kind of device chose the same.
+
+        Raises ``SharingError``, which names convolutions and ranks, if they did not.
+        """
         self._team.agree({_in_words(task): described(one) for task, one in zip(tasks, tuned, strict=True)})
 
 
 def described(tuned: TunedProblem) -> Mapping[str, str]:
-    """Return everything that determines what runs, as text."""
+    """Return as text everything in a tuning result that determines what runs, to compare it between ranks."""
     return {
         "configuration": str(tuned.configuration),
         "order": repr(tuned.configuration.micro_configs),
@@ -97,7 +103,7 @@ def described(tuned: TunedProblem) -> Mapping[str, str]:
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:
-    """Return the properties of this rank that others compare before anything is measured."""
+    """Return the properties of this rank that other ranks compare with theirs before anything is measured."""
     environment = machine.environment
     release, _, _ = environment.torch.partition("+")
     everywhere = {"mucudnn": VERSION, "torch": release} | {
@@ -119,7 +125,7 @@ def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file
 
 
 def _place(file: Database) -> str:
-    """Name a file so that ranks that reach the same one give the same name."""
+    """Return a name of the database file that is the same on all ranks that reach the same file."""
     if file.path == MEMORY:
         return f"{socket.gethostname()}:{os.getpid()}"
     path = file.path.absolute().resolve()

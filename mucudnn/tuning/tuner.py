@@ -1,4 +1,4 @@
-"""``tune``: measures missing results, then chooses configurations by whole runs."""
+"""``tune``: measures candidates that have no stored results, then chooses configurations by timing complete calls."""
 
 from __future__ import annotations
 
@@ -52,20 +52,19 @@ def tune(
     ``config.operations`` are skipped. Stored results are not measured again; each new measurement is stored at once.
     ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a
     ``torch.device``. ``progress`` is called with a description of the current work and the fraction that is done.
-    ``names``: of problems in progress and errors. ``database``: instead of the config's file. ``machine``: instead of
-    this one.
+    ``names``: names of problems to show in progress and errors. ``database``: used instead of the config's file.
+    ``machine``: used instead of this machine.
 
     Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same
     problems: each measures its share, and all choose the same (``Config(share_tuning=False)``: each for itself).
-    ``process_group``: another one than the default.
+    ``process_group``: used instead of the default group.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for invalid arguments, an unknown algorithm, or a batch that is too large,
-    ``UnavailableError`` for a missing device,
-    ``DatabaseError`` for a file that cannot be read (if it cannot be written there is a warning instead),
-    ``BrokenDeviceError`` if a candidate leaves the GPU unusable for this process (the next process skips it),
-    ``SharingError`` if ranks differ or one of them is lost, and ``TuningInterrupted`` on Ctrl-C, with the finished
-    problems.
+    ``UnavailableError`` for a missing device, ``DatabaseError`` for a file that cannot be read (if it cannot be written
+    there is a warning instead), ``BrokenDeviceError`` if a candidate leaves the GPU unusable for this process (the next
+    process skips it), ``SharingError`` if ranks differ or one of them is lost, and ``TuningInterrupted`` on Ctrl-C,
+    with the finished problems.
     """
     config, place = config_or_default(config), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
@@ -95,9 +94,9 @@ def tune_tasks(
 ) -> Tuning:
     """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the result has their order.
 
-    priors: of earlier calls, used and updated, since reading a whole database takes a moment. in_passing: whether this
-    is within a user's call, and so neither waits for a quiet machine nor warns each time that it is busy. team: the
-    ranks that tune together; it ends with this call.
+    priors: expected times from earlier calls, used and updated, since reading a whole database takes a moment.
+    in_passing: whether a user's call tunes on the way, and so neither waits for a quiet machine nor warns each time
+    that the machine is busy. team: the ranks that tune together; the team ends with this call.
     """
     require_callable(progress)
     if database is not None:
@@ -134,7 +133,7 @@ def machine_and_database(
 
 
 def require_callable(progress: object) -> None:
-    """Raises ``InvalidInputError`` before anything is measured."""
+    """Raise ``InvalidInputError`` if ``progress`` is not callable, before anything is measured."""
     if not (progress is None or callable(progress)):
         raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
 
@@ -150,7 +149,10 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
 
 
 def _tune(benchmarker: Benchmarker, tasks: Sequence[Task]) -> Tuning:
-    """Find candidates, measure them, solve, and verify choices by whole runs. Ctrl-C keeps the finished problems."""
+    """Find the tasks' candidates, measure them, solve, and verify choices by complete calls; return the results.
+
+    Ctrl-C keeps the finished problems.
+    """
     try:
         jobs = [benchmarker.job(task) for task in tasks]
         benchmarker.begin(jobs)

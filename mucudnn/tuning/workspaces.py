@@ -1,4 +1,7 @@
-"""Tuning under a limit for each task (WR) or one budget over all (WD): Oyama et al., 2018, sections III-B and III-C."""
+"""Tuning under a limit for each convolution (WR) or one budget over all (WD).
+
+The method is that of Oyama et al., 2018, sections III-B and III-C.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from mucudnn.words.task import Task
 
 
 def tune_each(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
-    """Measure and choose, task by task; then choose again from the results of all ranks, so that all choose the same.
+    """Measure and choose, task by task; then choose again from the results of all ranks, so that these agree.
 
-    Raises ``InfeasibleError`` with all tasks for which nothing fits.
+    Raises ``InfeasibleError``, which names all tasks without a configuration within their workspace limit.
     """
     for job in jobs:
         if not job.is_feasible():
@@ -87,7 +90,7 @@ def _measure(benchmarker: Benchmarker, jobs: Sequence[Job], budget: int | None, 
 
 
 def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Task, Sequence[Configuration]]) -> None:
-    """Prefetch whole runs that will be asked for next: each rank makes those of its own jobs."""
+    """Make the whole runs that will be asked for next: each rank those of its own jobs; then exchange them."""
     if benchmarker.ranks.are_several:
         for job in jobs:
             if job.is_own:
@@ -96,13 +99,16 @@ def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Ta
 
 
 def _is_affordable(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether the smallest configurations together fit the budget. The smallest micro-batches are tried first."""
+    """Whether the budget is enough for the smallest configuration of every job together.
+
+    The smallest micro-batches are tried first.
+    """
     each = (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes)
     return any(_fit(map(smallest, jobs), budget) for smallest in each)
 
 
 def _is_divisible(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether measured configurations fit the budget. The quick race may pass over those that need least."""
+    """Whether measured configurations fit the budget; the quick race may have skipped those of least workspace."""
     return _fit((smallest_bytes(job.allowed(), job.task.batch_size) for job in jobs), budget)
 
 

@@ -1,4 +1,4 @@
-"""Types that all folders share: problems, configs, results, units, errors.
+"""Types that all folders of mucudnn share: problems, configs, results, units, errors.
 
-Imports no other folder, and torch only inside functions.
+This folder imports no other folder of mucudnn, and torch only inside functions.
 """

@@ -13,10 +13,10 @@ from mucudnn.words.values import real, settle
 class Communication(StrEnum):
     """Methods of torch that synchronize the ranks of data-parallel training.
 
-    ``ALLREDUCE`` averages gradients in every step. ``FP16`` and ``BF16`` do so in 16 bits, ``POWERSGD`` as products of
-    matrices of rank one (Vogels, Karimireddy and Jaggi, 2019). ``POST_LOCAL_SGD`` averages parameters instead, once in
-    several steps (Lin et al., 2018). ``HIERARCHICAL_SGD`` averages them more often within groups of ranks than over all
-    ranks (Wang et al., 2020).
+    ``ALLREDUCE`` averages gradients in every step. ``FP16`` and ``BF16`` average them in 16 bits, ``POWERSGD`` as
+    products of matrices of rank one (Vogels, Karimireddy and Jaggi, 2019). ``POST_LOCAL_SGD`` averages parameters
+    instead, once in several steps (Lin et al., 2018). ``HIERARCHICAL_SGD`` averages them more often within groups of
+    ranks than over all ranks (Wang et al., 2020).
     """
 
     ALLREDUCE = "allreduce"
@@ -28,12 +28,12 @@ class Communication(StrEnum):
 
     @property
     def averages_parameters(self) -> bool:
-        """Whether parameters are averaged, so that ranks agree only after some steps."""
+        """Whether the method averages parameters instead of gradients, so that ranks agree only after some steps."""
         return self in (Communication.POST_LOCAL_SGD, Communication.HIERARCHICAL_SGD)
 
 
 class AllReduce(StrEnum):
-    """Algorithms of an all-reduce.
+    """Algorithms of an all-reduce, which sums an array over all ranks.
 
     ``RING``: reduce-scatter and all-gather around a ring. ``TREE``: reduce and broadcast over a binomial tree.
     ``BUTTERFLY``: recursive doubling, all data in each exchange. ``RABENSEIFNER``: reduce-scatter by recursive halving,
@@ -48,7 +48,7 @@ class AllReduce(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link of each rank: latency of a message in seconds, and bandwidth in each direction.
+    """The link that connects a rank to others: latency of a message in seconds, and bandwidth in each direction.
 
     Raises ``InvalidInputError`` for a negative latency, a bandwidth not above 0, and values that are not finite.
     """

@@ -1,4 +1,4 @@
-"""The settings of a user, in one frozen dataclass with defaults."""
+"""The settings that a user can make, in one frozen dataclass with defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN_FLAGS = ("confirm", "limits_torch")  # None means that mucudnn decides
 
 
 class BatchSizePolicy(StrEnum):
-    """Micro-batch sizes to measure: the three policies of the paper (μ-cuDNN, section III)."""
+    """Policy of micro-batch sizes to measure: the three policies of the paper (μ-cuDNN, section III)."""
 
     UNDIVIDED = "undivided"
     POWER_OF_TWO = "power-of-two"
@@ -134,7 +134,7 @@ class Config:
 
     @property
     def workspace_limit_bytes(self) -> int | None:
-        """Bytes of workspace for each problem; None: no limit, or a budget.
+        """Workspace limit of each problem in bytes; None if there is no limit, or a budget for all problems instead.
 
         Raises ``InvalidInputError`` for the limit "headroom".
         """
@@ -154,7 +154,7 @@ class Config:
 
     @property
     def workspace_budget_bytes(self) -> int | None:
-        """Budget of all problems together; None if there is no budget."""
+        """Workspace budget of all problems together, in bytes, or None if there is no budget."""
         return parse_bytes(self.workspace_budget)
 
     @property
@@ -170,7 +170,10 @@ class Config:
         return parse_seconds(self.first_call_time)
 
     def error_bound(self, dtype: str, numerics: str = "") -> float:
-        """Return the largest allowed relative L2 error for a dtype and an environment's ``numerics``."""
+        """Return the largest allowed relative L2 error for a dtype.
+
+        numerics: settings of an environment that affect accuracy, such as TF32.
+        """
         if self.max_relative_error is not None:
             return self.max_relative_error
         if dtype == "float32" and rounds_to_tf32(numerics):
@@ -187,7 +190,7 @@ DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-
 
 
 def config_or_default(config: object) -> Config:
-    """Return the config, or ``Config()`` for None. Raises ``InvalidInputError`` for anything else."""
+    """Return the given config, or ``Config()`` for None. Raises ``InvalidInputError`` for anything else."""
     if config is None:
         return Config()
     if isinstance(config, Config):
@@ -202,7 +205,10 @@ def _limit(value: int | str | None) -> int | str | None:
 
 
 def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
-    """Check an amount. Keep text as given, since it is shown again; convert a number by ``parse``."""
+    """Check an amount (bytes or time) with ``parse``.
+
+    Return text as given, since it is shown again, and numbers parsed.
+    """
     try:
         parsed = parse(value)
     except InvalidInputError as error:

@@ -16,9 +16,9 @@ class InvalidInputError(MucudnnError, ValueError):
 
 
 class InfeasibleError(MucudnnError):
-    """No configuration fits the workspace limit.
+    """No configuration (division into micro-batches, with algorithms) fits the workspace limit.
 
-    ``smallest_feasible_bytes`` is the smallest limit that a configuration fits, or None if no limit would help.
+    ``smallest_feasible_bytes`` is the smallest limit within which a configuration fits, or None if no limit would help.
     """
 
     def __init__(self, message: str, smallest_feasible_bytes: int | None = None) -> None:
@@ -39,7 +39,7 @@ class UnavailableError(MucudnnError):
 
 
 class SharingError(MucudnnError):
-    """Ranks that tune together differ in setup or choices, or one of them failed; the message names ranks and reasons.
+    """Ranks that tune together differ in setup or choices, or a rank failed; the message names ranks and reasons.
 
     ``failures`` maps the number of each failed rank to its message; it is empty if no rank failed.
     """
@@ -50,27 +50,28 @@ class SharingError(MucudnnError):
 
 
 class CapturingError(UnavailableError):
-    """A step that would have to be built while a CUDA graph is captured, which is impossible."""
+    """An algorithm's step would have to be built while a CUDA graph is captured, which is impossible."""
 
 
 class MisalignedError(InvalidInputError):
-    """Operands, such as views, whose address lacks the alignment that an algorithm needs."""
+    """Error due to operands, such as views, whose address lacks the alignment that an algorithm needs."""
 
 
 class LibraryError(MucudnnError):
-    """A failed call of a library that computes convolutions, or of a plan that it built.
+    """A failed call of a library that computes convolutions, or of a plan that the library built.
 
-    An algorithm that raises it is replaced for the problem that it was tuned for; see ``Algorithm.alternatives``.
+    An algorithm that raises this error is replaced for the problem that it was tuned for; see
+    ``Algorithm.alternatives``.
     """
 
     @property
     def is_lack_of_memory(self) -> bool:
-        """Whether host or device memory was short, so that a later call may succeed."""
+        """Whether the library's call failed for lack of host or device memory, so that a later call may succeed."""
         return False
 
 
 class BrokenDeviceError(MucudnnError):
-    """A candidate left the device unusable for this process; this is stored, so that later processes skip it."""
+    """A measured algorithm left the device unusable for this process. Later processes skip it."""
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from mucudnn.words.values import member, pair, settle, shown, whole
 
 
 class Operation(StrEnum):
-    """The three convolutions of a layer."""
+    """The three convolutions of a layer: the result y, and the gradients dx and dw."""
 
     FORWARD = "forward"
     BACKWARD_DATA = "backward_data"
@@ -90,7 +90,7 @@ class ConvProblem:
             )
 
     def _require_countable(self) -> None:
-        """Refuse sizes that do not fit 32 bits; padded rows and columns of x count too."""
+        """Raise ``InvalidInputError`` for sizes that do not fit 32 bits; padded rows and columns of x count too."""
         sizes = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *self._padded()
         if max(sizes) > MOST_ELEMENTS:
             names = "one sample of x", "w", "one sample of y", "a padded column of x", "a padded row of x"
@@ -105,12 +105,12 @@ class ConvProblem:
 
     @property
     def p(self) -> int:
-        """Output height."""
+        """Height of y, the output."""
         return (self._padded()[0] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
 
     @property
     def q(self) -> int:
-        """Output width."""
+        """Width of y, the output."""
         return (self._padded()[1] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
 
     @property
@@ -118,25 +118,25 @@ class ConvProblem:
         return ITEM_BYTES[self.dtype]
 
     def x_shape(self, n: int) -> tuple[int, int, int, int]:
-        """Return (N, C, H, W) for ``n`` samples."""
+        """Return the shape of x, (N, C, H, W), for ``n`` samples."""
         return (n, self.c, self.h, self.w)
 
     def w_shape(self) -> tuple[int, int, int, int]:
-        """Return (K, C // groups, R, S)."""
+        """Return the shape of the filter w, (K, C // groups, R, S)."""
         return (self.k, self.c // self.groups, self.r, self.s)
 
     def y_shape(self, n: int) -> tuple[int, int, int, int]:
-        """Return (N, K, P, Q) for ``n`` samples."""
+        """Return the shape of y, (N, K, P, Q), for ``n`` samples."""
         return (n, self.k, self.p, self.q)
 
     def flops(self, n: int) -> int:
-        """Return the additions and multiplications of direct convolution for ``n`` samples."""
+        """Return the number of additions and multiplications of a direct convolution of ``n`` samples."""
         return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
     def least_bytes(self, n: int) -> int:
         """Return the bytes of x, w and y for ``n`` samples, without rows of x that a stride skips.
 
-        BACKWARD_DATA writes zeros to skipped rows, so that they count too.
+        For BACKWARD_DATA, which writes zeros to skipped rows of dx, the skipped rows are included.
         """
         is_written = self.operation is Operation.BACKWARD_DATA
         rows = self.h if is_written else min(self.h, self.p * self.r)
@@ -151,7 +151,7 @@ class ConvProblem:
         return replace(self, operation=operation)
 
     def __str__(self) -> str:
-        """Text for people: ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""
+        """Return text for people such as ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""
         parts = [f"{self.operation} {self.c}x{self.h}x{self.w} -> {self.k}", f"{self.r}x{self.s}"]
         for name, neutral in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
             value = getattr(self, name)

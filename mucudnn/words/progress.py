@@ -20,11 +20,11 @@ _REFRESH_S = 0.1  # shortest time between redraws of the bar
 
 
 def silent(text: str, fraction: float) -> None:
-    """Ignore the progress."""
+    """Progress callback that shows nothing."""
 
 
 def share_of(progress: Progress, start: float, share: float) -> Progress:
-    """Return a callback for the part of the work that begins at fraction ``start`` and is ``share`` of the whole.
+    """Return a progress callback for a part of the work that begins at fraction ``start`` and is ``share`` of all.
 
     >>> second_half = share_of(lambda text, fraction: print(text, fraction), 0.5, 0.5)
     >>> second_half("whole runs", 0.5)
@@ -35,9 +35,10 @@ def share_of(progress: Progress, start: float, share: float) -> Progress:
 
 @contextmanager
 def progress_of(given: Progress | bool | None) -> Iterator[Progress]:
-    """Yield the user's callback; for None or True a bar, if standard error is a terminal; for False a silent one.
+    """Yield the progress callback that a user's argument asks for.
 
-    Raises ``InvalidInputError`` for anything else.
+    That is the user's own callback; for None or True a bar, if standard error is a terminal; for False one that shows
+    nothing. Raises ``InvalidInputError`` for anything else.
     """
     if given is False:
         yield silent
@@ -75,7 +76,7 @@ def progress_bar(*, lines: bool = True) -> Iterator[Progress]:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """Yield the callback of a bar that is drawn only by the callback: a drawing thread would disturb measurements."""
+    """Yield the callback of a progress bar, drawn only in the callback: a thread would disturb measurements."""
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -103,7 +104,7 @@ def _bar() -> Iterator[Progress]:
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    """Print the latest progress at regular intervals, even if the work reports nothing new."""
+    """Yield a callback whose latest progress is printed at regular intervals, even if the work reports nothing new."""
     latest, started_at, ended = ("starting", 0.0), time.monotonic(), Event()
 
     def report(text: str, fraction: float) -> None:

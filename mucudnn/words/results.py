@@ -1,4 +1,4 @@
-"""Results: measured costs of micro-configs, and configurations made of them."""
+"""Results of tuning: costs of micro-configs (algorithm and micro-batch size), and configurations made of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISY_UNWATCHED = 0.1  # the same if the load is unknown
 
 
 def source_of(algorithm: str) -> str:
-    """Return the source of an algorithm: ``library`` for ``library:67 k2=5``, else the name itself."""
+    """Return the source of an algorithm: ``library`` for ``library:67 k2=5`` of a library, else the name itself."""
     return algorithm.partition(":")[0]
 
 
@@ -32,7 +32,7 @@ def package_of(algorithm: str) -> str | None:
 
 
 def is_busy(load: float | None) -> bool:
-    """Whether the load makes a measurement doubtful; an unknown load does not."""
+    """Whether the load (lost fraction of speed) makes a measurement doubtful; an unknown load does not."""
     return load is not None and load > BUSY
 
 
@@ -43,7 +43,7 @@ def is_doubtful(noise: float, load: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MicroConfig:
-    """One algorithm on one micro-batch size (samples): the unit that is measured.
+    """One algorithm with one micro-batch size (number of samples): the unit that is measured.
 
     Raises ``InvalidInputError`` for an invalid name or number of samples.
     """
@@ -61,12 +61,12 @@ class MicroConfig:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The costs of a micro-config on one problem (seconds, bytes), and its relative error against float64.
+    """The costs of a micro-config on one problem in seconds and bytes, and its relative error against float64.
 
-    setup_s (open and close, once a call) and prepared_bytes belong to the algorithm, step_s and scratch_bytes to each
-    of its micro-batches. noise: IQR / median of the step samples. load: fraction of the machine's speed lost to
-    other work, limits or slow clocks, from 0 to 1; None if unknown. raw: the samples of a new measurement, None for one
-    that was read from the database.
+    A micro-config is an algorithm and a micro-batch size. setup_s (open and close, once a call) and prepared_bytes
+    belong to the algorithm, step_s and scratch_bytes to each micro-batch. noise: IQR / median of the step samples.
+    load: fraction of the machine's speed lost to other work, limits or slow clocks, from 0 to 1; None if unknown. raw:
+    the samples of a new measurement, None for one that was read from the database.
     """
 
     micro_config: MicroConfig
@@ -82,19 +82,20 @@ class Measurement:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine was busy with something else."""
+        """Whether the machine was busy with something else during the measurement."""
         return is_busy(self.load)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A micro-config that was not measured, and the reason.
+    """A micro-config (algorithm and micro-batch size) that was not measured, and the reason.
 
-    is_lasting: it would fail again. A lack of memory is not lasting: it is not stored, and is tried again.
-    is_passed_over: it did not fail but was skipped as hopeless or too large; a thorough tuning measures it.
-    by_arithmetic: it was skipped for its number of operations alone, and may win if higher rates are measured.
-    needed_bytes: the workspace for which it was skipped; None if it was skipped for another reason. is_unproven: it is
-    foreign code that could not be proven in a separate process, and was not run; this is not lasting either.
+    is_lasting: the measurement would fail again. A lack of memory is not lasting: it is not stored, and the measurement
+    is tried again. is_passed_over: the micro-config did not fail but was skipped as hopeless or too large; a thorough
+    tuning measures it. by_arithmetic: the micro-config was skipped for its number of operations alone, and may win if
+    higher rates are measured. needed_bytes: the workspace for which it was skipped; None if there was another reason.
+    is_unproven: the algorithm is foreign code that could not be proven in a separate process, and was not run; this is
+    not lasting either.
     """
 
     micro_config: MicroConfig
@@ -107,24 +108,24 @@ class Failure:
 
     @property
     def why(self) -> str:
-        """The reason, marked if the micro-config was skipped."""
+        """The reason why the micro-config was not measured, marked if it was skipped."""
         return f"passed over: {self.reason}" if self.is_passed_over else self.reason
 
 
 def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
-    """Record that a micro-config was not measured because it needs more workspace than allowed."""
+    """Return the record that a micro-config was not measured since it needs more workspace than allowed."""
     reason = f"needs {needed_bytes} bytes of workspace"
     return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
 
 
 def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool = False) -> Failure:
-    """Record why a micro-config that may run was not measured."""
+    """Return the record of why a micro-config that can run was not measured."""
     return Failure(micro_config, reason, is_passed_over=True, by_arithmetic=by_arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Micro-configs that together cover a mini-batch, in the order in which they run.
+    """Micro-configs (each an algorithm and a micro-batch size) that cover a mini-batch, in the order in which they run.
 
     Equal algorithms are adjacent, larger micro-batches first. time_s: predicted time, the sum of setups and steps.
     workspace_bytes: the sum of prepared bytes and the largest scratch.
@@ -161,11 +162,11 @@ class Configuration:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is torch's own convolution, undivided."""
+        """Whether the configuration is torch's own convolution of the undivided mini-batch."""
         return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
 
     def __str__(self) -> str:
-        """Text for people: algorithm, micro-batch size and count of each micro-config."""
+        """Return text for people, such as ``winograd-4x4 8×2``: algorithm, micro-batch size and count."""
         parts = []
         for micro_config, count in Counter(self.micro_configs).items():
             times = f"×{count}" if count > 1 else ""
@@ -193,9 +194,9 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class WholeRun:
-    """Complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
+    """Times of complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
 
-    The baseline is torch's own convolution, or for a run with a cached filter the same module without its cache.
+    The baseline is torch's own convolution, or, for a run with a cached filter, the module without the cache.
     noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as in ``Measurement``.
     """
 
@@ -207,13 +208,13 @@ class WholeRun:
 
     @classmethod
     def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
-        """Return the whole run of samples, one of each per round."""
+        """Return the whole run with these samples in seconds, one of the baseline and one of the run per round."""
         raw = PairedSamples(tuple(baseline_s), tuple(time_s))
         return cls(median(baseline_s), median(time_s), uncertainty(raw.speedups), raw=raw)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine was busy with something else."""
+        """Whether the machine was busy with something else during the run."""
         return is_busy(self.load)
 
     @property
@@ -227,11 +228,11 @@ ACTIVATIONS = ("ReLU", "ReLU6", "SiLU")  # computed by ``kernels/contract/epilog
 
 @dataclass(frozen=True, slots=True)
 class WithEpilogue:
-    """A whole run of a fused convolution: an epilogue follows y, in the baseline too.
+    """Condition of a whole run (timed complete calls): operations follow the convolution, in the baseline too.
 
-    activation: one of ``ACTIVATIONS``, or None. adds: whether a tensor of y's shape is added before it.
+    activation: one of ``ACTIVATIONS``, or None. adds: whether a tensor of y's shape is added before the activation.
 
-    Raises ``InvalidInputError`` for other values, and if the epilogue is empty.
+    Raises ``InvalidInputError`` for other values, and if there is neither activation nor addition.
 
     >>> str(WithEpilogue("ReLU6", adds=True))
     'with addition and ReLU6'
@@ -251,7 +252,7 @@ class WithEpilogue:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the operations that follow y, in order."""
+        """Names of the operations that follow the convolution, in order."""
         activation = () if self.activation is None else (self.activation,)
         return (ADDITION, *activation) if self.adds else activation
 
@@ -261,10 +262,10 @@ class WithEpilogue:
 
 @dataclass(frozen=True, slots=True)
 class WithCachedFilter:
-    """A whole run with a cached filter.
+    """Condition of a whole run (timed complete calls): the prepared filter is kept from call to call.
 
-    algorithm: the one that prepares the filter. instead_of: the micro-configs that run without the cache, the baseline
-    of this run. epilogue: operations that follow y, with the cache and without.
+    algorithm: the algorithm that prepares the filter. instead_of: the micro-configs that run without the cache, the
+    baseline of this run. epilogue: operations that follow y, with the cache and without.
     """
 
     algorithm: str
@@ -277,7 +278,7 @@ class WithCachedFilter:
 
 @dataclass(frozen=True, slots=True)
 class WithFreshWorkspace:
-    """A whole run that allocates its workspace in each call; others keep theirs between calls."""
+    """Condition of a whole run (timed complete calls): each call allocates its workspace instead of keeping one."""
 
     def __str__(self) -> str:
         return "fresh workspace"
@@ -287,5 +288,5 @@ How = WithCachedFilter | WithFreshWorkspace | WithEpilogue | None  # special con
 
 
 def epilogue_of(how: How) -> WithEpilogue | None:
-    """Return the epilogue of a whole run, or None."""
+    """Return the operations that follow the convolution in a whole run under condition ``how``, or None."""
     return how.epilogue if isinstance(how, WithCachedFilter) else how if isinstance(how, WithEpilogue) else None

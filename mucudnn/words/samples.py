@@ -1,6 +1,7 @@
 """Raw samples: the individual timings behind a measurement or a whole run, and the state of the processor meanwhile.
 
-They are kept apart from the results (``results.py``): choices need only medians; samples show how good a median is.
+Samples are kept apart from the results (``results.py``): choices need only medians; samples show how good a median
+is.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from statistics import quantiles
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSamples:
-    """Samples of a measurement, in the order in which they were taken: seconds of one setup, and of one step.
+    """Samples of a measurement, in the order in which they were taken: seconds of setups and of steps of the algorithm.
 
     stolen: fraction of the cores' time that the hypervisor gave to other guests, from 0 to 1. clock_hz: clock rate of
-    the fastest core. Both are None if unknown.
+    the fastest core. stolen and clock_hz are None if unknown.
     """
 
     setup_samples_s: tuple[float, ...]
@@ -27,7 +28,7 @@ class MeasuredSamples:
 
 @dataclass(frozen=True, slots=True)
 class PairedSamples:
-    """Samples of a whole run and of its baseline, in seconds; samples of the same index ran in the same round.
+    """Timings of a configuration's complete calls and its baseline's, in seconds; same index means same round.
 
     stolen, clock_hz: as in ``MeasuredSamples``.
     """
@@ -39,7 +40,7 @@ class PairedSamples:
 
     @property
     def speedups(self) -> list[float]:
-        """Baseline over run in each round; machine slowdowns cancel, since they affect both."""
+        """Time of the baseline over that of the run in each round; slowdowns affect both times and cancel."""
         return [b / t for b, t in zip(self.baseline_samples_s, self.time_samples_s, strict=True)]
 
 

@@ -13,13 +13,13 @@ from mucudnn.words.values import flag, instance, settle, text, whole
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem with its batch size, workspace limit and number of occurrences.
+    """A problem (one operation of a convolution) to tune, with batch size, workspace limit and number of occurrences.
 
     limit_bytes: largest workspace, inclusive; None if unlimited. count: number of occurrences in the network. name:
-    shown in progress, errors and accounts. in_headroom: the limit is the memory that is free below the peak of a
-    training step; torch's own convolution, which makes the peak, then always fits, and the workspace is allocated for
-    each call. baseline_exempt: torch's own convolution may run even where it exceeds the limit. epilogue: operations
-    that follow y in a fused convolution and are part of its whole runs, or None.
+    text that is shown in progress, errors and accounts. in_headroom: the limit is the memory that is free below the
+    peak of a training step; torch's own convolution, which makes the peak, then always fits, and the workspace is
+    allocated for each call. baseline_exempt: torch's own convolution may run even where it exceeds the limit. epilogue:
+    operations that follow y in a fused convolution and are timed with it, or None.
 
     Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue with
     any operation but forward, or with in_headroom.
@@ -54,12 +54,12 @@ class Task:
 
     @property
     def baseline(self) -> MicroConfig:
-        """Torch's own convolution, undivided."""
+        """Torch's own convolution with the undivided batch, to which configurations are compared."""
         return MicroConfig(TORCHS_OWN, self.batch_size)
 
     @property
     def how(self) -> WithEpilogue | WithFreshWorkspace | None:
-        """Special condition of its whole runs, or None."""
+        """Special condition under which complete calls are timed (an epilogue or a fresh workspace), or None."""
         return WithFreshWorkspace() if self.in_headroom else self.epilogue
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ _MOST_NAMED = 4
 
 
 def filled(text: str) -> str:
-    """Wrap a line and indent its continuation."""
+    """Wrap a line of text at ``WIDTH`` columns, with indented continuation lines."""
     return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
@@ -26,7 +26,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a line for each row. Names in the first column that are too long are shortened in the middle."""
+    """Yield a text line for each row, with aligned columns. Too long names in the first column lose their middle."""
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     first = min(first, max(WIDTH - sum(widths) - len("  ") * len(widths), _LEAST_NAME))
     for name, *cells in rows:

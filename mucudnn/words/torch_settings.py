@@ -24,7 +24,7 @@ _DEFAULTS_OF_MATMUL = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class TorchSettings:
-    """Settings of torch that affect the accuracy of results, and others that change times.
+    """Settings of torch that affect the accuracy or the speed of convolutions.
 
     allow_tf32: convolutions may round float32 to TF32, 10 bits of mantissa. deterministic: every run must give the same
     bits. tf32_override: environment variable ``NVIDIA_TF32_OVERRIDE``, which cuDNN and cuBLAS obey; 0 forbids TF32.
@@ -45,8 +45,9 @@ class TorchSettings:
 
         Torch's convolutions obey ``conv.fp32_precision``, which torch derives from ``allow_tf32`` and the
         ``fp32_precision`` of cuDNN or of all backends (torch 2.11 ignores the latter two for convolutions, and so do
-        we). Likewise ``matmul.fp32_precision`` for matrix products, also from ``set_float32_matmul_precision``. The
-        older ``allow_tf32`` flags are not read: they raise if old and new settings were mixed, and torch 2.9 warns.
+        we). ``matmul.fp32_precision`` holds for matrix products, also from ``set_float32_matmul_precision``. The older
+        ``allow_tf32`` flags are not read: reading them raises an error if old and new settings were mixed, and torch
+        2.9 warns.
         """
         import torch  # the rest of the module needs no torch
 
@@ -61,7 +62,7 @@ class TorchSettings:
         )
 
     def __str__(self) -> str:
-        """Text for database keys: TF32 in convolutions, and all other settings that differ from torch's defaults.
+        """Return text for database keys: TF32 in convolutions, and other settings that differ from torch's defaults.
 
         >>> str(TorchSettings()), str(TorchSettings(allow_tf32=False, deterministic=True))
         ('tf32', 'no-tf32 deterministic')
@@ -77,7 +78,7 @@ class TorchSettings:
 def rounds_to_tf32(settings: str) -> bool:
     """Tell from the text of ``TorchSettings`` whether torch's own convolutions may round float32 to TF32.
 
-    With cuDNN the setting of convolutions counts, without it that of matrix products.
+    With cuDNN the setting of convolutions counts, without cuDNN that of matrix products.
     """
     words = settings.split()
     allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"
@@ -118,8 +119,9 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
 def computed_without_libraries() -> Iterator[None]:
     """Compute torch's own convolutions on GPUs without cuDNN in the block, as a reference for cuDNN's results.
 
-    Deterministic mode is off, since in it torch calls cuBLAS only if an environment variable is set. This avoids
-    ``torch.use_deterministic_algorithms``, which would load the compiler. Not run on a GPU yet.
+    Deterministic mode is off in the block, since torch's deterministic mode calls cuBLAS only if an environment
+    variable is set. The mode is not set by ``torch.use_deterministic_algorithms``, which would load the compiler. Not
+    run on a GPU yet.
     """
     import torch
 
@@ -139,7 +141,7 @@ def computed_without_libraries() -> Iterator[None]:
 def rounding_to_tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid convolutions and matrix products on GPUs to round float32 to TF32 in the block.
 
-    Uses torch's older flags: once the newer ones are set, torch refuses to read the older.
+    Sets torch's older flags: once torch's newer flags are set, torch refuses to read the older ones.
     """
     before = _allow_tf32((allowed, allowed))
     try:
@@ -149,7 +151,7 @@ def rounding_to_tf32(allowed: bool) -> Iterator[None]:
 
 
 def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
-    """Set TF32 for convolutions and matrix products. Return the previous settings."""
+    """Set whether convolutions and matrix products may round to TF32. Return the previous settings of both."""
     import torch
 
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -162,7 +164,7 @@ def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
 
 @contextmanager
 def searching(asked: bool) -> Iterator[None]:
-    """Set ``torch.backends.cudnn.benchmark`` in the block, with which torch times cuDNN's engines for new sizes."""
+    """Set ``torch.backends.cudnn.benchmark`` in the block: whether torch times cuDNN's engines for new sizes."""
     import torch
 
     cudnn = torch.backends.cudnn

@@ -53,7 +53,7 @@ def parse_bytes(text: str | int | None) -> int | None:
 
 
 def _product(text: str, number: str, factor: int) -> int:
-    """Multiply exactly, to whole bytes: a float would round sizes that ``exact_bytes`` wrote."""
+    """Multiply a decimal number by a unit exactly: floats would round sizes that ``exact_bytes`` wrote."""
     size = Decimal(number) * factor
     if size > LARGEST:
         raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
@@ -65,7 +65,7 @@ def _is_none(text: object) -> bool:
 
 
 def format_bytes(value: int | None) -> str:
-    """Format a size for people, rounded.
+    """Format a number of bytes for people, rounded.
 
     >>> format_bytes(67108864), format_bytes(1_000_000), format_bytes(None)
     ('64 MiB', '977 KiB', 'no limit')
@@ -81,7 +81,7 @@ def format_bytes(value: int | None) -> str:
 
 
 def exact_bytes(value: int) -> str:
-    """Format a size with its exact bytes, usable as a limit; the rounded size may be too small.
+    """Format a number of bytes exactly, and rounded in parentheses. As a limit, the rounded size may be too small.
 
     >>> exact_bytes(67108864)
     '67108864B (64 MiB)'
@@ -121,7 +121,7 @@ def parse_seconds(text: str | float | None) -> float | None:
 
 
 def parse_time_limit(text: str | float | None) -> float | None:
-    """Parse a time as ``parse_seconds`` does. Raises ``InvalidInputError`` for 0 too.
+    """Parse a time as ``parse_seconds`` does, but raise ``InvalidInputError`` for 0 too.
 
     >>> parse_time_limit("2min"), parse_time_limit("none")
     (120.0, None)

@@ -4,7 +4,8 @@ A value of a similar type would pass some comparisons and fail others: text equa
 not identical to it, True equals 1, and SQLite stores a NumPy integer as bytes. NumPy's and torch's scalars and arrays
 are accepted in place of Python's.
 
-``name`` is the name of the value in messages. All functions with a ``name`` raise ``InvalidInputError``.
+In all functions ``name`` is the name of the value in error messages. All functions with a ``name`` raise
+``InvalidInputError``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_SHOWN = 80  # characters
 
 
 def settle(record: object, **values: object) -> None:
-    """Set fields of a frozen dataclass; call it only in ``__post_init__``."""
+    """Set fields of a frozen dataclass to checked values; call this function only in ``__post_init__``."""
     for name, value in values.items():
         if getattr(record, name) is not value:  # cheaper than setting it
             object.__setattr__(record, name, value)
@@ -42,7 +43,7 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> Any:
-    """Convert NumPy's and torch's values to Python's, without importing either."""
+    """Convert a value of NumPy or torch to the equal Python value, without importing NumPy or torch."""
     convert = None if isinstance(value, type) else getattr(value, "tolist", None)
     try:
         return value if convert is None else convert()
@@ -51,7 +52,7 @@ def plain(value: object) -> Any:
 
 
 def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
-    """Require an integer from ``least`` to ``most``; refuse bools and floats."""
+    """Return an integer from ``least`` to ``most`` as an ``int``; refuse anything else, bools and floats included."""
     number = value if type(value) is int else _python_int(value, name)
     if number < least:
         _refuse(value, name, f"at least {least}")
@@ -61,7 +62,7 @@ def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
 
 
 def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
-    """Return (height, width) from two integers, or from one for both."""
+    """Return (height, width) from two integers, or from one integer for both."""
     given = value if type(value) is tuple else plain(value)
     both: Sequence[object] = given if isinstance(given, (tuple, list)) else (given, given)
     try:
@@ -72,7 +73,7 @@ def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
 
 
 def real(value: object, name: str) -> float:
-    """Require a finite number; refuse bools."""
+    """Return a finite number as a ``float``; refuse anything else, bools included."""
     given, number = plain(value), inf
     if isinstance(given, Real) and not isinstance(given, bool):
         with suppress(OverflowError):
@@ -81,7 +82,7 @@ def real(value: object, name: str) -> float:
 
 
 def flag(value: object, name: str) -> bool:
-    """Require True or False; refuse other values, since every non-empty text is truthy."""
+    """Return True or False; refuse other values, since every non-empty text would count as true."""
     given = plain(value)
     return given if isinstance(given, bool) else _refuse(value, name, "True or False")
 
@@ -97,12 +98,12 @@ def several(value: object) -> Iterable[object]:
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:
-    """Require texts; return each once, in order. A single text is one element, not its letters."""
+    """Require one or several texts; return each text once, in order. A single text is one element, not its letters."""
     return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
-    """Return the enum member that the value is or names."""
+    """Return the member of the enum ``kind`` that the value is, or whose text the value is."""
     if type(value) is kind:
         return value
     with suppress(ValueError):
@@ -111,7 +112,7 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
 
 
 def instance(kind: type[_Kind], value: object, name: str) -> _Kind:
-    """Require an instance of the class; convert nothing."""
+    """Return the value, unconverted, if it is an instance of the class ``kind``; refuse any other value."""
     return value if isinstance(value, kind) else _refuse(value, name, f"a {kind.__name__}")
 
 

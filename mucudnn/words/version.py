@@ -1,3 +1,3 @@
-"""The version of mucudnn."""
+"""The version number of mucudnn."""
 
 VERSION = "0.2.0.dev0"

@@ -1,4 +1,4 @@
-"""Warnings that point to the user's line, and can be deferred, so that as errors they do not interrupt work."""
+"""Warnings that point to the user's line of code. They can be deferred, so that they interrupt no work as errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTERNAL = ("mucudnn", "torch", "contextlib")  # packages whose lines are not t
 
 
 def warn(message: Warning | str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the line that called into mucudnn, or when the outermost ``warnings_deferred`` ends."""
+    """Issue a warning at the user's line that called mucudnn, or at the end of the outermost ``warnings_deferred``."""
     deferred = _deferred.get()
     if deferred is None:
         warnings.warn(message, category, stacklevel=_level_of_caller())
@@ -24,7 +24,7 @@ def warn(message: Warning | str, category: type[Warning] = UserWarning) -> None:
 
 
 def say_once(text: str) -> None:
-    """Warn once per process for each text."""
+    """Issue a warning, but only once per process for the same text."""
     if text not in _said:
         _said.add(text)
         warn(text, RuntimeWarning)

@@ -24,9 +24,9 @@ INPUT_SHAPE = (3, 224, 224)  # of most networks
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A built-in network.
+    """A built-in network: how to build it, and what it is trained for.
 
-    factory: takes the number of classes. num_classes: as published; ignored by networks that do not classify.
+    factory: takes the number of classes. num_classes: the published number; ignored by networks that do not classify.
     input_shape: (C, H, W) of one image. objective: name of its training objective in ``objectives``.
     """
 
@@ -68,10 +68,10 @@ NETWORKS = MappingProxyType(
 
 
 def build(name: str, num_classes: int | None = None) -> nn.Module:
-    """Build a network with torch's default initialisation, in training mode.
+    """Build a built-in network with torch's default initialisation, in training mode.
 
-    ``arguments_for`` makes its arguments from images, (N, C, H, W). num_classes: by default as published; ignored by
-    networks that do not classify.
+    ``arguments_for`` makes the network's arguments from images, (N, C, H, W). num_classes: by default the published
+    number; ignored by networks that do not classify.
 
     Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
 
@@ -84,7 +84,9 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
 
 
 def input_shape_of(name: str) -> tuple[int, int, int]:
-    """Return the published (C, H, W) of one image. Raises ``InvalidInputError`` as ``build``.
+    """Return the (C, H, W) of one image that a network was published for.
+
+    Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
 
     >>> input_shape_of("densenet40")
     (3, 32, 32)
@@ -93,7 +95,7 @@ def input_shape_of(name: str) -> tuple[int, int, int]:
 
 
 def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
-    """Return the arguments to call the model of a source with, for images x: (N, C, H, W); only x for user models.
+    """Return the arguments to call a model with for images x, (N, C, H, W); only x for a user's own model.
 
     >>> import torch
     >>> [tuple(argument.shape) for argument in arguments_for("unet", torch.zeros(2, 3, 32, 32))]
@@ -103,14 +105,14 @@ def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def objective_for(source: str) -> Objective:
-    """Return the training objective of a source's model; user models learn to return zeros."""
+    """Return the training objective of the model that ``source`` names; a user's own model learns to return zeros."""
     objectives = import_module(f"{__name__}.objectives")
     found: Objective = getattr(objectives, NETWORKS[source].objective if source in NETWORKS else "SMALL_OUTPUTS")
     return found
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a question that suggests the closest name, or an empty string if none is close."""
+    """Return the question whether the closest of ``names`` was meant, or an empty string if none is close."""
     close = get_close_matches(name, [*names], n=1)
     return f"did you mean {close[0]}? " if close else ""
 

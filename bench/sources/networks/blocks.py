@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Computes relu(body(x) + shortcut(x))."""
+    """A module that computes relu(body(x) + shortcut(x))."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """Applies all branches to the same x and concatenates their outputs along the channels."""
+    """A module that applies all branches to the same x and concatenates their outputs along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Branches(nn.Module):
 
 
 class Added(nn.Module):
-    """Computes x + body(x)."""
+    """A module that computes x + body(x)."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Added(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Stochastic depth: in training, zeroes whole samples at random and scales the others up (Huang et al., 2016)."""
+    """Stochastic depth: in training, zeroes random samples and scales the other samples up (Huang et al., 2016)."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StochasticDepth(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weights the channels of x by two pointwise convolutions of their means (Hu et al., 2018)."""
+    """Scales the channels of x by factors from their means and two pointwise convolutions (Hu et al., 2018)."""
 
     def __init__(self, channels: int, squeezed: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of x: (N, C, H, W), at each pixel."""
+    """Layer norm over the channels of x, (N, C, H, W), separately at each pixel."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -96,5 +96,5 @@ def activated(
 
 
 def named(**modules: nn.Module) -> nn.Sequential:
-    """Return a sequential module whose parts have names."""
+    """Return a sequential module of these modules, under their argument names."""
     return nn.Sequential(OrderedDict(modules))

@@ -29,14 +29,14 @@ def convnext_t(num_classes: int) -> nn.Module:
 
 
 def _entry(in_channels: int, channels: int) -> nn.Module:
-    """Return the entry of a stage: the first one cuts the image into patches, the others halve its size."""
+    """Return the first module of a stage: in the first stage it cuts patches, in the others it halves the size."""
     if in_channels == 3:
         return nn.Sequential(nn.Conv2d(3, channels, 4, stride=4), ChannelNorm(channels, eps=_EPSILON))
     return nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), nn.Conv2d(in_channels, channels, 2, stride=2))
 
 
 class _Body(nn.Module):
-    """A depthwise convolution, then two linear layers at each pixel, scaled channel by channel."""
+    """Body of a ConvNeXt block: depthwise convolution, two linear layers at each pixel, a scale for each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Networks of diffusion models: the UNet of DDPM (Ho et al., 2020) and the autoencoder of latent diffusion.
 
 The UNet is the one for CIFAR-10, and the autoencoder is that of Rombach et al., 2022 (latents 8 times smaller, of 4
-channels), at three quarters and half of their published width, 128. At full width they have the published 35,746,307
-and 83,653,863 parameters.
+channels). Here the UNet has three quarters and the autoencoder half of the published width, 128. At full width the
+networks have the published 35,746,307 and 83,653,863 parameters.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class UNet(nn.Module):
 
 
 class VAE(nn.Module):
-    """Encodes x, (N, 3, H, W), samples a latent (in evaluation mode, takes its mean), and decodes it.
+    """Encodes images x, (N, 3, H, W), samples a latent (in evaluation mode, takes its mean), and decodes the latent.
 
     Returns the decoded image, (N, 3, H, W), and mean and log-variance of the latent, (N, 4, H / 8, W / 8). H and W:
     multiples of 8.
@@ -90,12 +90,12 @@ class VAE(nn.Module):
 
 
 def unet(num_classes: int) -> nn.Module:
-    """Return the UNet at three quarters of the published width; it has no classes."""
+    """Return the UNet at three quarters of the published width; ``num_classes`` is ignored."""
     return UNet()
 
 
 def vae(num_classes: int) -> nn.Module:
-    """Return the autoencoder at half the published width; it has no classes."""
+    """Return the autoencoder at half the published width; ``num_classes`` is ignored."""
     return VAE()
 
 
@@ -124,7 +124,7 @@ def _decoder(widths: list[int]) -> nn.Module:
 
 
 class _Level(nn.Module):
-    """A residual block, with attention if the level has it."""
+    """A residual block, which adds the embedded time step if there is one; attention follows if ``attends``."""
 
     def __init__(self, in_channels: int, channels: int, time_width: int | None = None, attends: bool = False) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _Level(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Every pixel attends to every other; queries, keys and values are pointwise convolutions."""
+    """Attention of every pixel to every other; queries, keys and values are pointwise convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class _Middle(nn.Module):
 
 
 class _Halve(nn.Module):
-    """Halves the size of the image, after padding it with a row and a column of zeros at the end."""
+    """Halves height and width by a strided convolution, after padding a row and a column of zeros at the end."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Halve(nn.Module):
 
 
 class _Double(nn.Module):
-    """Doubles the size of the image."""
+    """Doubles height and width by repeating pixels, followed by a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def _norm(channels: int) -> nn.Module:
 
 
 def _waves(t: Tensor, width: int) -> Tensor:
-    """Return sines and cosines of t, (N,), with wavelengths from 2 pi to 20,000 pi: (N, width)."""
+    """Embed time steps t, (N,), as sines and cosines of wavelengths from 2 pi to 20,000 pi: (N, width)."""
     exponents = torch.arange(width // 2, device=t.device) / (width // 2 - 1)
     angles = t[:, None] * torch.exp(-log(10_000) * exponents)
     return torch.cat((angles.sin(), angles.cos()), dim=1)

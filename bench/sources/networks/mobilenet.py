@@ -61,7 +61,10 @@ def _inverted(
     *,
     weighs: bool = False,
 ) -> nn.Module:
-    """Return an inverted residual: expand, filter depthwise, reduce. weighs: the channels in the middle."""
+    """Return the body of an inverted residual block: widen the channels, filter depthwise, narrow the channels.
+
+    weighs: whether squeeze-and-excitation weights the wide channels.
+    """
     wide = in_channels * expansion
     body = nn.Sequential(_activated(in_channels, wide, 1, activation)) if expansion > 1 else nn.Sequential()
     body.append(_activated(wide, wide, size, activation, stride=stride, groups=wide))

@@ -1,4 +1,4 @@
-"""Training objectives: the arguments of a network, its targets, and the loss."""
+"""Training objectives: how to make a network's arguments and targets from images, and the loss."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KL_WEIGHT = 1e-6  # as in latent diffusion
 class Objective:
     """A training objective for images x, (N, C, H, W), with labels, (N,).
 
-    arguments: makes the network's arguments from x. target: makes the target from x and labels. loss: a scalar, from
-    the network's output and the target.
+    arguments: makes the network's arguments from x. target: makes the target from x and labels. loss: computes a scalar
+    from the network's output and the target.
     """
 
     arguments: Callable[[Tensor], tuple[Tensor, ...]]
@@ -35,7 +35,7 @@ def _images(x: Tensor) -> tuple[Tensor]:
 
 
 def _images_and_times(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x with random time steps, which depend only on the number of images."""
+    """Return x and random time steps, one for each image, which depend only on the number of images."""
     generator = torch.Generator().manual_seed(0)
     return x, torch.randint(_TIMES, (len(x),), generator=generator).to(x.device)
 
@@ -58,19 +58,22 @@ def _image(x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _segmentation_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy over pixels, after enlarging scores, (N, classes, h, w), to the image."""
+    """Return the mean cross entropy over pixels, after enlarging scores, (N, classes, h, w), to the labels' size."""
     return F.cross_entropy(F.interpolate(scores, labels.shape[1:], mode="bilinear", align_corners=False), labels)
 
 
 def _reconstruction_loss(output: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
-    """Return the squared error of the image plus the weighted KL divergence of the latent from a standard normal."""
+    """Return the loss of an autoencoder: squared error of the image plus the weighted KL divergence of the latent.
+
+    The divergence is that from a standard normal distribution.
+    """
     decoded, mean, log_variance = output
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum() / len(x)
     return F.mse_loss(decoded, x) + _KL_WEIGHT * divergence
 
 
 def _mean_square(output: Any, target: Tensor) -> Tensor:
-    """Sum the mean squares of all outputs of the model: a loss for models whose task is unknown."""
+    """Return the sum of the mean squares of all outputs of a model: a loss for models whose task is unknown."""
     outputs = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
     if not outputs:
         raise InvalidInputError("no output of the model has a gradient, so the model cannot be trained")

@@ -37,7 +37,7 @@ def vgg19(num_classes: int) -> nn.Module:
 
 
 def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build stages of ``repeats`` convolutions, and the classifier."""
+    """Build a VGG network: stages of as many convolutions as ``repeats`` says, then the classifier."""
     features = nn.Sequential()
     in_channels = 3
     for channels, count in zip(_VGG_WIDTHS, repeats, strict=True):
@@ -84,7 +84,7 @@ def _halve(size: int) -> nn.Module:
 def googlenet(num_classes: int) -> nn.Module:
     """Build GoogLeNet (Szegedy et al., 2014) with batch norm and without auxiliary heads: 7,005,832 parameters.
 
-    It has the paper's 5x5 filters, where torchvision has 3x3 by a known mistake.
+    The network has the paper's 5x5 filters, where torchvision has 3x3 filters by a known mistake.
     """
     return named(
         conv1=activated(3, 64, 7, stride=2, padding=3).append(_halve(3)),
@@ -106,7 +106,7 @@ def googlenet(num_classes: int) -> nn.Module:
 def _inception(
     in_channels: int, ones: int, reduce3: int, threes: int, reduce5: int, fives: int, pooled: int
 ) -> nn.Sequential:
-    """Return an inception module. The arguments are the columns of table 1 of the paper."""
+    """Return an inception module of GoogLeNet. The arguments are the columns of table 1 of the paper."""
     return nn.Sequential(
         Branches(
             activated(in_channels, ones, 1),

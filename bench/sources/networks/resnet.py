@@ -20,7 +20,10 @@ def resnet50(num_classes: int) -> nn.Module:
 
 
 def _resnet(block: Callable[[int, int, int], nn.Module], repeats: tuple[int, ...], width: int) -> nn.Sequential:
-    """Build stem and stages of ``repeats`` blocks. width: output channels of the first stage; each next one doubles."""
+    """Build a ResNet: its first layers, then stages of as many blocks as ``repeats`` says, then the classifier.
+
+    width: output channels of the first stage; each further stage doubles them.
+    """
     network = named(stem=activated(3, 64, 7, stride=2, padding=3), pool=nn.MaxPool2d(3, 2, 1))
     in_channels = 64
     for index, count in enumerate(repeats):
@@ -72,7 +75,7 @@ def regnety_400mf(num_classes: int) -> nn.Module:
 
 
 def _regnet_block(in_channels: int, channels: int, stride: int) -> nn.Module:
-    """Return a grouped bottleneck of constant width with squeeze-and-excitation."""
+    """Return the body of a RegNet block: a grouped bottleneck of constant width with squeeze-and-excitation."""
     body = nn.Sequential(
         activated(in_channels, channels, 1),
         activated(channels, channels, 3, stride=stride, padding=1, groups=channels // _REGNET_GROUP),

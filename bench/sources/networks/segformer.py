@@ -21,7 +21,7 @@ _EPSILON = 1e-6
 
 
 class SegFormer(nn.Module):
-    """Scores x: (N, 3, H, W) as (N, num_classes, H / 4, W / 4)."""
+    """Scores the classes in images x, (N, 3, H, W), at every fourth pixel: (N, num_classes, H / 4, W / 4)."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class SegFormer(nn.Module):
 
 
 class _Stage(nn.Module):
-    """Embeds overlapping patches, then runs its blocks on them."""
+    """A stage of the encoder: embeds overlapping patches as tokens, then runs transformer blocks on the tokens."""
 
     def __init__(self, index: int, in_channels: int) -> None:
         super().__init__()
@@ -62,7 +62,10 @@ class _Stage(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then a linear layer, a depthwise convolution and a linear layer; both are added to the tokens."""
+    """A transformer block: attention, then a feed-forward part of linear, depthwise convolution and linear layers.
+
+    The outputs of attention and of the feed-forward part are added to their inputs.
+    """
 
     def __init__(self, channels: int, heads: int, reduction: int, dropped: float) -> None:
         super().__init__()
@@ -79,7 +82,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention whose keys and values come from an image that a convolution has downsampled."""
+    """Attention between tokens; keys and values come from the tokens' image, downsampled by a convolution."""
 
     def __init__(self, channels: int, heads: int, reduction: int) -> None:
         super().__init__()
@@ -100,7 +103,7 @@ class _Attention(nn.Module):
         return mixed
 
     def _of_heads(self, tokens: Tensor) -> Tensor:
-        """Reshape (N, L, C) to (N, heads, L, C / heads)."""
+        """Split tokens, (N, L, C), among the attention heads: (N, heads, L, C / heads)."""
         return tokens.view(*tokens.shape[:2], self.heads, -1).transpose(1, 2)
 
 
@@ -119,7 +122,7 @@ class _MixedFeedForward(nn.Module):
 
 
 class _Head(nn.Module):
-    """Resizes the features of all stages to the same width and size, and scores them pixel by pixel."""
+    """Brings the features of all stages to the same width and size, and computes the class scores pixel by pixel."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -140,10 +143,10 @@ class _Head(nn.Module):
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """Reshape (N, C, H, W) to (N, H W, C)."""
+    """Reshape an image, (N, C, H, W), to tokens, one for each pixel: (N, H W, C)."""
     return x.flatten(2).transpose(1, 2)
 
 
 def _image(tokens: Tensor, size: tuple[int, int]) -> Tensor:
-    """Reshape (N, H W, C) to (N, C, H, W)."""
+    """Reshape tokens, (N, H W, C), to the image whose pixels they are: (N, C, H, W), where ``size`` is (H, W)."""
     return tokens.transpose(1, 2).reshape(*tokens.shape[::2], *size)

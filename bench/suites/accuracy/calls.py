@@ -1,4 +1,4 @@
-"""The timed calls of a configuration: through a module, as in training, and the algorithms alone."""
+"""The timed calls of a configuration: through a PyTorch module, as in training, and of its algorithms alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mucudnn.words.results import Configuration, MicroConfig
 
 
 def configuration_of(*micro_configs: MicroConfig) -> Configuration:
-    """Return a configuration whose costs are not known."""
+    """Return a configuration of these micro-batches; its time and workspace, which are unknown, are set to 0."""
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
 
 
 def of_few(configuration: Configuration, samples: int) -> Configuration:
-    """Return the configuration cut down to about ``samples`` samples, of which each algorithm computes equally many."""
+    """Return a configuration with the same algorithms, each for an equal part of about ``samples`` samples."""
     names = configuration.algorithms
     if len(configuration.micro_configs) == 1:
         return configuration_of(MicroConfig(names[0], samples))
@@ -34,10 +34,11 @@ def of_few(configuration: Configuration, samples: int) -> Configuration:
 
 
 def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
-    """Return a function that runs a configuration through a module and returns the operation's result, newly allocated.
+    """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
 
-    Forward is a call of the module under autograd. A backward operation is autograd's call for that one gradient, after
-    an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``, all others in ``mucudnn.Conv2d``.
+    For the forward operation, the function calls the module under autograd. For a backward operation it makes autograd
+    compute that one gradient, after an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``, every other
+    algorithm in ``mucudnn.Conv2d``.
 
     Raises ``LibraryError`` if the module would run another configuration.
     """
@@ -52,9 +53,9 @@ def through_module(configuration: Configuration, problem: ConvProblem, operands:
 
 
 def alone(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], object]:
-    """Return a function that runs only the algorithms, without module, autograd or allocation, into the operands.
+    """Return a function that runs a configuration's algorithms alone, and writes their result into ``operands``.
 
-    Torch's own convolution also runs without autograd, but allocates its result.
+    The function uses no module or autograd and allocates nothing; only torch's own convolution allocates its result.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)

@@ -1,4 +1,4 @@
-"""``make demo``: tunes AlexNet's convolutions, then trains AlexNet with torch's and with mucudnn's, side by side."""
+"""``make demo``: tunes AlexNet's convolutions, then trains AlexNet twice, side by side: with torch and with mucudnn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = Config(workspace_limit="64MiB")
 
 
 def training_table(torchs: Row, ours: Row) -> Table:
-    """Return the table of step times, differences of the losses, and errors of the gradients."""
+    """Return a table of the step times of both trainings, the differences of their losses, and errors of gradients."""
     torch_s, our_s, losses = median(torchs.samples_s), median(ours.samples_s), ours.more["losses"]
     printed = new_table(f"training, {len(losses)} steps in turns from the same seed", ("",), ("",))
     printed.show_header = False

@@ -1,8 +1,8 @@
 """Training with torch's and mucudnn's convolutions side by side, from the same seed, to compare results and speed.
 
 Rounding differs between any two implementations, and training amplifies it. So losses are compared step by step, but
-gradients only in the first step, where both models have the same weights: with torch's and with float64 gradients.
-The yardstick is the difference between torch and torch in the other memory format.
+gradients only in the first step, where both models have the same weights: with torch's gradients and with gradients
+computed in float64. The yardstick is how much torch differs from torch in the other memory format.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def benchmark_equality(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> None:
-    """Train the network with torch and, interleaved, as tuned under each config; write rows into the folder ``out``.
+    """Train a network with torch and, interleaved, as mucudnn tunes it under each config; write rows into ``out``.
 
-    configs: may differ only in policy and limit; those already in the folder are skipped. steps: of each model, on
-    random images with labels that can be learnt; the first is not timed.
+    configs: may differ only in policy and limit; a config that the folder ``out`` already has is skipped. steps: of
+    each model, on random images with labels that can be learnt; the first step is not timed.
 
     Raises the errors of ``open_folder`` and ``mucudnn.optimize``.
     """
@@ -77,13 +77,13 @@ def benchmark_equality(
 def train_in_turns(
     torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch], subject: Subject
 ) -> tuple[Row, Row]:
-    """Train both models, one step of each on every batch, and return torch's row and ours.
+    """Train torch's and mucudnn's model, one step of each on every batch; return torch's row and mucudnn's row.
 
     The first step is an untimed warm-up. relative_error: the largest error of a parameter's gradient in the first step,
     against float64. loss_difference, gradient_difference: the largest relative difference from torch of any step's loss
-    and of any gradient in the first step; in torch's row, the difference of its other memory format. Only in our row:
-    loss_over_yardstick, gradient_over_yardstick: our difference over torch's, None if torch's is 0; losses: the loss of
-    each step.
+    and of any gradient in the first step; in torch's row, the difference of torch in the other memory format. Only in
+    mucudnn's row: loss_over_yardstick, gradient_over_yardstick: mucudnn's difference over torch's, None if torch's is
+    0; losses: the loss of each step.
 
     The other format and float64 run afterwards: the memory of a third model would slow the other two.
     """
@@ -111,7 +111,10 @@ def train_in_turns(
 def _in_turns(
     reference: nn.Module, model: nn.Module, batches: Sequence[Batch]
 ) -> tuple[list[TrainedStep], list[TrainedStep], dict[str, float]]:
-    """Train both models interleaved; return the steps of each, and the differences of ``model`` from the reference."""
+    """Train the reference model and ``model`` in turns, one step of each on every batch.
+
+    Return the steps of both, and by name the largest differences of ``model`` in loss and gradient.
+    """
     trainees = Trainee(reference), Trainee(model)
     steps: list[tuple[TrainedStep, TrainedStep]] = []
     gradient = 0.0
@@ -126,7 +129,7 @@ def _in_turns(
 
 
 def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Batch) -> tuple[float, float]:
-    """Return the gradient errors of both models after one step, against a float64 copy of torch's model."""
+    """Run one training step of both models; return their gradients' errors against a float64 copy of torch's model."""
     images, labels = first
     exact = copy.deepcopy(torch_model).double()
     Trainee(exact).step(images.double(), labels, seed=0)
@@ -136,7 +139,7 @@ def _gradient_errors(torch_model: nn.Module, mucudnn_model: nn.Module, first: Ba
 
 
 def _gradient_difference(reference: nn.Module, model: nn.Module) -> float:
-    """Return the largest relative difference ‖a - b‖ / ‖a‖ over the gradients of all parameters."""
+    """Return the largest relative difference ‖a - b‖ / ‖a‖ between two models' gradients, over all parameters."""
     pairs = zip(reference.parameters(), model.parameters(), strict=True)
     gradients = [(a.grad, b.grad) for a, b in pairs if a.grad is not None and b.grad is not None]
     return max(float((a - b).norm() / a.norm()) for a, b in gradients)

@@ -1,6 +1,6 @@
-"""Metrics of a layer's operations, computed by torch, by every algorithm and by configurations.
+"""Accuracy and time of a convolution layer's operations, by torch, by every algorithm and by configurations.
 
-The metrics are errors and an error map, gradients, repeatability, time, and the overhead of the framework.
+The measurements are errors and an error map, gradients, repeatability, time, and the overhead of the framework.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # for each call: some algorithms 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of a run.
+    """Selection of what a run of the accuracy benchmark measures.
 
-    algorithms: names of algorithms or sources. None means all, or none if configurations are given. Torch's own is
-    always measured. configurations: of the whole mini-batch, measured like algorithms. rounds: samples of each call;
-    short calls get more, up to ``MOST_ROUNDS``. runs: number of results that are compared bit by bit.
+    algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
+    configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
+    measured like algorithms. rounds: time samples of each call; short calls get more, up to ``MOST_ROUNDS``. runs:
+    number of results that are compared bit by bit.
     """
 
     operations: Sequence[Operation] = tuple(Operation)
@@ -65,20 +66,23 @@ class Choices:
 
     @property
     def permitted(self) -> Config:
-        """Config that permits the algorithms to measure undivided."""
+        """The config that permits only the algorithms that are to be measured on the undivided mini-batch."""
         return Config(algorithms=(TORCHS_OWN,) if self.algorithms is None and self.configurations else self.algorithms)
 
 
 @dataclass(frozen=True, slots=True)
 class Untimed:
-    """A row before it is timed, with its calls: the timed one, and the algorithm alone if that can be called."""
+    """A result row without times yet, and the calls to time for it.
+
+    calls: the call through a module, and then the algorithm alone if that can be called; empty if measuring failed.
+    """
 
     row: Row
     calls: tuple[Callable[[], object], ...] = ()
 
 
 def timed(every: Sequence[Untimed], choices: Choices, machine: Machine) -> list[Row]:
-    """Time all calls interleaved and return the rows with their samples, or with the reason of a failure."""
+    """Time the calls of all rows, interleaved; return the rows with their time samples or the reason of a failure."""
     rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
     contestants = [Contestant(call) for one in every for call in one.calls]
     times = iter(try_in_turns(contestants, rounds, machine.clock, RULE))
@@ -103,7 +107,7 @@ def benchmark_metrics(
     progress: Progress = silent,
     machine: Machine | None = None,
 ) -> None:
-    """Measure the operations of a layer into the folder ``out``, except those it already has.
+    """Measure accuracy and time of a layer's operations; write rows into ``out``, except operations already in there.
 
     machine: the machine to measure on; this one by default.
 
@@ -141,7 +145,10 @@ def _header(source: str, layer: Layer, choices: Choices, machine: Machine) -> He
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """An algorithm or a configuration: its name in tables and its candidates."""
+    """An algorithm or a configuration to measure.
+
+    name: as tables show it. candidates: the pairs of algorithm and micro-batch size that it consists of.
+    """
 
     name: str
     configuration: Configuration
@@ -154,7 +161,7 @@ class _Variant:
 
 
 class _OfProblem:
-    """One operation of a layer, and the algorithms and configurations that compute it."""
+    """The measurement of one operation of a layer, by every algorithm and configuration that can compute it."""
 
     def __init__(self, layer: Layer, problem: ConvProblem, choices: Choices, machine: Machine) -> None:
         self.problem, self._n, self._choices, self._machine = problem, layer.batch_size, choices, machine
@@ -165,7 +172,7 @@ class _OfProblem:
         self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in reasons.items()]
 
     def _variants_of(self, choices: Choices, reasons: dict[str, str]) -> Iterator[_Variant]:
-        """Yield the variants that can be measured; put the reasons why others are left out into ``reasons``, by name.
+        """Yield the algorithms and configurations that can be measured; add to ``reasons``, by name, why others cannot.
 
         Raises ``InvalidInputError`` for unknown algorithms, and for configurations of other batch sizes.
         """
@@ -191,7 +198,7 @@ class _OfProblem:
                 yield _Variant(name, configuration, [found[part] for part in parts])
 
     def _candidates(self, parts: set[MicroConfig]) -> tuple[dict[MicroConfig, Candidate], dict[MicroConfig, str]]:
-        """Return the candidates that can run and passed their proof, and the reasons why others cannot be used."""
+        """Return the candidates that can run and are proved correct, and the reasons why others cannot be used."""
         sizes = sorted({part.micro_batch_size for part in parts})
         config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
         algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
@@ -206,7 +213,7 @@ class _OfProblem:
         return {one: candidate for one, candidate in found.items() if one not in reasons}, reasons
 
     def rows(self, subject: Subject, progress: Progress) -> list[Row]:
-        """Measure all variants; a failed one has a row with the reason."""
+        """Return a row for each algorithm and configuration, with its measurements or the reason of a failure."""
         progress(self._label, 0.0)
         operands = random_operands(self.problem, self._n, self._machine.device)
         expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)

@@ -43,7 +43,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element 
 
 
 def with_errors(row: Row, call: Callable[[], Tensor], expected: Tensor, runs: int) -> Row:
-    """Return the row with the errors of the first result, and the number of distinct results of ``runs`` runs.
+    """Return the row with the errors of the call's first result, and how many of its ``runs`` results are distinct.
 
     A result of shape (A, B, height, width) gets an error map. Raises any error of the call.
     """
@@ -61,7 +61,7 @@ def with_errors(row: Row, call: Callable[[], Tensor], expected: Tensor, runs: in
 def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
     """Return the L1, L2 and maximum norms of ``actual - expected`` in float64, by column name.
 
-    All three are infinite if ``actual`` has NaN or Inf.
+    All three norms are infinite if ``actual`` has NaN or Inf.
 
     >>> error_norms(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 5.0]))
     {'error_l1': 7.0, 'error_l2': 5.0, 'error_max': 4.0}
@@ -74,10 +74,10 @@ def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
 
 
 def error_map(actual: Tensor, expected: Tensor) -> list[list[float]]:
-    """Return the mean absolute error at each pixel of the image, or at each tap of the filter, row by row.
+    """Return the mean absolute error at each pixel of the image, or at each element of the filter, row by row.
 
-    actual, expected: (A, B, height, width); the mean is over A and B. Larger images have ``MAP_CELLS`` cells in each
-    direction, each with the mean of its pixels.
+    actual, expected: (A, B, height, width); the mean is over A and B. The map of a larger image has ``MAP_CELLS`` cells
+    in each direction, each with the mean of the cell's pixels.
 
     >>> error_map(torch.tensor([[[[1.0, 2.0]]], [[[3.0, 2.0]]]]), torch.zeros(2, 1, 1, 2))
     [[2.0, 2.0]]
@@ -89,7 +89,7 @@ def error_map(actual: Tensor, expected: Tensor) -> list[list[float]]:
 
 
 def distinct_results(results: Iterable[Tensor]) -> int:
-    """Count the results that are distinct bit by bit: -0 differs from 0, and a NaN equals itself.
+    """Return how many of the results are distinct bit by bit: -0 differs from 0, and a NaN equals itself.
 
     >>> distinct_results([torch.tensor([0.0]), torch.tensor([-0.0]), torch.tensor([0.0])])
     2
@@ -116,9 +116,9 @@ Compute = Callable[[ConvProblem, Operands], Tensor]
 
 
 def gradcheck(problem: ConvProblem, compute: Compute, samples: int = SAMPLES) -> str:
-    """Run torch's gradcheck on a problem in float64 with this many samples; return ``PASSED`` or the failure.
+    """Run torch's gradcheck on a convolution in float64, with this many samples; return ``PASSED`` or the failure.
 
-    compute: computes the problem's operation; its errors are raised.
+    problem: the convolution. compute: computes the problem's operation; its errors are passed on.
     """
     operands = random_operands(problem, samples)
     x, w = (tensor.requires_grad_() for tensor in (operands.x, operands.w))
@@ -137,9 +137,9 @@ def _verdict(function: Callable[..., Tensor], inputs: Sequence[Tensor], **tolera
 
 
 def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
-    """Return the problem in float64 with few channels, first with few pixels and then with all pixels.
+    """Return two float64 versions of a problem with few channels: the first with few pixels, the second with all.
 
-    Filter, stride, padding and dilation stay. Some algorithms support only large images.
+    Filter, stride, padding and dilation stay. The second is for algorithms that support only large images.
     """
     groups = min(problem.groups, _GROUPS)
     c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
@@ -156,11 +156,12 @@ def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
 def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu", samples: int = SAMPLES) -> float:
     """Return the relative error of the derivative along a random direction u, against finite differences.
 
-    The loss is <v, y>, with v along the exact derivative of y, which makes its derivative as large as possible.
-    Forward: the contestant's (y(x + u) - y(x - u)) / 2 is compared with the exact <dx, u>. Backward data: the
-    contestant's <dx, u> is compared with exact differences along u in x. Backward filter: <dw, u>, along u in w.
+    The loss is <v, y>. Its gradient v is chosen along the exact derivative of y, which makes the loss's derivative as
+    large as possible. Forward: the contestant's (y(x + u) - y(x - u)) / 2 is compared with the exact <dx, u>. Backward
+    data: the contestant's <dx, u> is compared with exact differences along u in x. Backward filter: the contestant's
+    <dw, u> is compared with exact differences along u in w.
 
-    compute: computes the operation of a problem; its errors are raised.
+    compute: the contestant, which computes the operation of a problem; its errors are passed on.
     """
     at, direction = (random_operands(problem, samples, device, seed) for seed in (0, 1))
     if problem.operation is Operation.FORWARD:
@@ -180,7 +181,7 @@ def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu
 
 
 def exact(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Compute the operation in float64."""
+    """Return the result of the operation, computed in float64."""
     return reference(problem, operands.x, operands.w, operands.y)
 
 
@@ -190,7 +191,7 @@ def _convolution(problem: ConvProblem, compute: Mapping[Operation, Compute], x: 
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose three operations are computed by the given functions."""
+    """A differentiable convolution whose forward pass and both backward passes are computed by given functions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, problem: ConvProblem, compute: Mapping[Operation, Compute]) -> Tensor:
@@ -216,8 +217,9 @@ def _computed(ctx: Any, operation: Operation, operands: Operands) -> Tensor:
 def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> str:
     """Run torch's gradcheck on a float64 function; return ``PASSED`` with the number of elements, or the failure.
 
-    A numerical derivative takes two calls per input element, and an exact one a backward pass per output. Of more than
-    ``ELEMENTS`` input elements a random selection is checked; of more outputs, ``SUMS`` random sums.
+    A numerical derivative takes two calls per input element, and an exact one a backward pass per output. If there are
+    more than ``ELEMENTS`` input elements, a random selection is checked; if there are more outputs, ``SUMS`` random
+    sums of outputs.
 
     compute: the function, called with tensors in place of ``tensors``; its errors are raised.
     """
@@ -239,7 +241,7 @@ def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: S
 
 
 def _places(sizes: Sequence[int]) -> list[Tensor]:
-    """Return the positions to check in each tensor: all of them if there are few, else random ones."""
+    """Return the positions of the elements to check in each tensor: all if they are few, else random ones."""
     if sum(sizes) <= ELEMENTS:
         return [torch.arange(size) for size in sizes]
     drawn = torch.Generator().manual_seed(0)
@@ -249,7 +251,7 @@ def _places(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _shifted(tensor: Tensor, places: Tensor, by: Tensor) -> Tensor:
-    """Return the tensor with ``by`` added to the elements at ``places``."""
+    """Return a copy of the tensor in which ``by`` is added to the elements at the positions ``places``."""
     if not len(places):
         return tensor.detach()
     every = by.new_zeros(tensor.numel()).index_put((places.to(by.device),), by)

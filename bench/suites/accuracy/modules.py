@@ -1,10 +1,10 @@
-"""Accuracy and time of any module of a model, with the metrics of operators.
+"""Accuracy and time of any module of a model, with the metrics that are used for convolution operators.
 
-The module is called with the arguments that the model passes to it. The reference is a copy of it in float64. Modules
-are in eval mode, since dropout would draw different numbers for both.
+The module is called with the arguments that the model passes to it. The reference is a copy of the module in float64.
+Both are in eval mode, since dropout would draw different numbers for each.
 
-The rows have the names of a convolution's operations: forward is the output, backward data the gradient of the input,
-and backward filter the gradients of all parameters together.
+Rows of results have the names of a convolution's operations: forward is the output, backward data the gradient of the
+input, and backward filter the gradients of all parameters together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STEP = 1e-5  # of finite differences, relative to the norm of the moved tensors
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A module and its arguments, of which the first floating tensor is the input whose gradient is measured."""
+    """A module and its arguments; the first floating-point argument is the input whose gradient is measured."""
 
     module: nn.Module
     arguments: tuple[Any, ...]
@@ -50,20 +50,23 @@ class Called:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The floating-point tensors among the arguments, the input first."""
+        """The floating-point tensors among the arguments; the first is the input whose gradient is measured."""
         return _floating((self.arguments, dict(self.named)))
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The trainable parameters, by name."""
+        """The trainable parameters of the module, by name."""
         return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
 
     def computed(self) -> Tensor:
-        """Return the floating-point output; several are flattened and concatenated. Raises any error of the module."""
+        """Call the module and return its floating-point output; several outputs are flattened and concatenated.
+
+        Raises any error of the module.
+        """
         return _output(self.module(*self.arguments, **self.named))
 
     def computed_with(self, operation: Operation, moved: Sequence[Tensor]) -> Tensor:
-        """Return the output with other tensors in place of those that the operation is a gradient of."""
+        """Return the module's output with ``moved`` in place of the tensors whose gradient the operation computes."""
         if operation is Operation.BACKWARD_FILTER:
             own = dict(zip(self.parameters, moved, strict=True))
             return _output(functional_call(self.module, own, self.arguments, dict(self.named)))
@@ -72,13 +75,13 @@ class Called:
         return _output(self.module(*given, **named))
 
     def moved(self, operation: Operation) -> list[Tensor]:
-        """Return the leaves that the operation is a gradient of; empty for forward."""
+        """Return the tensors whose gradient the operation computes: the input or the parameters; empty for forward."""
         x = self.inputs[0].requires_grad_(operation is Operation.BACKWARD_DATA)
         by_operation = {Operation.BACKWARD_DATA: [x], Operation.BACKWARD_FILTER: [*self.parameters.values()]}
         return by_operation.get(operation, [])
 
     def call_of(self, operation: Operation) -> Callable[[], Tensor]:
-        """Return the measured call: of the module, or of autograd after an unmeasured forward pass."""
+        """Return the function to measure: the module's call, or a backward pass after an unmeasured forward pass."""
         moved = self.moved(operation)
         if operation is Operation.FORWARD:
             return self.computed
@@ -87,7 +90,7 @@ class Called:
         return partial(_gradient, y, moved, _direction(y.detach()))
 
     def copied(self, change: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Called:
-        """Copy the module and its arguments, with ``change`` applied to each floating-point tensor."""
+        """Return a copy of the module and its arguments, with ``change`` applied to each floating-point tensor."""
 
         def changed(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -102,7 +105,7 @@ class Called:
         return Called(own, tree_map(changed, self.arguments), tree_map(changed, dict(self.named)))
 
     def first_samples(self) -> Called:
-        """Return a copy whose batched arguments have only the first ``SAMPLES`` samples."""
+        """Return a copy of the module and its arguments, in which the batch is cut to its first ``SAMPLES`` samples."""
         n = len(self.inputs[0])
 
         def cut(one: Any) -> Any:
@@ -113,11 +116,11 @@ class Called:
 
 
 def called_module(model: nn.Module, name: str, arguments: tuple[Tensor, ...]) -> Called:
-    """Return a module with the arguments of its first call within a call of the model.
+    """Return a module of a model, with the arguments that it gets when the model is called.
 
-    name: as in ``named_modules``; ``WHOLE`` is the model itself. The model is left in eval mode. Raises
-    ``InvalidInputError`` if there is no such module or it is not called with a floating-point tensor, and any error of
-    the model.
+    name: as in ``named_modules``; ``WHOLE`` is the model itself. If a module is called several times, its first call
+    counts. The model is left in eval mode. Raises ``InvalidInputError`` if there is no such module or it is not called
+    with a floating-point tensor, and any error of the model.
     """
     by_name = {place or WHOLE: module for place, module in model.eval().named_modules()}
     if name not in by_name:
@@ -151,11 +154,13 @@ def benchmark_module(
     machine: Machine,
     progress: Progress = silent,
 ) -> None:
-    """Measure a module into the folder ``out``, except the operations it already has.
+    """Measure accuracy and time of a module into the folder ``out``, except operations that the folder already has.
 
-    choices: algorithms and configurations are ignored. A module without trainable parameters has no backward filter.
+    choices: its algorithms and configurations are ignored. A module without trainable parameters has no backward
+    filter.
 
-    Raises the errors of ``open_folder``, and ``InvalidInputError`` if there is no copy in float64 or the copy fails.
+    Raises the errors of ``open_folder``, and ``InvalidInputError`` if the module cannot be copied to float64 or the
+    copy fails.
     """
     operations = [one for one in choices.operations if one is not Operation.BACKWARD_FILTER or called.parameters]
     x = called.inputs[0]
@@ -206,9 +211,9 @@ def _untimed(subject: Subject, called: Called, exact: Called, operation: Operati
 
 
 def _directional_error(exact: Called, operation: Operation, own: Tensor, right: Tensor) -> float:
-    """Return the relative error of the derivative along the exact gradient, against central differences of ``exact``.
+    """Return the relative error of the module's derivative along the exact gradient, against central differences.
 
-    own, right: gradients of the module and of ``exact``, its float64 copy.
+    own: the module's gradient. right: the gradient of ``exact``, the float64 copy that computes the differences.
     """
     own, right = own.double().flatten(), right.flatten()
     moved = [tensor.detach() for tensor in exact.moved(operation)]
@@ -227,7 +232,10 @@ def _directional_error(exact: Called, operation: Operation, own: Tensor, right: 
 
 
 def _gradcheck(exact: Called, operation: Operation) -> str:
-    """Run torch's gradcheck on ``SAMPLES`` samples in float64, on random elements if the module is large."""
+    """Run torch's gradcheck on ``SAMPLES`` samples in float64, on random elements if the module is large.
+
+    Return the verdict in words.
+    """
     if exact.inputs[0].device.type != "cpu":
         return "not done: it runs on the CPU"
     few = exact.first_samples()
@@ -241,7 +249,7 @@ def _gradient(y: Tensor, moved: list[Tensor], v: Tensor) -> Tensor:
 
 
 def _direction(y: Tensor) -> Tensor:
-    """Return the gradient of the loss by the output: normal random numbers, the same for every dtype."""
+    """Return random numbers as the gradient of the loss by the output ``y``: normal, and the same for every dtype."""
     drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     return drawn.to(dtype=y.dtype, device=y.device)
 

@@ -1,8 +1,8 @@
 """Numerical behavior of each algorithm: how NaN and Inf spread, its range, and small values beside large ones.
 
 Each algorithm computes small convolutions of images chosen to show differences from torch. The *image* is x, or dy for
-BACKWARD_DATA. The *pixel* is one element of its first sample, in the middle; for BACKWARD_FILTER in the last corner,
-which some elements of the filter never touch. The *results* are the elements that the operation writes.
+BACKWARD_DATA. The *pixel* is one element of the image's first sample, in the middle; for BACKWARD_FILTER in the last
+corner, which some elements of the filter never touch. The *results* are the elements that the operation writes.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _COLUMNS = ("operation", "filter", "image", "dtype")
 
 
 def benchmark_numerics(operations: Sequence[Operation], dtype: str, out: Path, *, progress: Progress = silent) -> None:
-    """Measure each CPU algorithm on the operations it supports in this dtype, into the folder ``out``.
+    """Measure the numerical behavior of each CPU algorithm on the operations it supports in this dtype.
 
-    Rows that the folder already has are not measured again. Raises the errors of ``open_folder``.
+    Rows are written into the folder ``out``; those it already has are not measured again. Raises the errors of
+    ``open_folder``.
     """
     cases = [case for operation in operations for case in _cases(operation, dtype)]
     settings = {"operations": list(operations), "dtype": dtype, "samples": SAMPLES}
@@ -58,7 +59,10 @@ def benchmark_numerics(operations: Sequence[Operation], dtype: str, out: Path, *
 
 
 def _cases(operation: Operation, dtype: str) -> Iterator[tuple[ConvProblem, list[str]]]:
-    """Yield each geometry with torch's own, first, and the algorithms that support no earlier geometry."""
+    """Yield problems, each with the names of the algorithms to measure on it.
+
+    Torch's own algorithm is measured on every problem, any other algorithm on the first problem that it supports.
+    """
     rest = [candidate for candidate in algorithms() if candidate.name != TORCHS_OWN]
     for problem in geometries(operation, dtype):
         supporting = [candidate for candidate in rest if candidate.supports(problem) is None]
@@ -68,7 +72,7 @@ def _cases(operation: Operation, dtype: str) -> Iterator[tuple[ConvProblem, list
 
 
 def geometries(operation: Operation, dtype: str = "float32") -> tuple[ConvProblem, ...]:
-    """Return the problems: the first for most algorithms, the others for those of larger filters or images."""
+    """Return the problems to measure on: the first for most algorithms, the others for larger filters and images."""
     usual = ConvProblem(operation, c=_CHANNELS, h=16, w=16, k=_CHANNELS, r=3, s=3, padding=(1, 1), dtype=dtype)
     return usual, replace(usual, r=5, s=5, padding=(2, 2)), replace(usual, h=40, w=40)
 
@@ -85,13 +89,13 @@ def _rows(problem: ConvProblem, names: Sequence[str], subject: Subject, progress
 
 
 def measure(name: str, problem: ConvProblem) -> Row:
-    """Measure the algorithm of this name on ``SAMPLES`` samples of a problem that it supports.
+    """Measure the numerical behavior of an algorithm on ``SAMPLES`` samples of a problem; return it as a row.
 
-    Columns of the row: local: as the algorithm declares it. nan_results, inf_results: number of results that are not
-    finite if the pixel is NaN or Inf. largest: the largest power of two up to which the elements of a random image
-    give finite results. outlier_error: the largest error of a result that does not depend on the pixel, which is
-    ``OUTLIER`` among ones. keeps_subnormals: whether an image of subnormals gives correct results, not zeros.
-    relative_error: L2, against float64, for normal random numbers.
+    One element in the images, the pixel, is set to special values. Columns of the row: local: as the algorithm declares
+    it. nan_results, inf_results: number of results that are not finite if the pixel is NaN or Inf. largest: the largest
+    power of two up to which the elements of a random image give finite results. outlier_error: the largest error of a
+    result that does not depend on the pixel, which is ``OUTLIER`` among ones. keeps_subnormals: whether an image of
+    subnormals gives correct results, not zeros. relative_error: L2, against float64, for normal random numbers.
     """
     operands, configuration = random_operands(problem, SAMPLES), configuration_of(MicroConfig(name, SAMPLES))
 
@@ -111,7 +115,10 @@ def measure(name: str, problem: ConvProblem) -> Row:
 
 
 def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operands:
-    """Return the operands with this value as the pixel of the image."""
+    """Return the operands with this value in one pixel of the image's first sample.
+
+    The image is x, or dy for BACKWARD_DATA; the pixel is in its middle, or a corner for BACKWARD_FILTER.
+    """
     image = _image(problem, operands).clone()
     _, _, height, width = image.shape
     of_filter = problem.operation is Operation.BACKWARD_FILTER
@@ -121,7 +128,7 @@ def with_pixel(problem: ConvProblem, operands: Operands, value: float) -> Operan
 
 
 def dependent_results(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Return a mask of the results that depend, by definition, on a nonzero number of the operands."""
+    """Return a mask of the operation's results that depend, by definition, on nonzero elements of the operands."""
     x, w, y = ((tensor != 0).to(tensor.dtype) for tensor in (operands.x, operands.w, operands.y))
     return exact(problem, Operands(x, w, y)) != 0
 
@@ -182,7 +189,7 @@ _CELLS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 def numerics_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table with a line for each algorithm and geometry, and a legend.
 
-    Its sections are geometries. A cell has a value for each operation, or one value if all are the same.
+    A section of the table is a geometry. A cell has a value for each operation, or one value if all are the same.
     """
     operations = " / ".join(dict.fromkeys(row["operation"] for row in folder.lines))
     printed = new_table(f"beside PyTorch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_CELLS])

@@ -51,10 +51,10 @@ def benchmark_step_errors(
     objective: Objective = CLASSIFICATION,
     progress: Progress = silent,
 ) -> None:
-    """Compare steps of ``model`` and write the errors into the folder ``out``, except those it already has.
+    """Compare training steps of ``model`` with float64; write rows of errors into the folder ``out``.
 
-    model: in float32 on the CPU; left unchanged. Its first argument is x: (N, *input_shape). objective: the loss, of
-    images with ten labels.
+    Rows that the folder already has are not measured again. model: in float32 on the CPU; left unchanged. Its first
+    argument is x: (N, *input_shape). objective: the loss, of images with ten labels.
 
     Raises the errors of ``open_folder``, ``optimize`` and the model.
     """
@@ -73,7 +73,7 @@ def benchmark_step_errors(
 
 @dataclass(frozen=True)
 class _Step:
-    """Results of a step. output: all outputs, flattened and concatenated."""
+    """The results of one training step. output: all outputs of the model, flattened and concatenated."""
 
     output: Tensor
     loss: Tensor
@@ -82,7 +82,7 @@ class _Step:
 
 
 class _Comparison:
-    """Steps of a model without dropout, and the same step in float64."""
+    """A comparison of a model's training steps in float32 with its step in float64, all without dropout."""
 
     def __init__(
         self, model: nn.Module, shape: tuple[int, int, int], batch_size: int, config: Config, objective: Objective
@@ -98,7 +98,7 @@ class _Comparison:
         self._exact = cache(partial(self._step, torch.float64, torch.contiguous_format))
 
     def rows(self, memory_format: MemoryFormat, subject: Subject, progress: Progress) -> Iterator[Row]:
-        """Yield torch's row and ours."""
+        """Yield the errors against float64 of a step with torch's convolutions, then of one with mucudnn's."""
         progress("float64", 0.0)
         exact = self._exact()
         for number, variant in enumerate((TORCH, MUCUDNN), start=1):
@@ -107,7 +107,7 @@ class _Comparison:
             yield _compared(Row(subject, variant), found, exact)
 
     def _step(self, dtype: torch.dtype, memory_format: torch.memory_format, *, is_tuned: bool = False) -> _Step:
-        """Compute a step of a copy of the model, in this dtype and memory format."""
+        """Run one training step of a copy of the model in this dtype and memory format; return its results."""
         own = copy.deepcopy(self._model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
         images, *others = (_in(tensor, dtype) for tensor in self._arguments)
         arguments = (images.contiguous(memory_format=memory_format), *others)
@@ -124,7 +124,7 @@ class _Comparison:
 
 
 class _DrawnInFloat32(TorchFunctionMode):
-    """A mode in which models draw the same normal random numbers in every dtype."""
+    """A torch mode in which ``randn_like`` draws in float32, so that models get the same numbers in every dtype."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,16 +135,16 @@ class _DrawnInFloat32(TorchFunctionMode):
 
 
 def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in this dtype, unless it has integers, such as labels or times of diffusion."""
+    """Return the tensor in this dtype; a tensor of integers, such as labels or diffusion times, is left unchanged."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _compared(row: Row, found: _Step, exact: _Step) -> Row:
-    """Return the row with relative L2 errors against float64.
+    """Return the row with the relative L2 errors of the step ``found`` against ``exact``, the step in float64.
 
     relative_error: of the gradients of all parameters together. Columns: output: error of all outputs; loss; worst: the
     largest error of one gradient, that of ``worst_parameter``; operations: number of tuned operations; ours: how many
-    of them do not run PyTorch's convolution.
+    of these operations do not run PyTorch's convolution.
     """
     own = {name: relative_l2_error(gradient, exact.gradients[name]) for name, gradient in found.gradients.items()}
     worst = max(own, key=lambda name: own[name])
@@ -164,7 +164,7 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
 
 
 def errors_tables(folder: ResultFolder) -> Iterator[Table]:
-    """Yield a table with a line for each variant and memory format."""
+    """Yield a table of the errors against float64, with a line for each variant of the step and each memory format."""
     (batch_size,) = folder.header.settings["batch_sizes"]
     printed = new_table(
         f"{folder.header.source}, batch {batch_size}: one training step in float32 against float64",

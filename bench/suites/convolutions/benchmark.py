@@ -1,4 +1,4 @@
-"""The benchmark of a table's convolutions, problem by problem.
+"""The benchmark of all convolutions in a table of layers, one problem after the other.
 
 The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that was interrupted or
 reached its time limit can be resumed in the same folder.
@@ -49,10 +49,10 @@ def benchmark_convolutions(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> None:
-    """Measure the problems of a table into the folder ``out``, except those it already has.
+    """Time the convolution problems of a table, and write rows into the folder ``out``, except problems it already has.
 
     benchmark: the name stored in the folder. config: its policy and limit are ignored if ``choices`` has policies.
-    machine, database: this machine and the config's database file by default.
+    machine, database: by default this machine and the config's database file.
 
     Raises the errors of ``open_folder`` and ``tune``. On ``KeyboardInterrupt``, everything measured so far is in the
     folder.
@@ -103,7 +103,10 @@ def _formats(table: LayerTable, choices: Choices) -> tuple[MemoryFormat, ...]:
 
 @dataclass(slots=True)
 class _Run:
-    """A run on an open folder. left: problems that the folder does not have yet, with the reason."""
+    """A benchmark run that writes into an open folder.
+
+    left: the problems that the folder does not have yet, each with the reason.
+    """
 
     table: LayerTable
     folder: FolderWriter
@@ -117,7 +120,7 @@ class _Run:
 
     @contextmanager
     def summarized(self) -> Iterator[None]:
-        """Write a summary of the problems left out, also if the run ends with an error."""
+        """Write a summary of the problems left out at the end of this context, also after an error."""
         try:
             yield
         finally:
@@ -125,7 +128,7 @@ class _Run:
             self.folder.write_summary(left)
 
     def tuned_networks(self, progress: Progress) -> Iterator[TunedNetwork]:
-        """Tune the whole table in all memory formats, under the config or under each budget and policy."""
+        """Tune the whole table in all memory formats; yield a result for the config, or for each policy and budget."""
         contests = self.contests
         layers = tuple(
             replace(layer, problem=replace(layer.problem, memory_format=memory_format))
@@ -141,9 +144,9 @@ class _Run:
             yield tuner.as_configured(progress)
 
     def measure(self, progress: Progress) -> None:
-        """Measure the problems in ``left`` and remove them; those beyond the time limit stay, with the reason.
+        """Measure the problems in ``left`` and remove them; problems beyond the time limit stay, with the reason.
 
-        With a time limit, kinds of layers alternate; without one, problems are in the order of the table.
+        With a time limit, kinds of layers alternate; without one, problems are measured in the order of the table.
         """
         clock, watch = self.contests.machine.clock, self.contests.machine.watch
         limit_s = self.contests.choices.time_limit_s
@@ -176,7 +179,7 @@ Wanted = tuple[Layer, ConvProblem]
 
 
 class Balance:
-    """A picker of the next problem: one of the least measured kind of layer and operation, with the fewest FLOPs.
+    """A picker of the next problem: of the kind of layer and operation measured least so far, with the fewest FLOPs.
 
     met: problems that are already measured.
     """
@@ -189,7 +192,7 @@ class Balance:
             self.meet(one)
 
     def meet(self, wanted: Wanted) -> None:
-        """Count a problem as measured."""
+        """Count a problem's kind of layer and operation as measured once more."""
         _, problem = wanted
         kind = kind_of_layer(problem)
         self._kinds[kind] += 1
@@ -197,7 +200,7 @@ class Balance:
         self._both[kind, problem.operation] += 1
 
     def next_of(self, left: Iterable[Wanted]) -> Wanted:
-        """Return the next problem of ``left``, which must not be empty."""
+        """Return the problem of ``left`` to measure next; ``left`` must not be empty."""
         return min(left, key=self._often_met)
 
     def _often_met(self, wanted: Wanted) -> tuple[int, int, int]:
@@ -208,17 +211,17 @@ class Balance:
 
 
 class Pace:
-    """An estimate of how long a problem takes, from the problems already measured."""
+    """An estimator of how long measuring a problem takes, from the durations of the problems already measured."""
 
     def __init__(self) -> None:
         self._ratios: list[float] = []
 
     def learn(self, wanted: Wanted, seconds: float) -> None:
-        """Record how long a problem took."""
+        """Record how many seconds measuring a problem took."""
         layer, problem = wanted
         self._ratios.append(seconds / expected_s(problem, layer.batch_size))
 
     def expected_s(self, wanted: Wanted) -> float:
-        """Return the expected seconds of a problem; 0 before the first is measured, so that it is always started."""
+        """Return the expected seconds of measuring a problem; 0 before the first one, so that it is always started."""
         layer, problem = wanted
         return median(self._ratios) * expected_s(problem, layer.batch_size) if self._ratios else 0.0

@@ -1,4 +1,4 @@
-"""Choices of a run of convolutions: policies, limits, memory formats and rounds."""
+"""Settings of a benchmark run of convolutions: policies, limits, memory formats and rounds."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MOST_ROUNDS, SHORT_S = 81, 0.5
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of a run: the policies, and the workspace limits in bytes (None: no limit), under which ours is chosen.
+    """Settings of a run: the policies and workspace limits (bytes, None: no limit) under which mucudnn chooses.
 
-    Without policies, ours is chosen under the config for the whole table at once; if it seems slower than torch, both
-    are timed once more, with twice the rounds. memory_formats: measured interleaved for each problem; if empty, the
-    table's own.
+    Without policies, mucudnn chooses under the config for the whole table at once; if its choice seems slower than
+    torch, both are timed once more, with twice the rounds. memory_formats: measured interleaved for each problem; if
+    empty, the table's own.
 
-    rounds: samples of each contestant; under policies, short calls get more, up to ``MOST_ROUNDS``.
+    rounds: time samples of each contestant; under policies, short calls get more, up to ``MOST_ROUNDS``.
 
-    time_limit_s: no problem is started that is not expected to finish by then; None for no time limit. A resumed run
+    time_limit_s: a problem is started only if it is expected to finish by then; None for no time limit. A resumed run
     may have another time limit.
 
     budgets: bytes, each divided over the whole table. at_best: whether each problem also gets two limits of its own:
     the workspace of the fastest undivided algorithm, and one byte less. same_time: whether to search for the smallest
-    workspace with which ours is as fast as torch.
+    workspace with which mucudnn is as fast as torch.
     """
 
     policies: tuple[BatchSizePolicy, ...] = ()
@@ -42,7 +42,7 @@ class Choices:
 
     @property
     def turns(self) -> TurnRounds:
-        """Number of rounds of a contest."""
+        """The rule for the number of rounds in which the contestants of a problem are timed."""
         if not self.policies:
             return TurnRounds(self.rounds, self.rounds, 0.0)
         return TurnRounds(self.rounds, max(self.rounds, MOST_ROUNDS), SHORT_S)

@@ -1,4 +1,4 @@
-"""The contest of one problem: a configuration for each policy and limit, all timed interleaved with torch."""
+"""The timing of one convolution problem: a configuration for each policy and limit, all interleaved with torch."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _Times = Mapping[_Call, _Time]
 
 @dataclass(frozen=True, slots=True)
 class Contests:
-    """The parts that the contests of a run share.
+    """The settings and resources that the contests of a run share; a contest times one problem's contestants in turns.
 
-    variants: torch's, by name. tuned: choices made for the whole table, which are timed beside those made for each
-    limit. The best undivided algorithm is also chosen under each limit.
+    variants: torch's variants, by name. tuned: choices made for the whole table, which are timed beside those made for
+    each limit. The best undivided algorithm is also chosen under each limit.
     """
 
     config: Config
@@ -62,7 +62,7 @@ class Contests:
     def rows(
         self, layer: Layer, problems: Sequence[ConvProblem], progress: Progress
     ) -> tuple[list[Row], list[tuple[Subject, list[TunedProblem]]]]:
-        """Measure one operation of a layer in each memory format; return its rows and the tuned problems.
+        """Time all contestants on an operation of a layer in each memory format; return rows and tuned problems.
 
         A contestant that cannot run has a row with the reason. Raises ``KeyboardInterrupt``.
         """
@@ -98,7 +98,10 @@ class Contests:
         return chosen
 
     def _limits_at_best(self, layer: Layer, problem: ConvProblem) -> Sequence[int]:
-        """Return two limits, with and without the best algorithm; empty if it needs no workspace or there is none."""
+        """Return two workspace limits: the bytes that the best undivided algorithm needs, and one byte less.
+
+        The result is empty if that algorithm needs no workspace or no algorithm was found.
+        """
         if not self.choices.at_best:
             return ()
         best = self._choose(layer, problem, BatchSizePolicy.UNDIVIDED, None, silent)
@@ -108,7 +111,7 @@ class Contests:
     def _choose(
         self, layer: Layer, problem: ConvProblem, policy: BatchSizePolicy, limit: int | None, progress: Progress
     ) -> TunedProblem | str:
-        """Return our choice under a limit, or the reason why there is none."""
+        """Return mucudnn's choice for a problem under this policy and limit, or the reason why there is none."""
         config = replace(self.config, policy=policy, workspace_limit=limit)
         name = f"{layer.name}, {problem}"
         task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
@@ -140,7 +143,7 @@ class Contests:
     def _calls(
         self, problem: ConvProblem, operands: Operands, configurations: Sequence[Configuration]
     ) -> dict[_Call, Contestant]:
-        """Return torch's variants and the configurations, each distinct call once."""
+        """Return the calls of torch's variants and of the configurations, without duplicates."""
         torchs = partial(self.machine.run_torch, problem, operands)
         calls: dict[_Call, Contestant] = {name: Contestant(torchs, run) for name, run in self.variants.items()}
         for one in configurations:
@@ -150,7 +153,7 @@ class Contests:
         return calls
 
     def _time(self, contests: Sequence[_Contest], rounds: TurnRounds) -> list[_Times]:
-        """Time all calls of all contests, interleaved."""
+        """Time all calls of all contests, interleaved; return the times or errors of each contest's calls."""
         every = [call for contest in contests for call in contest.calls.values()]
         times = iter(try_in_turns(every, rounds, self.machine.clock) if every else ())
         found = list[_Times]()
@@ -179,7 +182,10 @@ class Contests:
             yield row
 
     def _measured_again(self, contest: _Contest, rows: Iterator[Row], times: _Times) -> Iterator[Row]:
-        """Add the samples of a second contest to rows that seem slower than torch, unless there are policies."""
+        """Yield the rows; those that seem slower than torch get the time samples of a second contest.
+
+        Under policies nothing is timed again.
+        """
         torchs = times[TORCH]
         torch_s = median(torchs) if isinstance(torchs, tuple) and not self.choices.policies else inf
         for row in rows:
@@ -197,7 +203,7 @@ class Contests:
 
 @dataclass(slots=True)
 class _Contest:
-    """The interleaved calls of one problem. failure: why there are none."""
+    """The calls to be timed in turns for one problem. failure: the error because of which there are no calls."""
 
     problem: ConvProblem
     batch_size: int
@@ -208,7 +214,7 @@ class _Contest:
 
 
 def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
-    """Return the columns that identify a row."""
+    """Return the columns that identify the result row of a layer's problem."""
     return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
 
 
@@ -234,7 +240,7 @@ def _ours(subject: Subject, times: _Times, chosen: _Chosen) -> Iterator[Row]:
 
 
 def _row(row: Row, time: _Time) -> Row:
-    """Complete a row with its samples, or with the reason why there are none."""
+    """Return the row with its time samples, or with the reason why there are none."""
     if isinstance(time, tuple):
         return replace(row, samples_s=time)
     return replace(row, failure=first_line(time))

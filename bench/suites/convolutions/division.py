@@ -1,4 +1,4 @@
-"""Choices for all problems of a table together, made before the problems are timed one by one."""
+"""Tuning of all problems of a table together, which is done before the problems are timed one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS, DIVIDED = "mucudnn", "mucudnn-wd"
 
 @dataclass(frozen=True, slots=True)
 class TunedNetwork:
-    """Choices for a whole table, made together. bytes: its limit or budget, None for no limit.
+    """The configurations chosen together for all problems of a table. bytes: the limit or budget, None for no limit.
 
     choices: by layer and problem; empty if tuning failed, with the reason in ``failure``.
     """
@@ -33,13 +33,13 @@ class TunedNetwork:
     failure: str = ""
 
     def chosen(self, layer: Layer, problem: ConvProblem) -> TunedProblem | str:
-        """Return the choice for a problem, or the reason why there is none."""
+        """Return the tuned problem with the configuration chosen for it, or the reason why none was chosen."""
         return self.choices.get((layer.names, problem), self.failure)
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkTuner:
-    """Tunes whole tables on one machine, with one database."""
+    """A tuner of all problems of a table together, on one machine and with one database of measurements."""
 
     table: LayerTable
     config: Config
@@ -48,14 +48,17 @@ class NetworkTuner:
     priors: Priors
 
     def as_configured(self, progress: Progress) -> TunedNetwork:
-        """Tune the table under the config. Raises the errors of ``tune``."""
+        """Tune the table under the config's own policy and limits. Raises the errors of ``tune``."""
         size = self.config.workspace_limit_bytes
         return TunedNetwork(OURS, BatchSizePolicy(self.config.policy), size, self._choices(self.config, progress))
 
     def divisions(
         self, policies: Sequence[BatchSizePolicy], budgets: Sequence[int], progress: Progress
     ) -> Iterator[TunedNetwork]:
-        """Divide each budget (bytes) under each policy. Raises ``KeyboardInterrupt``."""
+        """Tune the table under each policy and workspace budget (bytes), which is divided over all problems.
+
+        Raises ``KeyboardInterrupt``.
+        """
         wanted = [(policy, budget) for policy in policies for budget in budgets]
         for index, (policy, budget) in enumerate(wanted):
             one = replace(self.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget)

@@ -24,7 +24,7 @@ FLOOR_BYTES = 2**20  # smaller workspaces are raised to this in ratios, which ar
 
 
 def speedups(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows that were timed beside torch, with ``speedup``: torch's median over theirs."""
+    """Return the rows that were timed beside torch, with the column ``speedup``: torch's median time over the row's."""
     timed = folder.rows[folder.rows["time_s"].notna()]
     keys = ["turns", "memory_format"]  # all memory formats of a problem take turns
     torch_s = timed[timed["contestant"] == TORCH].set_index(keys)["time_s"].rename("torch_s")
@@ -33,7 +33,10 @@ def speedups(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of contestants, policies and limits, with the geometric means of their speedups over PyTorch."""
+    """Yield a table of geometric-mean speedups over PyTorch, with a row for each contestant, policy and limit.
+
+    Text on the problems that were left out follows.
+    """
     printed = new_table(
         f"{folder.header.source}: speedups over PyTorch, geometric means",
         ("contestant", "policy", "workspace limit"),
@@ -59,7 +62,10 @@ def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def left_out_in_words(folder: ResultFolder) -> str:
-    """Return a line for each reason why problems were not measured, with their number and examples; may be empty."""
+    """Return a line for each reason why problems were not measured, with their number and examples.
+
+    The text is empty if every problem was measured.
+    """
     return "\n".join(
         f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {some(left)}"
         for reason, left in folder.left_out_by_reason.items()
@@ -71,15 +77,15 @@ def _limit(limit: float) -> str:
 
 
 def _mean(ratios: Iterable[float]) -> str:
-    """Format the geometric mean, in which a speedup of 2 and one of 1/2 cancel."""
+    """Return the geometric mean as text; in such a mean, a speedup of 2 and one of 1/2 cancel."""
     values = [*ratios]
     return ratio(geometric_mean(values)) if values else ""
 
 
 def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield the times of each layer and operation in every memory format, with totals; then the problems left out.
+    """Yield a table of times of each layer and operation in every memory format; then the problems left out.
 
-    Totals count each convolution as often as it occurs.
+    Totals of the table count each convolution as often as the network contains it.
     """
     network = _Network(folder)
     columns = ["count"]
@@ -97,7 +103,7 @@ def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 class _Network:
-    """Content of the table of a network: times by convolution, memory format and contestant."""
+    """The content of a network's table of times, by convolution, memory format and contestant."""
 
     def __init__(self, folder: ResultFolder) -> None:
         rows = folder.rows[folder.rows["time_s"].notna()]
@@ -115,12 +121,12 @@ class _Network:
         self.faster = [self._faster(found) for found in self.problems.values()]
 
     def total_s(self, contestant: str, memory_format: str) -> float:
-        """Return seconds of all convolutions."""
+        """Return the seconds of all convolutions of the network by this contestant in this memory format."""
         rows = (found[memory_format, contestant] for found in self.problems.values())
         return float(sum(row["count"] * row["time_s"] for row in rows))
 
     def totals(self) -> Iterator[str]:
-        """Yield the cells below the columns of each format."""
+        """Yield the cells of the table's last line: for each memory format the total times and their ratio."""
         for memory_format in self.formats:
             times = {name: self.total_s(name, memory_format) for name in self.contestants}
             yield from map(milliseconds, times.values())
@@ -129,7 +135,7 @@ class _Network:
                 yield ""
 
     def cells(self) -> Iterator[tuple[str, ...]]:
-        """Yield the cells of each convolution."""
+        """Yield a line of the table for each convolution, as a tuple of cells."""
         for found, faster in zip(self.problems.values(), self.faster, strict=True):
             cells = [faster["layer"], faster["operation"], faster["configuration"], str(faster["count"])]
             for memory_format in self.formats:
@@ -141,7 +147,7 @@ class _Network:
             yield tuple(cells)
 
     def in_words(self) -> Iterator[str]:
-        """Yield the lines below the table."""
+        """Yield the lines of text that are printed below the table."""
         if not self.problems:
             return
         torch_s, ours_s = (min(self.total_s(name, f) for f in self.formats) for name in (TORCH, OURS))
@@ -162,7 +168,7 @@ class _Network:
             yield _again_in_words(again)
 
     def _over_bound(self, row: Mapping[str, Any]) -> float:
-        """Our time over the machine's bound of the direct method (``MachineLimits``)."""
+        """Return mucudnn's time over the lower bound of direct convolution on this machine (``MachineLimits``)."""
         return float(row["time_s"] / self.limits.bound_s(problem_of(row), row["batch_size"]))
 
     def _faster(self, found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -178,7 +184,7 @@ def _median_error(rows: Sequence[Mapping[str, Any]], measured: str) -> float:
 
 
 def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many were measured once more, and which were slower again."""
+    """Return text on rows that seemed slower than PyTorch: how many were measured again, and which still were."""
     slower = []
     for row in rows:
         second = speedup_of([row["torch_again_s"]], [row["again_s"]])
@@ -190,7 +196,10 @@ def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of speedups over the best undivided algorithm under each limit; then comparisons with torch."""
+    """Yield a table of mucudnn's speedups over the best undivided algorithm under each workspace limit.
+
+    Text that compares mucudnn with torch follows the table.
+    """
     printed = new_table(
         f"{folder.header.source}, ours against the best undivided",
         ("workspace limit",),
@@ -216,7 +225,7 @@ def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def _under(folder: ResultFolder, contestant: str, limit: int | None) -> pandas.Series[float]:
-    """Return the seconds of a contestant under a limit, by ``turns``; NaN if nothing fitted the limit."""
+    """Return the seconds of a contestant under a workspace limit, by ``turns``; NaN if nothing fitted the limit."""
     rows = folder.rows
     is_limit = rows["limit_bytes"].isna() if limit is None else rows["limit_bytes"] == limit
     return rows[(rows["contestant"] == contestant) & is_limit].set_index("turns")["time_s"]

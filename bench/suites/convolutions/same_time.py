@@ -1,4 +1,4 @@
-"""A search for the smallest workspace with which ours is as fast as torch, by calls interleaved with torch's."""
+"""A search for the smallest workspace with which mucudnn is as fast as torch, by calls interleaved with torch's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _LIKELY = 1.1  # configurations predicted up to this factor above torch's time a
 
 @dataclass(frozen=True, slots=True)
 class SameTime:
-    """The search for one problem. reference: torch's call, whose time and workspace are the ones to match."""
+    """The search for one problem's smallest workspace with which mucudnn is as fast as torch.
+
+    reference: torch's call, whose time is to be reached and whose workspace is compared.
+    """
 
     machine: Machine
     problem: ConvProblem
@@ -34,7 +37,7 @@ class SameTime:
     rounds: TurnRounds
 
     def completed(self, row: Row, tunings: Sequence[TunedProblem], times: Mapping[Any, Samples | Exception]) -> Row:
-        """Complete the reference's row with torch's workspace, and with the workspace ours needs to be as fast.
+        """Return torch's row with torch's workspace, and with the workspace that mucudnn needs to be as fast.
 
         Configurations that are already timed are tried first. Then the desirable set is bisected, in which time falls
         as workspace grows.
@@ -70,7 +73,7 @@ class SameTime:
     def _smaller_and_likely(
         self, found: Configuration | None, tunings: Sequence[TunedProblem], torch_s: float
     ) -> list[Configuration]:
-        """Desirable configurations that need less than ``found`` and may be as fast as the reference."""
+        """Return desirable configurations with less workspace than ``found`` that may be as fast as torch's call."""
         measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
         n, bound = tunings[0].batch_size, tunings[0].error_bound
         return [
@@ -82,7 +85,7 @@ class SameTime:
         ]
 
     def _torch_bytes(self) -> int:
-        """Bytes that torch allocates beside its result, after it has selected an engine."""
+        """Return how many bytes torch's convolution allocates beside its result, once torch has selected an engine."""
         peak = self.reference.runner(partial(peak_allocated_bytes, self.reference.call, self.machine.device))
         result = self.operands.written(self.problem.operation)
         return max(0, peak - result.numel() * result.itemsize)

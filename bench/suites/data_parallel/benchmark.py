@@ -1,8 +1,8 @@
-"""Steps of data-parallel training on the ranks of a process group: torch's convolutions and ours, interleaved.
+"""Data-parallel training steps on the ranks of a process group: torch's and mucudnn's convolutions, interleaved.
 
 A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. For torch's convolutions and
-for ours there is a copy of the model for each bucket size, in DistributedDataParallel, and one without communication.
-Each round samples all copies, in the same order on all ranks, which begin each sample together.
+for mucudnn's there is a copy of the model for each bucket size, in DistributedDataParallel, and one copy without
+communication. Each round samples all copies, in the same order on all ranks, which begin each sample together.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TUNING = 0.5  # share of tuning in the displayed progress
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting of all steps.
+    """The setting of all training steps of a data-parallel run.
 
     batch_size: samples of each rank in a step. device: ``cpu`` or ``cuda``. period: steps between two averagings of the
     parameters, if ``communication`` averages them. bucket_caps: values of ``bucket_cap_mb``.
@@ -65,7 +65,7 @@ class Setting:
     bucket_caps: tuple[float | None, ...] = (None,)
 
     def subject(self, bucket_cap_mb: float | None) -> dict[str, Any]:
-        """Return the columns that identify the rows of one bucket size."""
+        """Return the columns that identify the result rows of one bucket size."""
         return {
             "network": self.source,
             "ranks": self.ranks,
@@ -77,7 +77,7 @@ class Setting:
         }
 
     def header(self, config: Config, rounds: int, environment: Environment) -> Header:
-        """Describe a run. environment: of each rank."""
+        """Return the header of the result folder, which describes the run. environment: that of every rank."""
         settings = {
             **{name: value for name, value in asdict(self).items() if name not in ("source", "device")},
             "averages_parameters": self.communication.averages_parameters,
@@ -99,11 +99,11 @@ def measure_data_parallel(
     clock: Clock | None = None,
     progress: Progress = silent,
 ) -> list[Row]:
-    """Measure steps on all ranks of the default process group, each of which must call this; all return the same rows.
+    """Return rows of step times for each bucket size, with torch's and with mucudnn's convolutions.
 
-    model: on the CPU, in its dtype and memory format; left unchanged. input_shape: (C, H, W) of a sample. clock: times
-    the steps, not the tuning; None for a wall clock. Returns a row for each bucket size, with torch's and with our
-    convolutions. Its seconds are those of the slowest rank in each round.
+    Each rank of the default process group must call this function; all ranks return the same rows. model: on the CPU,
+    in its dtype and memory format; left unchanged. input_shape: (C, H, W) of a sample. clock: times the steps, not the
+    tuning; None for a wall clock. The seconds of a row are those of the slowest rank in each round.
 
     Raises ``InvalidInputError`` if the model cannot be trained, and the errors of ``mucudnn.optimize`` and torch.
     """
@@ -133,7 +133,7 @@ def measure_data_parallel(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """All arguments of the model, the target, and the objective."""
+    """One batch of training data: all arguments of the model, the target, and the objective."""
 
     arguments: tuple[Tensor, ...]
     target: Tensor
@@ -141,14 +141,14 @@ class _Batch:
 
     @classmethod
     def of_this_rank(cls, setting: Setting, input_shape: tuple[int, int, int], objective: Objective) -> _Batch:
-        """Return random samples for this rank, with labels that can be learnt."""
+        """Return a batch of random samples for this rank, with labels that can be learnt."""
         ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
         images = images.to(setting.device, getattr(torch, setting.dtype))
         images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
         return cls(objective.arguments(images), objective.target(images, labels.to(setting.device)), objective)
 
     def step_of(self, trainee: Trainee) -> Callable[[], None]:
-        """Return a training step, which starts and ends without gradients."""
+        """Return a function that trains with this batch for one step; no gradients exist before or after the step."""
 
         def step() -> None:
             trainee.learn(self.arguments, self.target)
@@ -158,7 +158,7 @@ class _Batch:
 
 
 class _Alone:
-    """Steps without communication, which all ranks run at the same time: whole, and split into their parts."""
+    """Timed steps without communication, which all ranks run at the same time: whole, and split into their parts."""
 
     def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
@@ -174,7 +174,7 @@ class _Alone:
         self._splitter.sample(1)
 
     def columns(self) -> dict[str, float]:
-        """Return medians by column: of the steps, and of the parts of a step on the slowest rank."""
+        """Return medians by column name: of the whole step, and of the parts of a step on the slowest rank."""
         rounds = zip(*gathered(self._splitter.samples), strict=True)
         split = StepSplit.median([max(of_round, key=lambda split: split.step_s) for of_round in rounds])
         return {
@@ -186,7 +186,10 @@ class _Alone:
 
 
 class _Together:
-    """Steps with communication. A sample has as many as it takes until the ranks are equal again, mostly one."""
+    """Timed steps with communication between the ranks.
+
+    A sample has as many steps as it takes until the parameters of all ranks are equal again, mostly one.
+    """
 
     def __init__(
         self,
@@ -214,9 +217,10 @@ class _Together:
         self._compared.append(are_equal(self._model))
 
     def row(self, setting: Setting, alone: dict[str, float]) -> Row:
-        """Return the result row of a setting. alone: columns of its steps without communication, also in the row.
+        """Return the result row of a setting. alone: columns of steps without communication, which the row includes.
 
-        The exposed time of communication may be negative, by noise. Bucket sizes are those after the first step.
+        The exposed time of communication, by which it lengthens a step, may be negative, by noise. Bucket sizes are
+        those after the first step.
         """
         steps_s, data = _slowest_s(self._samples_s), self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         more = {
@@ -230,17 +234,20 @@ class _Together:
 
 
 def _slowest_s(samples_s: Sequence[float]) -> list[float]:
-    """Return the seconds of the slowest rank, round by round."""
+    """Return the seconds of the slowest rank in each round."""
     return [max(of_round) for of_round in zip(*gathered(samples_s), strict=True)]
 
 
 def are_equal(model: nn.Module) -> bool:
-    """Return whether the parameters of a model are the same on all ranks of the default group, which all call it."""
+    """Return whether a model's parameters are equal on all ranks of the default process group.
+
+    All ranks must call this function.
+    """
     return len({*gathered(digest(model))}) == 1
 
 
 def digest(model: nn.Module) -> str:
-    """Return a digest of the parameters."""
+    """Return a hash of a model's parameters, by which ranks can compare them."""
     found = sha256()
     for parameter in model.parameters():
         found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -248,7 +255,7 @@ def digest(model: nn.Module) -> str:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the values of all ranks, in their order."""
+    """Return a list of the values that the ranks pass, in the order of ranks; all ranks must call this function."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return every
@@ -270,7 +277,10 @@ _COLUMNS: Mapping[str, Callable[[Step], str]] = {
 
 
 def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table with a row for each bucket size and contestant; speedups are over torch's with the same buckets."""
+    """Yield a table of step times with a row for each bucket size and contestant.
+
+    Speedups are over torch's convolutions with the same buckets.
+    """
     settings = folder.header.settings
     title = (
         f"{folder.header.source}, {settings['ranks']} ranks of {settings['batch_size']} samples, "
@@ -293,7 +303,7 @@ def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def _in_words(folder: ResultFolder) -> str:
-    """Return the number of ranks and threads, and after which steps the ranks were compared."""
+    """Return text with the number of ranks and threads, and after which steps the ranks' parameters were compared."""
     settings, environment = folder.header.settings, folder.header.environment
     after = (
         f"after the steps that average the parameters of all ranks, one in {settings['period']}"

@@ -23,7 +23,7 @@ _BEFORE_POWERSGD = 2  # steps: torch builds the buckets anew in the first of the
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Communication between a model's ranks, by one of torch's own methods.
+    """Communication between the ranks that train a model, by one of torch's own methods.
 
     period: steps between two averagings of the parameters over all ranks, if ``communication`` averages them.
     """
@@ -33,16 +33,19 @@ class Wire:
 
     @property
     def first_steps(self) -> int:
-        """Number of warm-up steps, in which torch sets up its communication; the ranks are equal after the last."""
+        """The number of warm-up steps, in which torch sets up its communication.
+
+        After the last of these steps, all ranks have equal parameters.
+        """
         return self.period + 1 if self.communication.averages_parameters else _BEFORE_POWERSGD + 1
 
     @property
     def steps_to_equality(self) -> int:
-        """Number of steps after which equal ranks are equal again."""
+        """The number of steps after which ranks that began with equal parameters have equal parameters again."""
         return self.period if self.communication.averages_parameters else 1
 
     def connect(self, model: DistributedDataParallel, optimizer: Optimizer) -> Optimizer:
-        """Register the communication of a model, and return the optimizer to train it with."""
+        """Register this communication as the model's, and return the optimizer to train the model with."""
         hooks: dict[Communication, tuple[Any, Any]] = {
             Communication.FP16: (None, fp16_compress_hook),
             Communication.BF16: (None, bf16_compress_hook),
@@ -67,15 +70,16 @@ class Wire:
 
 
 def _no_gradients_after(steps: int) -> PostLocalSGDState:
-    """Return the state of a hook that averages gradients over all ranks in the first steps only."""
+    """Return the state of a hook that averages gradients over all ranks in the first ``steps`` steps only."""
     return PostLocalSGDState(None, None, steps, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
 
 
 def levels(period: int, ranks: int) -> OrderedDict[int, int]:
     """Return how many ranks average their parameters together, by the number of steps between two averagings.
 
-    All ranks average every ``period`` steps. Halfway between, the ranks of each host do, or on one host the smallest
-    groups into which the ranks can be divided. Without such groups or a step halfway, only all ranks average.
+    All ranks average every ``period`` steps. Halfway between, the ranks of each host average among themselves, or on
+    one host the smallest groups into which the ranks can be divided. Without such groups or a step halfway, only all
+    ranks average.
 
     >>> dict(levels(4, 8)), dict(levels(4, 2))
     ({2: 2, 4: 8}, {4: 2})

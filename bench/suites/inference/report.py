@@ -40,7 +40,7 @@ _RUNTIME_COLUMNS: Mapping[str, Callable[[_Cell], str]] = {
 
 
 def inference_tables(folder: ResultFolder) -> Iterator[Table]:
-    """Yield tables of the convolutions with and without cached filters, of the runtimes, and of where time goes."""
+    """Yield tables of convolutions with and without cached filters, of the runtimes, and of time by kind of layer."""
     cells = [{**line, **spread(line["samples_s"])} for line in folder.lines]
     layers: dict[str, dict[str, _Cell]] = {}
     for cell in cells:
@@ -58,7 +58,7 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
 
 
 def _filters_table(folder: ResultFolder, layers: Mapping[str, _Variants]) -> Table:
-    """Return a table of the times of each convolution, the speedups of cached filters, and the bytes they take."""
+    """Return a table of each convolution's times, its speedup by cached filters, and the bytes of these filters."""
     whole = layers[WHOLE]
     each = {name: rows for name, rows in layers.items() if name != WHOLE}
     kept_bytes, filter_bytes = (
@@ -84,7 +84,7 @@ def _cells(rows: _Variants) -> list[str]:
 
 
 def _runtimes_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """Return a table with a row for each runtime, and notes on those that failed or computed something else."""
+    """Return a table with a row for each runtime, and notes on runtimes that failed or computed something else."""
     count = folder.header.environment.threads
     threads = "1 thread" if count == 1 else f"{count} threads"
     title = f"{folder.header.source}, inference of {_shape(folder)}, {threads}: runtimes in turns"
@@ -112,13 +112,16 @@ def _notes(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Iterator[str]:
 
 
 def _computes_the_same(one: _Cell) -> bool:
-    """Return whether it has a time and its outputs equal torch's up to rounding; no difference means infinite."""
+    """Return whether a runtime has a time and its outputs equal torch's up to rounding.
+
+    A missing difference means an infinite one.
+    """
     difference = one.get("relative_difference")
     return not one["failure"] and difference is not None and difference <= MOST_DIFFERENCE
 
 
 def _kinds_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """Return a table of the share of each kind of layer in the time of a call."""
+    """Return a table of the share that each kind of layer has in the time of a model's call, for each runtime."""
     kinds = list(dict.fromkeys(kind for one in runtimes for kind in one["kinds_s"]))
     table = new_table(f"{folder.header.source}: share of time by kind of layer, %", ("runtime",), kinds)
     for one in runtimes:

@@ -24,7 +24,10 @@ _COLUMNS = ("network", "part", "layer", "batch_size", "memory_format")
 
 @dataclass(frozen=True, slots=True)
 class InferenceRun:
-    """A run on one model with one input. clock: times calls, not tuning; runtimes have clocks of their own."""
+    """A run of the inference benchmark on one model with one input.
+
+    clock: times calls, not tuning; the processes of runtimes have clocks of their own.
+    """
 
     folder: FolderWriter
     name: str
@@ -45,7 +48,10 @@ class InferenceRun:
         rounds: int,
         parts: Sequence[str],
     ) -> Iterator[InferenceRun]:
-        """Open the folder ``out``. parts: each with its contestants. Raises the errors of ``open_folder``."""
+        """Open the result folder ``out`` for a run. parts: the parts of the run, each with its contestants.
+
+        Raises the errors of ``open_folder``.
+        """
         settings = {
             "input_shape": list(input_shape),
             "memory_formats": [str(memory_format)],
@@ -62,10 +68,10 @@ class InferenceRun:
                 folder.write_summary()
 
     def subject(self, part: str, layer: str = WHOLE) -> dict[str, Any]:
-        """Return the columns that identify the rows of a layer or of the whole model."""
+        """Return the columns that identify the result rows of a layer or of the whole model."""
         values = (self.name, part, layer, self.batch_size, str(self.memory_format))
         return dict(zip(_COLUMNS, values, strict=True))
 
     def is_known(self, part: str, layer: str = WHOLE) -> bool:
-        """Return whether the folder already has the rows of this layer."""
+        """Return whether the result folder already has the rows of this layer."""
         return bool(self.folder.known(self.subject(part, layer)))

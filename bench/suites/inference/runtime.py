@@ -1,4 +1,4 @@
-"""Names of the runtimes compared in inference. Does not import torch."""
+"""Names of the runtimes that the inference benchmark compares. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Runtime(StrEnum):
-    """A way to run a model in inference."""
+    """A way to run a model in inference, such as torch, mucudnn or ONNX Runtime."""
 
     TORCH = "torch"
     TORCH_COMPILE = "torch-compile"  # with frozen parameters
@@ -21,5 +21,5 @@ class Runtime(StrEnum):
 
     @property
     def tells_layers(self) -> bool:
-        """Whether layers can be timed in place, which is not possible if a compiler fuses or traces them."""
+        """Whether the layers of a call can be timed in place: not if a compiler fuses or traces the layers."""
         return self in (Runtime.TORCH, Runtime.MUCUDNN)

@@ -1,7 +1,7 @@
 """Runtimes compared in inference: each in its own process, interleaved, on the same model, input and threads.
 
 A runtime prepares the model in its own way: by export, compilation, freezing or tuning. ONNX Runtime and OpenVINO read
-the same file, which torch exports. They are installed by the extra ``runtimes`` and needed only here.
+the same file, which torch exports. These two are installed by the extra ``runtimes`` and needed only here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
 
 
 def version_of(runtime: Runtime) -> str:
-    """Return the version of the package that runs the model; empty if it is not installed."""
+    """Return the version of the package that runs the model in this runtime; empty if it is not installed."""
     if runtime.is_ours:
         return mucudnn.__version__
     try:
@@ -66,10 +66,11 @@ def require_installed(runtime: Runtime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeJob:
-    """The preparation of a runtime in its own process.
+    """A picklable job for another process: loads the model and prepares it for calls in one runtime.
 
-    model_file: written by ``store_model``. config: of our tuning. A call returns the function to time, which runs the
-    model once, and the model's outputs as arrays, in order. It can also split a call's seconds by kind of layer.
+    model_file: written by ``store_model``. config: for mucudnn's tuning. A call of the job returns the function to
+    time, which runs the model once, and the model's outputs as arrays, in order; also a function that splits a call's
+    seconds by kind of layer.
 
     Raises ``UnavailableError`` if the runtime is not installed, and any error of the runtime.
     """
@@ -90,13 +91,16 @@ class RuntimeJob:
         return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
 
     def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
-        """Return a function that times calls by kind of layer."""
+        """Return a function that calls the model once and returns the seconds of each kind of layer."""
         times = KindTimes(model, outputs, WallClock())
         return lambda _: times.sample()
 
 
 def store_model(model: nn.Module, arguments: Sequence[Tensor], file: Path) -> None:
-    """Write the model to a file for other processes. Raises ``UnavailableError`` if it cannot be pickled."""
+    """Write a model and its arguments to a file for other processes.
+
+    Raises ``UnavailableError`` if they cannot be pickled.
+    """
     store((model, tuple(arguments)), file)
 
 
@@ -176,12 +180,12 @@ def _outputs_of(model: Callable[..., Any], arguments: tuple[Tensor, ...]) -> _Ar
 
 
 def _arrays(tensors: Sequence[Tensor]) -> _Arrays:
-    """Return the inputs as contiguous arrays, which the other runtimes require."""
+    """Return the model's inputs as contiguous arrays, which runtimes other than torch require."""
     return [tensor.contiguous().numpy() for tensor in tensors]
 
 
 def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> Path:
-    """Write the model as ONNX, with the shapes of the arguments, by torch's graph exporter."""
+    """Write the model as an ONNX file, with the shapes of the arguments, by torch's graph exporter."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
     file = folder / "model.onnx"
     with warnings.catch_warnings():
@@ -210,9 +214,10 @@ def compare_runtimes(
 ) -> None:
     """Prepare each runtime in its own process, one after the other, and time their calls of the model interleaved.
 
-    arguments: all of the model's, first x (N, C, H, W) in the memory format for torch and ours. config: of our tuning;
-    its operations are ignored. runtimes: torch is always added, as the reference for outputs. job: makes the job of a
-    runtime. pause_s: seconds between samples. Runtimes that the folder already has are not measured again.
+    arguments: all of the model's, first x (N, C, H, W) in the memory format for torch and mucudnn. config: for
+    mucudnn's tuning; its operations are ignored. runtimes: torch is always added, as the reference for outputs. job:
+    makes the job of a runtime. pause_s: seconds between samples. Runtimes that the folder already has are not measured
+    again.
 
     A runtime that is not installed, fails, is killed or times out has a row with the reason, and the others continue.
     Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails.
@@ -259,7 +264,7 @@ def compare_runtimes(
 
 
 def _kinds(process: _Process) -> dict[str, float]:
-    """Return the seconds of a call by kind of layer, after a warm-up; empty if layers cannot be timed."""
+    """Return the median seconds of each kind of layer in a call of the runtime; empty if layers cannot be timed."""
     try:
         return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
     except OwnProcessError:
@@ -272,9 +277,9 @@ def _require_torch(failures: Mapping[Runtime, str]) -> None:
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
-    """Return the L2 norm of the difference over that of ``expected``, of all arrays together, in float64.
+    """Return the L2 norm of ``outputs - expected`` over that of ``expected``, of all arrays together, in float64.
 
-    It is infinite if shapes differ, if outputs are not finite, or if ``expected`` is all zeros.
+    The result is infinite if shapes differ, if outputs are not finite, or if ``expected`` is all zeros.
     """
     if [array.shape for array in outputs] != [array.shape for array in expected]:
         return inf

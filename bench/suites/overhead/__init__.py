@@ -1,1 +1,1 @@
-"""Benchmark of the overhead of a divided call."""
+"""Benchmark of the overhead of a convolution call that is divided into micro-batches."""

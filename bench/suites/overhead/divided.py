@@ -1,8 +1,8 @@
-"""``python -m mucudnn.bench.suites.overhead.divided``: the overhead of a divided call beyond its steps.
+"""``python -m mucudnn.bench.suites.overhead.divided``: the overhead of a call divided into micro-batches.
 
-A call of eight equal micro-batches is timed against the same eight steps of the algorithm alone, on the same slices.
-Both are called from Python. On CUDA both are also replayed from a CUDA graph, several times in a row, so that only the
-device is timed.
+A call of eight equal micro-batches is timed against eight steps of the algorithm alone on the same slices, one for each
+micro-batch. Call and steps are made from Python. On CUDA both are also replayed from a CUDA graph, several times in a
+row, so that only the device is timed.
 
 The overhead is the workspace, the algorithm's ``open`` and ``close``, and the bookkeeping in Python. A step of
 BACKWARD_FILTER includes the addition of its dw to the sum. Not run on a GPU yet.
@@ -50,10 +50,10 @@ _DIVIDED, _ALONE = "divided call", "steps alone"
 
 
 def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> None:
-    """Measure every operation of a small and a large problem, on CUDA also in graphs, into the folder ``out``.
+    """Measure the overhead of divided calls, for every operation of a small and a large problem, into ``out``.
 
-    Rows that the folder already has are not measured again. clock: a wall clock by default. Raises
-    ``UnavailableError`` for a missing device, and the errors of ``open_folder``.
+    On CUDA calls are also timed in CUDA graphs. Rows that the folder ``out`` already has are not measured again. clock:
+    a wall clock by default. Raises ``UnavailableError`` for a missing device, and the errors of ``open_folder``.
     """
     environment = current_environment(device)  # raises if the device is missing
     clock = clock or wall_clock(device)
@@ -75,7 +75,7 @@ def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock
 
 
 def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
-    """Yield each subject with its overhead per micro-batch and the time of a step, both median seconds."""
+    """Yield for each subject its columns, the overhead per micro-batch and the time of a step, both median seconds."""
     rows = folder.rows.set_index("contestant")
     for alone, divided in zip(*(rows.loc[[name]].to_dict("records") for name in (_ALONE, _DIVIDED)), strict=True):
         step_s = alone["time_s"] / MICRO_BATCHES
@@ -83,7 +83,10 @@ def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
 
 
 def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
-    """Return an algorithm of a library's source if the device has one, else the default."""
+    """Return the algorithm to measure: a fixed one on the CPU, else the first that a library offers on the device.
+
+    Raises ``UnavailableError`` if no library offers one.
+    """
     if device == "cpu":
         return algorithm(_ON_CPU)
     offered = [engine for source in sources(device) for engine in source.offered(problem, [n])]
@@ -95,7 +98,7 @@ def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
 def _samples(
     problem: ConvProblem, chosen: Algorithm, n: int, device: str, in_graph: bool, rounds: int, clock: Clock
 ) -> Iterator[list[float]]:
-    """Yield the seconds of a call and of its steps, interleaved, for each round."""
+    """Yield for each round the seconds of a divided call and those of its steps alone, timed in turns."""
     operands = random_operands(problem, n * MICRO_BATCHES, device)
     works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
     repeated = [_captured(work) if in_graph else work for work in works]
@@ -104,7 +107,7 @@ def _samples(
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """Return a divided call, as a configuration runs it."""
+    """Return a function that computes the convolution in ``MICRO_BATCHES`` micro-batches, by a configuration."""
     configuration = Configuration((MicroConfig(chosen.name, n),) * MICRO_BATCHES, time_s=0.0, workspace_bytes=0)
     executable = Executable.of(problem, configuration, device_type=operands.x.device.type)
     executable.build()
@@ -112,7 +115,7 @@ def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -
 
 
 def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """Return a call of the steps alone, on an algorithm opened beforehand."""
+    """Return a function that runs the algorithm's step on each micro-batch, without opening and other overhead."""
     needed = chosen.workspace(problem, n)
     prepared, scratch = (
         torch.empty(size, dtype=torch.uint8, device=operands.x.device)
@@ -128,7 +131,7 @@ def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) 
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    """Return a call that replays ``COPIES`` of the work from a CUDA graph, captured after one warm-up run."""
+    """Return a function that replays ``COPIES`` runs of ``work`` from a CUDA graph, captured after one warm-up run."""
     work()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

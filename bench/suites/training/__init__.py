@@ -1,1 +1,1 @@
-"""Benchmark of whole training steps against torch; single convolutions are in ``convolutions``."""
+"""Benchmark of whole training steps against torch; the benchmark of single convolutions is in ``convolutions``."""

@@ -1,8 +1,8 @@
-"""Training steps of networks: with torch, torch in benchmark mode, mucudnn, and compiled.
+"""Times of networks' training steps with torch, with torch in benchmark mode, with mucudnn, and compiled.
 
 A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one network,
-precision and memory format are interleaved in one run, each in its own process (see ``apart``). Their rows share one
-subject in the result folder.
+precision and memory format are interleaved in one run, each in its own process (see ``apart``). Their rows have the
+same subject, that is, equal identifying columns, in the result folder.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """Options of the benchmark.
+    """Options of the benchmark of training steps.
 
-    precisions, variants: None for all of the device; torch's own variant is always added. rounds: samples of each
-    variant, each of one or more steps. seconds: the time limit, after which no further setting is started, or None.
-    how: the way mucudnn is applied to the step. clock: times the steps, not the tuning; None for a wall clock. apart:
-    makes the processes of the variants.
+    precisions, variants: None for all that the device supports; torch's own variant is always added. rounds: time
+    samples of each variant, each of one or more steps. seconds: the time limit, after which no further setting is
+    started, or None. how: the way mucudnn is applied to the step. clock: times the steps, not the tuning; None for a
+    wall clock. apart: makes the processes of the variants.
     """
 
     config: Config = field(default_factory=Config)
@@ -77,11 +77,11 @@ def benchmark_training(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> None:
-    """Measure the model of each source into the folder ``out``, except the settings it already has.
+    """Measure training steps of each source's model into the folder ``out``, except settings the folder already has.
 
-    sources: networks by name, and the user's own models, as for ``load_model``; these learn to give small outputs.
-    batch_sizes: one for each source. Duplicates are measured once. input_size: (C, H, W) of an image; None for each
-    network's own. A variant that fails has a row with the reason.
+    sources: networks by name, and the user's own models, as for ``load_model``; these models learn to give small
+    outputs. batch_sizes: one for each source. Duplicates are measured once. input_size: (C, H, W) of an image; None for
+    each network's own. A variant that fails has a row with the reason.
 
     Raises ``InvalidInputError`` before anything is measured if a source has no model or cannot be trained, if a batch
     is too large, or if the device does not have a precision or variant; and the errors of ``open_folder``.
@@ -109,7 +109,10 @@ def benchmark_training(
 
 
 def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
-    """Return the precisions, or all of the device if None. Raises ``InvalidInputError`` for others."""
+    """Return the given precisions; if None, all that the device supports.
+
+    Raises ``InvalidInputError`` for a precision that the device does not support.
+    """
     allowed = PRECISIONS[device]
     for precision in precisions or ():
         if precision not in allowed:
@@ -139,7 +142,7 @@ def _header(
 
 
 def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape:
-    """Return the (C, H, W) of an image. Runs a step of a user's own model to check that it can be trained."""
+    """Return the shape (C, H, W) of an image for a model; run a step of a user's own model to check its training."""
     if source in NETWORKS:
         shape = input_size or input_shape_of(source)
         input_shape(batch_size, shape)
@@ -162,7 +165,7 @@ def _measure_source(
     end_s: float,
     progress: Progress,
 ) -> None:
-    """Measure one model in its settings and remove them from ``left``; those beyond the time limit stay there."""
+    """Measure one model in its settings and remove these from ``left``; settings beyond the time limit stay there."""
     if not settings:
         return
     source = settings[0].network
@@ -184,7 +187,10 @@ def _measure_source(
 def measured_rows(
     setting: Setting, subject: Subject, options: TrainingOptions, progress: Progress = silent
 ) -> list[Row]:
-    """Measure the variants of one setting, interleaved; return a row for each. The model is left unchanged."""
+    """Measure the variants of one setting, interleaved, and return a row for each variant.
+
+    The model is left unchanged.
+    """
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
     with options.apart() as apart:
         handed = apart.handed(subject)
@@ -202,7 +208,7 @@ def measured_rows(
 
 @dataclass(slots=True, eq=False)
 class _MeasuredVariant:
-    """A variant while it is measured."""
+    """A variant that is being measured, with its process and the parts of its steps timed so far."""
 
     setting: Setting
     variant: Variant
@@ -210,7 +216,7 @@ class _MeasuredVariant:
     parts: list[StepParts] = field(default_factory=list)
 
     def sample_parts(self) -> None:
-        """Time the parts of as many steps as a sample of the timer has, unless a step has failed."""
+        """Time the parts of as many steps as one time sample consists of, unless a step has failed before."""
         timer, process = self.entrant.timer, self.entrant.process
         if self.setting.device not in SPLIT_ON or timer is None or process is None or timer.error is not None:
             return
@@ -222,7 +228,7 @@ class _MeasuredVariant:
             self.parts.append(found)
 
     def row(self) -> Row:
-        """Return the row, with the samples or the reason why there are none."""
+        """Return the variant's result row, with its time samples or the reason why there are none."""
         timer, process = self.entrant.timer, self.entrant.process
         row = Row(self.setting.subject, self.variant)
         if timer is None or process is None or self.entrant.failure:
@@ -230,7 +236,7 @@ class _MeasuredVariant:
         return replace(row, samples_s=timer.samples_s, more={"peak_bytes": process.found, **self._split()})
 
     def _split(self) -> dict[str, Any]:
-        """Return the medians of the parts of a step, or only the reason if steps could not be split."""
+        """Return columns with the median seconds of a step's parts, or only the reason if steps cannot be split."""
         splits = [part.split for part in self.parts if part.split is not None]
         failure = next((part.failure for part in self.parts if part.failure), None)
         if failure or not splits:

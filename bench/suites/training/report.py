@@ -29,14 +29,17 @@ _SUMMARY = ("PyTorch ms", "mucudnn ms", "speedup", "in convolutions", "their sha
 
 
 def cells_of(folder: ResultFolder) -> list[Cell]:
-    """Return the rows, each with ``time_s``, ``noise`` (IQR / median) and ``torch``, torch's row in its setting."""
+    """Return the rows with three more keys: ``time_s``, ``noise`` (IQR / median), and ``torch``.
+
+    ``torch`` is torch's row in the same setting.
+    """
     lines = [{**line, **spread(line["samples_s"])} for line in folder.lines]
     torchs = {_setting(line): line for line in lines if line["contestant"] == Variant.TORCH and line["samples_s"]}
     return [{**line, "torch": torchs.get(_setting(line))} for line in lines]
 
 
 def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield up to three tables for each source, a summary if there are several, and the settings left out."""
+    """Yield up to three tables for each network, a summary if there are several networks, and the settings left out."""
     cells, bound = cells_of(folder), bound_in_words(folder.header.settings)
     networks = [[*group] for _, group in groupby(cells, lambda cell: (cell["network"], cell["batch_size"]))]
     for group in networks:
@@ -55,7 +58,7 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def training_summary(cells: Sequence[Cell], bound: str) -> Table:
-    """Return a table with a row for each network, precision and memory format: mucudnn's step against torch's."""
+    """Return a table of mucudnn's step against torch's, with a row for each network, precision and memory format."""
     title = f"training steps, {bound}"
     printed = new_table(title, ("network", "batch", "precision", "memory format"), _SUMMARY)
     for cell in cells:
@@ -69,7 +72,10 @@ def training_summary(cells: Sequence[Cell], bound: str) -> Table:
 
 
 def training_split_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of one network's times in convolutions and the rest; ratios as in ``training_steps_table``."""
+    """Return a table of one network's times in convolutions and in all other parts of a step.
+
+    Ratios are to torch in the same precision and memory format.
+    """
     printed = _table(cells, "where the time of a step goes", _SPLIT)
     for cell in filter(_is_split, cells):
         printed.add_row(*_left(cell), *_parts(cell))
@@ -80,7 +86,7 @@ def training_split_table(cells: Sequence[Cell]) -> Table:
 
 
 def training_kinds_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the share of each kind of layer in the time of one network's steps."""
+    """Return a table of the share that each kind of layer has in the time of one network's steps."""
     known = [cell for cell in cells if cell.get("kinds_s")]
     kinds = list(dict.fromkeys(kind for cell in known for kind in cell["kinds_s"]))
     printed = _table(cells, "share of time by kind of layer, %", kinds)
@@ -94,7 +100,10 @@ def training_kinds_table(cells: Sequence[Cell]) -> Table:
 
 
 def training_steps_table(cells: Sequence[Cell], bound: str) -> Table:
-    """Return a table of one network's times and peaks, relative to torch's of the same precision and memory format."""
+    """Return a table of one network's step times and memory peaks.
+
+    Ratios are to torch in the same precision and memory format.
+    """
     printed = _table(cells, f"training steps, {bound}", [*_NUMBERS])
     for cell in cells:
         numbers = [cell["failure"]] if cell["failure"] else [shown(cell) for shown in _NUMBERS.values()]
@@ -109,7 +118,10 @@ def _table(cells: Sequence[Cell], what: str, columns: Sequence[str]) -> Table:
 
 
 def _left(cell: Cell) -> tuple[str, str, str]:
-    """Return the cells of the setting and the variant, marked if mucudnn was enabled rather than optimized."""
+    """Return the leftmost cells of a row: precision, memory format, and variant.
+
+    The variant is marked if mucudnn was enabled (tuned during a warm-up step) rather than optimized (tuned beforehand).
+    """
     is_enabled = cell["contestant"] == Variant.MUCUDNN and cell["how"] == How.ENABLE
     name = f"{cell['contestant']}, enabled" if is_enabled else cell["contestant"]
     return cell["precision"], cell["memory_format"], name
@@ -120,7 +132,7 @@ def _setting(line: Cell) -> tuple[Any, ...]:
 
 
 def _to_torch(cell: Cell, of: Callable[[Cell], float], shown: Callable[[float], str]) -> str:
-    """Format the ratio of torch's number to the cell's; empty if torch failed."""
+    """Return as text the ratio of torch's number to this row's number; empty if torch failed."""
     return "" if cell["torch"] is None else shown(of(cell["torch"]) / of(cell))
 
 
@@ -133,7 +145,7 @@ def _convolutions_s(cell: Cell) -> float:
 
 
 def _parts(cell: Cell) -> list[str]:
-    """Return the texts under ``_SPLIT``."""
+    """Return the texts of a row in the columns ``_SPLIT``: times of convolutions and of the rest, beside torch's."""
     times = map(milliseconds, (cell["forward_convolutions_s"], cell["backward_convolutions_s"], cell["rest_s"]))
     forward, backward, rest = times
     if not _is_split(cell["torch"]):
@@ -146,7 +158,7 @@ def _parts(cell: Cell) -> list[str]:
 
 
 def _summed_up(cell: Cell) -> list[str]:
-    """Return the texts under ``_SUMMARY``, or the reason if there is nothing to compare."""
+    """Return the texts of a row in the columns ``_SUMMARY``, or the reason if there is nothing to compare."""
     torchs = cell["torch"]
     if cell["failure"] or torchs is None:
         return [cell["failure"] or "PyTorch's own failed"]

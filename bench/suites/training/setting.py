@@ -1,4 +1,4 @@
-"""Settings of training steps. Does not import torch."""
+"""Settings of the benchmark of training steps. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mucudnn.words.problem import MemoryFormat
 
 
 class Precision(StrEnum):
-    """Precision in which a training step computes.
+    """The precision in which a training step computes.
 
     ``TF32``: float32, but matrix products and convolutions round factors to 10 bits of mantissa. ``BFLOAT16``:
     autocast, with parameters in float32.
@@ -37,7 +37,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting in which the variants are compared. device: ``cpu`` or ``cuda``."""
+    """A setting in which the variants of a training step are compared. device: ``cpu`` or ``cuda``."""
 
     network: str
     batch_size: int
@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """Return the columns that identify its rows."""
+        """Return the columns that identify the result rows of this setting."""
         return {name: getattr(self, name) for name in COLUMNS}
 
     def __str__(self) -> str:

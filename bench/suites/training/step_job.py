@@ -1,4 +1,4 @@
-"""The preparation of one variant's steps in its own process (see ``apart``)."""
+"""The preparation of a model's training step in a process of its own, for one variant of its convolutions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SPLIT_ON = ("cpu",)  # splitting a step on a GPU would need CUDA events, which i
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model on the CPU, which is copied before training, with the images and labels of a batch."""
+    """A model on the CPU, which each variant copies before training, with the images and labels of a batch."""
 
     model: nn.Module
     batch: Batch
     objective: Objective
 
     def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return all arguments of the model, with the images in the setting's memory format, and the target."""
+        """Return all arguments of the model, images in the setting's memory format, and the target, on its device."""
         images, labels = (tensor.to(setting.device) for tensor in self.batch)
         images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
         return self.objective.arguments(images), self.objective.target(images, labels)
@@ -45,7 +45,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Times of a few steps, split into convolutions and the rest, and by kind of layer; or the failure in words."""
+    """Times of a few training steps, split into convolutions and the rest, and by kind of layer.
+
+    failure: why the steps could not be split, in words; empty if they were split.
+    """
 
     split: StepSplit | None = None
     kinds_s: Mapping[str, float] = field(default_factory=dict)
@@ -54,10 +57,11 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """The preparation of a variant's steps: build, tune or compile, warm up, and take the peak of memory.
+    """A picklable job for another process: builds, tunes or compiles a variant's model and prepares its step.
 
-    subject: returns the model to train. threads: of torch. clock: of the steps. A call returns the step to time and the
-    peak in bytes; it can also measure ``StepParts``. Raises any error of building, tuning, compiling and of a step.
+    subject: returns the model to train. threads: of torch. clock: of the steps. A call of the job warms up, and returns
+    the step to time and its peak bytes; the job can also measure ``StepParts``. Raises any error of building, tuning,
+    compiling and of a step.
     """
 
     subject: Callable[[], Subject]
@@ -90,7 +94,7 @@ class StepJob:
         return self.variant.is_ours and self.setting.how is How.ENABLE
 
     def _run(self, function: Callable[[], T], /) -> T:
-        """Run steps under the settings of the variant."""
+        """Call a function that runs steps, under the settings of this variant, and return its result."""
         with _rounding(self.setting):
             if not self._is_enabled:
                 return function()
@@ -98,7 +102,10 @@ class StepJob:
                 return function()
 
     def _model_and_step(self, subject: Subject) -> tuple[nn.Module, Callable[[], None]]:
-        """Return a copy of the model and a training step of it, which starts and ends without gradients."""
+        """Return a copy of the model, and a function that trains it for one step.
+
+        No gradients exist before or after the step.
+        """
         setting = self.setting
         autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
         torch_format = TORCH_FORMATS[setting.memory_format]
@@ -120,7 +127,7 @@ class StepJob:
 
 @dataclass(slots=True, eq=False)
 class _Parts:
-    """Splits steps into their parts on request. After a failure, returns that failure and never tries again."""
+    """A splitter of steps into their parts, on request. After a failure, returns that failure and never tries again."""
 
     model: nn.Module
     step: Callable[[], None]
@@ -147,7 +154,7 @@ class _Parts:
 
 @contextmanager
 def _rounding(setting: Setting) -> Iterator[None]:
-    """Switch TF32 on or off in convolutions and matrix products; other precisions change nothing."""
+    """Switch TF32 on or off in convolutions and matrix products for this context; other precisions change nothing."""
     if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
         yield
         return

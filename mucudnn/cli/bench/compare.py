@@ -15,7 +15,7 @@ _SLOWER = 1  # exit status
 
 
 def parse_tolerance(text: str) -> float:
-    """Parse a percentage as a fraction. Raises ``InvalidInputError``.
+    """Parse a percentage as a fraction. Raises ``InvalidInputError`` for other text.
 
     >>> parse_tolerance("5%"), parse_tolerance("2.5 %")
     (0.05, 0.025)

@@ -29,7 +29,7 @@ _LONGEST_PERIOD = 1000  # steps: a sample runs a whole period
 
 
 def parse_caps(text: str) -> tuple[float | None, ...]:
-    """Parse values of ``bucket_cap_mb``; ``default`` is PyTorch's. Raises ``InvalidInputError``.
+    """Parse sizes for ``bucket_cap_mb``; ``default``, PyTorch's size, is None. Raises ``InvalidInputError``.
 
     >>> parse_caps("default, 0.5, 25")
     (None, 0.5, 25.0)
@@ -51,7 +51,7 @@ def _cap(part: str, text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Measuring:
-    """The job of each rank; ``data_parallel`` has the options."""
+    """The function that each rank (process) runs to measure training steps; its fields are options of the command."""
 
     setting: Setting
     input_shape: tuple[int, int, int] | None
@@ -80,7 +80,7 @@ class _Measuring:
             )
 
     def header(self) -> Header:
-        """Describe the run for a result folder."""
+        """Return the description of this run for a result folder: settings and environment."""
         from mucudnn.running.environment import current_environment
 
         environment = replace(current_environment(self.setting.device), threads=self.threads)

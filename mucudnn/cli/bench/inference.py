@@ -17,7 +17,7 @@ from mucudnn.words.units import parse_bytes
 
 
 def parse_runtimes(text: str) -> tuple[Runtime, ...]:
-    """Parse names of runtimes, or all, or none. Raises ``InvalidInputError``.
+    """Parse names of runtimes, ``all`` or ``none``. Raises ``InvalidInputError`` for other text.
 
     >>> [runtime.value for runtime in parse_runtimes("openvino, mucudnn")]
     ['openvino', 'mucudnn']

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def parse_configuration(text: str) -> Configuration:
-    """Parse a configuration as tables show it. Raises ``InvalidInputError``.
+    """Parse a configuration in the form in which tables show it. Raises ``InvalidInputError`` for other text.
 
     >>> parse_configuration("gemm 8x2 + gemm 2").batch_size
     18
@@ -105,7 +105,7 @@ def metrics(
 
 
 def _rows(folder: ResultFolder) -> Callable[[Path], None]:
-    """Return a function that writes the CSV file, which includes values derived from the samples."""
+    """Return a function that writes the folder's rows to a CSV file, with values derived from the samples."""
     from mucudnn.bench.pages.measured import measured
     from mucudnn.bench.pages.reports import write_frame
 

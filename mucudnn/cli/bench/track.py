@@ -18,7 +18,7 @@ _TABLE = "history.csv"
 
 
 def parse_name(text: str) -> str:
-    """Check the name of a folder. Raises ``InvalidInputError``.
+    """Return ``text`` if it can be the name of a folder. Raises ``InvalidInputError`` for other text.
 
     >>> parse_name("0.1.0-fe1cd7d0")
     '0.1.0-fe1cd7d0'
@@ -29,7 +29,7 @@ def parse_name(text: str) -> str:
 
 
 def machine_name(device: str, capability: str, threads: int) -> str:
-    """Return the folder name of a machine.
+    """Return a folder name for the results of a machine, made of its device, capability and number of threads.
 
     >>> machine_name("AMD EPYC", "AVX2", 2)
     'amd-epyc-avx2-2-threads'

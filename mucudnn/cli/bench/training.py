@@ -80,7 +80,7 @@ def training(
 
 
 def _require_enable(how: How) -> None:
-    """Raise ``UsageError`` for options of ``--how enable`` without it."""
+    """Raise ``UsageError`` if options that only ``--how enable`` allows are given without it."""
     options_of_enable = {"first_call_time": "--first-call-time", "background": "--background"}
     given = [option for name, option in options_of_enable.items() if options.is_given(name)]
     if given and how is not How.ENABLE:
@@ -91,7 +91,10 @@ def _require_enable(how: How) -> None:
 
 
 def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:
-    """Return one batch size for each source. Raises ``UsageError`` if the numbers do not match."""
+    """Return one batch size for each source; a single given size is for all sources.
+
+    Raises ``UsageError`` if there are several sizes, but not one for each source.
+    """
     if len(given) not in (1, len(sources)):
         raise click.UsageError(
             f"--batch has {len(given)} sizes for {len(sources)} sources: give one for all, or one for each"

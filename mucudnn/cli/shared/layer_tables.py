@@ -1,4 +1,4 @@
-"""Layer tables for commands: load one, tune it with a progress bar, or solve it from stored measurements."""
+"""Helpers of commands for layer tables: load a table, tune it with a progress bar, or solve it from measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def load_limited(
     source: str, sizes: dict[str, Any], config: Config, device: str = "cpu"
 ) -> tuple[LayerTable, Limits | None]:
-    """Load the table of a source; if the config's limit is the headroom, with a row per module and its limits.
+    """Load the layers of a source, and the workspace limit of each module if the limit is the headroom, else None.
 
-    sizes: as for ``load_source``. device: of the training step whose headroom is traced.
+    Headroom is the memory that is free in a training step; the table then has a layer per module. sizes: further
+    arguments of ``load_source``. device: where the training step runs.
     """
     if not config.has_headroom_limit:
         from mucudnn.bench.sources.layers import load_source
@@ -37,7 +38,7 @@ def load_limited(
 
 
 def tuning_environment(device: str, config: Config) -> Environment:
-    """Return the environment in which a device is tuned, with PyTorch's settings as the config changes them.
+    """Return the environment for measurements on a device, with PyTorch's settings as the config changes them.
 
     Raises ``UnavailableError`` for a device that this machine does not have.
     """
@@ -49,7 +50,10 @@ def tuning_environment(device: str, config: Config) -> Environment:
 
 
 def tune_with_progress(table: LayerTable, config: Config, device: str, limits: Limits | None = None) -> TableTuning:
-    """Tune a table; after Ctrl-C return the rows that are ready. Arguments as for ``tune_table``."""
+    """Tune a table with a progress bar; after Ctrl-C return the rows that are ready.
+
+    The arguments are those of ``tune_table``.
+    """
     from mucudnn.bench.sources.table_tuning import tune_table
     from mucudnn.words.progress import progress_bar
 
@@ -58,7 +62,7 @@ def tune_with_progress(table: LayerTable, config: Config, device: str, limits: L
 
 
 def require_complete(tuning: TableTuning) -> None:
-    """Raise ``KeyboardInterrupt`` with the number of finished rows, if the tuning was interrupted."""
+    """Raise ``KeyboardInterrupt``, with the number of finished rows, if a tuning was interrupted."""
     if tuning.interrupted:
         raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
 
@@ -66,9 +70,12 @@ def require_complete(tuning: TableTuning) -> None:
 def solve_stored(
     path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
 ) -> tuple[TableTuning, tuple[str, ...]]:
-    """Solve a table from a database or profile; return and print notes on unused and missing measurements.
+    """Choose configurations for a table from stored measurements, without measuring.
 
-    environment: as for ``select_measurements``.
+    environment: number or part of the description of the environment whose measurements are used; None for the only
+    one.
+
+    Notes on unused and missing measurements are printed, and returned beside the choices. path: a database or profile.
     """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
     from mucudnn.database.exports import open_stored
@@ -93,7 +100,7 @@ def solve_stored(
 
 
 def named_layer(table: LayerTable, name: str | None) -> Layer:
-    """Return the layer of this name, which equal layers may share; for None return the only layer.
+    """Return the layer with this name among its names, or the only layer of the table for None.
 
     Raises ``InvalidInputError`` if there is no such layer.
     """

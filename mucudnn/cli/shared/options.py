@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def together(*options: Decorator) -> Decorator:
-    """Return one decorator that adds several options, in the order in which --help lists them."""
+    """Return one decorator that adds several options to a command, in the order in which --help lists them."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -44,23 +44,26 @@ def together(*options: Decorator) -> Decorator:
 
 
 def batch(default: int | None = None) -> Decorator:
-    """Add ``--batch``."""
+    """Return a decorator that adds the option ``--batch`` to a command."""
     return option("batch", Count(), "Samples in a mini-batch.", default)
 
 
 def rounds(default: int, what: str, least: int = 1) -> Decorator:
-    """Add ``--rounds``. what: its help text."""
+    """Return a decorator that adds the option ``--rounds`` to a command. what: help text of the option."""
     return option("rounds", Count(least), what, default)
 
 
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
-    """Return the option ``--name``. text: its help. variable: its argument of the command, if named otherwise."""
+    """Return a decorator that adds the option ``--name`` to a command.
+
+    text: help of the option. variable: name of the command's argument, if not that of the option.
+    """
     variable = variable or name.replace("-", "_")
     return click.option(f"--{name}", variable, type=kind, default=default, help=text)
 
 
 def flag(name: str, text: str, variable: str = "") -> Decorator:
-    """Return the flag ``--name``, which is off by default."""
+    """Return a decorator that adds the flag ``--name``, which is off by default. text: help of the flag."""
     return click.option(f"--{name}", variable or name.replace("-", "_"), is_flag=True, help=text)
 
 
@@ -80,7 +83,7 @@ database = option("database", InputFile(), "SQLite file of the measurements; def
 
 
 def use_threads(threads: int | None) -> None:
-    """Set PyTorch's number of threads; None keeps it."""
+    """Set PyTorch's number of threads; None leaves it unchanged."""
     import torch
 
     if threads is not None:
@@ -102,7 +105,7 @@ threads = together(known_threads, _with_threads)
 
 
 def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a numbered GPU the current one, and pass only its type to the command."""
+    """Return a command that makes a numbered GPU, such as cuda:1, current, then calls ``function`` with cuda."""
 
     @wraps(function)
     def on_device(*args: Any, device: str, **rest: Any) -> Any:
@@ -128,7 +131,7 @@ device = together(known_device, _made_current)
 
 
 def filters(option: str, default: str) -> Decorator:
-    """Add an option that keeps only layers with filters of some sizes."""
+    """Return a decorator that adds an option to keep only layers whose filters have certain sizes."""
     return click.option(
         option,
         "filters",
@@ -213,7 +216,7 @@ def _limit_or_headroom(text: str) -> str:
 
 
 def workspace_limit(default: str, headroom: bool = False) -> Decorator:
-    """Add ``--workspace-limit``. headroom: whether ``headroom`` is allowed."""
+    """Return a decorator that adds ``--workspace-limit``. headroom: whether the value ``headroom`` is allowed."""
     return option(
         "workspace-limit",
         Text("SIZE", _limit_or_headroom if headroom else _limit),
@@ -225,7 +228,10 @@ def workspace_limit(default: str, headroom: bool = False) -> Decorator:
 
 
 def memory_bounds(default: str, headroom: bool = False) -> Decorator:
-    """Add ``--workspace-limit`` with this default, ``--limit-torch``, and ``--workspace-budget`` to replace both."""
+    """Return a decorator that adds ``--workspace-limit``, ``--limit-torch`` and ``--workspace-budget``.
+
+    A budget replaces the other two. default: the limit. headroom: whether the limit ``headroom`` is allowed.
+    """
     budget = option(
         "workspace-budget",
         Text("SIZE", parse_size),
@@ -236,12 +242,15 @@ def memory_bounds(default: str, headroom: bool = False) -> Decorator:
 
 
 def is_given(name: str) -> bool:
-    """Whether the user gave this parameter of the running command."""
+    """Whether the user gave this parameter of the running command, instead of leaving its default."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
-    """Add options whose values are passed to ``make``; the command gets its result as the argument ``name``."""
+    """Return a decorator that adds options whose values are bundled into one argument of the command, ``name``.
+
+    The argument is the result of calling ``make`` with the values by name.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -258,12 +267,15 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
 
 
 def config(*options: Decorator, **fixed: Any) -> Decorator:
-    """Add options named as fields of ``Config``; the command gets the argument ``config``. fixed: other fields."""
+    """Return a decorator that adds options, named as fields of ``Config``, to a command.
+
+    The command gets their values as one argument, ``config``. fixed: values of other fields.
+    """
     return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
 
 
 def _config(**values: Any) -> Config:
-    """Return the config; refuse a limit, or an option of a limit, that is given beside a budget."""
+    """Return the ``Config`` of these values; refuse a limit, or an option of a limit, given beside a budget."""
     if values.get("workspace_budget") is not None:
         if is_given("workspace_limit"):
             raise click.UsageError("--workspace-limit and --workspace-budget exclude each other: give one of them")

@@ -32,7 +32,7 @@ Rows = Sequence[Mapping[str, Any]] | Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The output files that the user asked for."""
+    """The output files that the user asked for by ``--csv``, ``--json``, ``--plot`` and ``--out``."""
 
     csv_file: Path | None = None
     json_file: Path | None = None
@@ -41,7 +41,7 @@ class Outputs:
 
     @property
     def folder(self) -> Path:
-        """The folder of ``--out``, which is required."""
+        """The folder given by ``--out``, for commands that require this option."""
         assert self.out is not None
         return self.out
 
@@ -52,7 +52,10 @@ class Outputs:
         record: Mapping[str, Any] | None = None,
         figure: Callable[[], Figure] | None = None,
     ) -> None:
-        """Write the files, then print, even if a file fails. rows: of the CSV file, or a function that writes it."""
+        """Write results to the files that the user asked for, then print them, even if writing fails.
+
+        printed: tables and texts. rows: those of the CSV file, or a function that writes the file.
+        """
         from mucudnn.bench.report.plots import save_png
         from mucudnn.terminal.console import output
 
@@ -77,8 +80,8 @@ class Outputs:
     ) -> Iterator[Path]:
         """Yield a result folder for a benchmark to write; then show its results, even after an exception.
 
-        It is the folder of ``--out``, or a temporary one. tables, rows, figure: functions of the folder that return the
-        arguments of ``tell``; by default the CSV file has the folder's own rows.
+        The folder is that of ``--out``, or a temporary one. tables, rows, figure: functions that get the folder's
+        content and return the arguments of ``tell``; by default the CSV file has the folder's own rows.
         """
 
         def show() -> None:
@@ -108,9 +111,11 @@ class Outputs:
 
 
 def outputs(*kinds: str, second: str = "", required: bool = False) -> Decorator:
-    """Add some of ``csv``, ``json``, ``plot`` and ``out``; the command gets ``outputs``.
+    """Return a decorator that adds some of the options ``--csv``, ``--json``, ``--plot`` and ``--out`` to a command.
 
     second: word in the name of a second CSV file. required: whether ``--out`` is required.
+
+    kinds: the options. The command gets their values as one argument, ``outputs``.
     """
     every = {
         "csv": options.option(

@@ -1,4 +1,4 @@
-"""Types of parameters, and the functions that read their values."""
+"""Types of command-line parameters, and the functions that parse their texts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MOST_THREADS = 1024  # with far more, OpenMP runs out of memory and ends the pro
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A value that a function parses from text; ``shown`` is its placeholder in --help.
+    """Parameter type whose values a function parses from text; ``shown`` is the placeholder in --help.
 
-    The function's ``MucudnnError`` becomes a usage error that names the option. Defaults are not parsed.
+    A ``MucudnnError`` of the function becomes a usage error that names the option. Defaults are not parsed.
     """
 
     def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
@@ -43,7 +43,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
 
 
 class Finite(click.FloatRange):
-    """A finite number in a range; click's range check alone would accept NaN."""
+    """Parameter type of a finite number in a range; click's own range check would accept NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -51,7 +51,7 @@ class Finite(click.FloatRange):
 
 
 class Count(click.IntRange):
-    """A whole number from least to most."""
+    """Parameter type of a whole number from ``least`` to ``most``."""
 
     def __init__(self, least: int = 1, most: int = LARGEST) -> None:
         super().__init__(min=least)
@@ -75,7 +75,7 @@ COUNTS = Text("N,...", _counts)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse ascending numbers of ranks; ``...`` continues with the factor between the two numbers before it.
+    """Parse ascending numbers of ranks (processes); ``...`` continues by the factor between the two numbers before.
 
     Raises ``InvalidInputError`` for other text.
 
@@ -97,7 +97,10 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[Pair, ...]:
-    """Parse filter sizes: ``3x3,5x5`` as ((3, 3), (5, 5)), ``all`` as (). Raises ``InvalidInputError``."""
+    """Parse filter sizes: ``3x3,5x5`` as ((3, 3), (5, 5)), ``all`` as ().
+
+    Raises ``InvalidInputError`` for other text.
+    """
     parts = [] if text == "all" else [part.strip() for part in text.split(",")]
     if wrong := [part for part in parts if re.fullmatch(f"{SIZE}x{SIZE}", part) is None]:
         raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or all")
@@ -105,12 +108,15 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
 
 
 def choice(kind: type[StrEnum]) -> Text:
-    """Return the parameter type of one member of ``kind``, written with hyphens or underscores."""
+    """Return the parameter type whose value is one member of an enumeration, written with hyphens or underscores."""
     return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
 
 
 def several(kind: type[StrEnum]) -> Text:
-    """Return the parameter type of comma-separated members of ``kind``, parsed to a tuple in the order of ``kind``."""
+    """Return the parameter type whose value is a tuple of members of an enumeration, in the enumeration's order.
+
+    The user writes the members separated by commas.
+    """
 
     def parse(text: str) -> tuple[StrEnum, ...]:
         chosen = {_member(kind, part) for part in text.split(",")}
@@ -132,7 +138,7 @@ def _member(kind: type[_Choice], text: str) -> _Choice:
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
-    """Parse channels, height and width of one sample. Raises ``InvalidInputError``.
+    """Parse channels, height and width of one sample. Raises ``InvalidInputError`` for other text.
 
     >>> parse_shape("3x224x224")
     (3, 224, 224)
@@ -144,7 +150,7 @@ def parse_shape(text: str) -> tuple[int, int, int]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Parse comma-separated names. Raises ``InvalidInputError`` if there are none.
+    """Parse comma-separated names. Raises ``InvalidInputError`` if there is no name.
 
     >>> parse_names("gemm, direct")
     ('gemm', 'direct')
@@ -158,14 +164,14 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_size(text: str) -> str:
-    """Check a size and return it as text, for ``Config``. Raises ``InvalidInputError``, also for ``none``."""
+    """Return ``text`` if it is a size in bytes. Raises ``InvalidInputError`` for other text, also for ``none``."""
     if parse_bytes(text) is None:
         raise InvalidInputError(f"{text!r} is not a size; give one, such as 64MiB")
     return text
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:
-    """Parse distinct workspace limits; ``none`` is no limit. Raises ``InvalidInputError``.
+    """Parse distinct workspace limits; ``none`` is no limit. Raises ``InvalidInputError`` for other text.
 
     >>> parse_sizes("8MiB, none")
     (8388608, None)
@@ -174,7 +180,7 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
 
 
 def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a parser that checks text by ``parse`` but returns it unchanged, for ``Config``."""
+    """Return a parser that checks text by ``parse`` but returns the text, since ``Config`` parses it itself."""
 
     def check(text: str) -> str:
         parse(text)
@@ -184,7 +190,7 @@ def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def parse_device(text: str) -> str:
-    """Check the name of a device, which may be missing here. Raises ``UnavailableError`` for other text.
+    """Return the name of a device, which this machine may lack. Raises ``UnavailableError`` for other text.
 
     >>> parse_device("cuda:1")
     'cuda:1'

@@ -1,7 +1,7 @@
-"""Run a job on every rank of a process group: on the ranks of torchrun, or in worker processes.
+"""Runs a job on every rank (process) of a process group: on ranks that torchrun started, or in worker processes.
 
-With workers the command itself is no rank but watches them: a rank that fails or is killed is reported at once, even if
-others wait for it, and all ranks end with it, as they do after Ctrl-C.
+With worker processes, the command itself is no rank but watches the workers: if a rank fails or is killed, the command
+reports that at once, even if other ranks wait for the failed one, and ends all ranks, as after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _INTERRUPTED_S = 60.0  # grace period of tuning after Ctrl-C, to finish the curr
 
 
 def ranks_of_torchrun() -> int | None:
-    """Return the number of ranks that torchrun started; None if this process is not one of them."""
+    """Return the number of ranks (processes) that torchrun started; None if this process is not one of them."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _OF_TORCHRUN) else None
 
 
 def rank_of_torchrun() -> int | None:
-    """Return this process's rank under torchrun; None without torchrun."""
+    """Return the rank that torchrun gave to this process; None without torchrun."""
     return None if ranks_of_torchrun() is None else int(os.environ["RANK"])
 
 
 def ranks_here(ranks: int) -> int:
-    """Return how many of the ranks are on this machine."""
+    """Return how many of ``ranks`` processes run on this machine."""
     return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
 
 
 def cores_of_each(processes: int) -> int:
-    """Return the number of cores per process, at least one."""
+    """Return the number of CPU cores for each of several processes, at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
 
@@ -63,7 +63,7 @@ def cores_of_each(processes: int) -> int:
 def on_every_rank(
     job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0, interrupted_s: float = 0.0
 ) -> T | None:
-    """Run a job on every rank, within a process group. Return the result of rank 0; None on other ranks.
+    """Run a job on every rank of a process group. Return the result of rank 0; None on other ranks.
 
     job: a picklable function. ranks: number of ranks to start, ignored under torchrun. device: ``cpu`` or ``cuda``,
     where each rank of a machine uses the GPU of its number. timeout_s: how long a rank waits for another one.
@@ -99,7 +99,10 @@ def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float,
 
 
 def _outcomes(workers: Sequence[Worker]) -> dict[int, object]:
-    """Wait for all ranks; after a failure only for ranks that end within ``_OTHERS_S``."""
+    """Wait for all ranks and return their results or failures.
+
+    After a failure, only ranks that end within ``_OTHERS_S`` seconds are waited for.
+    """
     outcomes: dict[int, object] = {}
     left = {rank: worker.told for rank, worker in enumerate(workers)}
     left_s: float | None = None
@@ -122,7 +125,10 @@ def _outcome(worker: Worker) -> object:
 
 
 def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]:
-    """Interrupt all ranks and return the result of rank 0. Raises ``KeyboardInterrupt`` if there is none."""
+    """Interrupt all ranks, and return what rank 0 sends as its result within ``limit_s``.
+
+    Raises ``KeyboardInterrupt`` if rank 0 sends none.
+    """
     if limit_s:
         for worker in workers:
             worker.process.terminate()
@@ -132,7 +138,7 @@ def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]
 
 
 def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
-    """Return the error of the rank that failed first, without its number if all ranks failed in the same way."""
+    """Return the error of the rank that failed first; it names the rank, unless all ranks failed in the same way."""
     rank, first = min(failed.items(), key=lambda item: item[1].moment_s)
     if first.trace:
         click.echo(first.trace, err=True)
@@ -164,7 +170,8 @@ def _work(
 class TuneTable:
     """A job that tunes a layer table on every rank.
 
-    sizes: as for ``load_source``. threads: number, or None for torch's own. devices: one for each rank.
+    sizes: further arguments of ``load_source``. threads: number of threads, or None for torch's own. devices: names of
+    devices, one for each rank.
     """
 
     source: str
@@ -174,11 +181,11 @@ class TuneTable:
     devices: tuple[str, ...] = ()
 
     def __call__(self) -> TableTuning:
-        """Tune on the device of this rank."""
+        """Tune the layer table on the device of this rank."""
         return self.tune(self.devices[int(os.environ["RANK"]) % len(self.devices)])
 
     def tune(self, device: str) -> TableTuning:
-        """Tune on a device, together with the other ranks of the process group, if any."""
+        """Tune the layer table on a device, together with the other ranks of the process group, if any."""
         from mucudnn.running.devices import device_named, made_current
 
         use_threads(self.threads)
@@ -190,9 +197,11 @@ class TuneTable:
 
 
 def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> TableTuning | None:
-    """Tune on all ranks of torchrun, on each of ``devices``, or in this process. Return None on ranks other than 0.
+    """Tune a layer table on all ranks of torchrun, on each of ``devices``, or in this process only.
 
-    device: of this process; ``cuda`` under torchrun means the GPU of its local rank.
+    device: the device of this process; ``cuda`` under torchrun means the GPU of its local rank.
+
+    Return None on ranks other than 0.
     """
     if (ranks_of_torchrun() or 1) > 1:
         if devices:
@@ -216,7 +225,7 @@ def _of_local_rank(device: str) -> str:
 
 
 def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
-    """Divide the CPU's cores among the workers on it."""
+    """Return the job with the number of threads that gives each worker on the CPU its own share of the cores."""
     on_cpu = devices.count("cpu")
     if order.threads is not None or on_cpu == 0:
         return order

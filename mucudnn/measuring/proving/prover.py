@@ -1,4 +1,4 @@
-"""The client of the proving process: starts it where it is needed, and asks it."""
+"""Client of the proving process, which runs foreign code first: starts the process when needed, and sends requests."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _MALLOC_DEBUG = "libc_malloc_debug.so.0"
 
 
 class Prover:
-    """Asks a proving process, which is started with the first batch and again wherever it has ended.
+    """Client of a proving process, which is started with the first batch of candidates, and again if it has ended.
 
-    It is safe to use from several threads. A forked child starts a process of its own. least_limit_s: seconds after
-    which a candidate hangs, beside those that its arithmetic takes at the rate of the slowest loops.
+    The client is safe to use from several threads. A forked child starts a process of its own. least_limit_s: seconds
+    after which a candidate counts as hanging, in addition to the time that its arithmetic takes at the rate of the
+    slowest loops.
     """
 
     def __init__(self, least_limit_s: float = 10.0) -> None:
@@ -56,10 +57,10 @@ class Prover:
         checks_samples: bool,
         has_bias: bool = True,
     ) -> list[Proof | Exception]:
-        """Return for each candidate its proof, or the error that bars it.
+        """Run candidates in the process; return for each its proof, or the error for which it must not run here.
 
-        The error is a ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known:
-        no process can be started, memory lacks, or an algorithm cannot be sent there. checks_samples: see
+        The error is a ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known: no
+        process can be started, memory lacks, or an algorithm cannot be sent to the process. checks_samples: see
         ``Workbench``. has_bias: y has a bias added.
         """
         if not candidates:
@@ -75,12 +76,15 @@ class Prover:
         return [next(verdicts) if isinstance(one, Trial) else one for one in made]
 
     def start(self) -> None:
-        """Start the process, and wait until it is ready."""
+        """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
         with suppress(OSError, EOFError):  # ``prove`` says what is wrong
             self.guards()
 
     def guards(self) -> tuple[str, ...]:
-        """Start the process, and return what guards its heap. Raises ``OSError`` where it cannot be started."""
+        """Start the proving process; return the names of the checks that guard its heap.
+
+        Raises ``OSError`` if the process cannot be started.
+        """
         with self._lock:
             self._begin()
             self._ready()
@@ -88,7 +92,7 @@ class Prover:
         return tuple(name for name, library in found.items() if library is not None)
 
     def rest(self) -> None:
-        """Have the process give back what it keeps for further candidates of the same problem."""
+        """Have the process free the memory that it keeps for further candidates of the same problem."""
         with self._lock:
             if self._connection is not None and self._owner == os.getpid() and self._is_ready:
                 try:
@@ -98,7 +102,7 @@ class Prover:
                     self.close()
 
     def close(self) -> None:
-        """End the process."""
+        """End the proving process."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None and self._owner == os.getpid():
@@ -112,7 +116,7 @@ class Prover:
         return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
 
     def _ask(self, batch: Sequence[Trial]) -> list[Proof | Exception]:
-        """Ask; once more where the process had ended by itself before."""
+        """Send a batch to the process and return the answers; send it once more if the process had ended before."""
         for is_last in (False, True):
             try:
                 self._begin()
@@ -154,7 +158,7 @@ class Prover:
         self._connection, self._owner, self._is_ready = Connection(ours.detach()), os.getpid(), False
 
     def _ready(self) -> Connection:
-        """Return the connection, once the process has loaded what it needs."""
+        """Return the connection to the process, once the process has loaded all that it needs."""
         assert self._connection is not None
         if not self._is_ready:
             if not self._connection.poll(_START_S):
@@ -166,14 +170,14 @@ class Prover:
 
 @cache
 def prover() -> Prover:
-    """Return the one that this process shares, which ends with it."""
+    """Return the one ``Prover`` that all code of this process shares; it ends with this process."""
     shared = Prover()
     atexit.register(shared.close)
     return shared
 
 
 def _trial_or_error(bench: Bench, candidate: Candidate) -> Trial | UnprovenError:
-    """Return what is sent to the process; the error where an algorithm of another package cannot be sent."""
+    """Return the request to send to the process, or an error if an algorithm of another package cannot be sent."""
     name, pickled = candidate.algorithm.name, None
     if package_of(name) is not None or candidate.algorithm != algorithm(name, bench.device):
         import cloudpickle  # classes of scripts and notebooks are sent with their code
@@ -190,9 +194,9 @@ def _unproven(error: Exception) -> UnprovenError:
 
 
 def checked_environment() -> dict[str, str]:
-    """Return the environment of a process under checks: this one's, with red zones and glibc's checks of its heap.
+    """Return the environment variables of a process under checks: this one's, with red zones and glibc's heap checks.
 
-    What is preloaded already stays, behind ours: but a sanitizer has to be the first.
+    Libraries that ``LD_PRELOAD`` names already stay, behind ours; only a sanitizer has to be the first.
     """
     ours = [str(path) for path in (_red_zones(), _malloc_debug()) if path is not None]
     given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
@@ -203,7 +207,7 @@ def checked_environment() -> dict[str, str]:
 
 
 def _red_zones() -> str | None:
-    """Return the path of the compiled library; ``None``: it is missing, as on systems without glibc."""
+    """Return the path of the compiled library of red zones; ``None`` if it is missing, as on systems without glibc."""
     found = find_spec("mucudnn.measuring.proving._red_zones")
     return None if found is None else found.origin
 

@@ -1,4 +1,4 @@
-"""The proving process: it loads torch once, and forks workers that run foreign code; those may end in any way.
+"""The proving process: it loads torch once, and forks workers that run foreign code; a worker may end in any way.
 
 ``main`` is the program of the process. It takes batches of trials and answers each with a proof, or with the reason why
 there is none. A worker runs one batch after the other. Where it dies, the batch is halved, and each half is run by a
@@ -51,14 +51,14 @@ def main(descriptor: int) -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    """A forked process that runs trials. errors: what it writes to the standard error."""
+    """A forked process that runs trials of foreign code. errors: the file with its standard error."""
 
     pid: int
     connection: Connection
     errors: TextIO
 
     def end(self) -> str:
-        """End it, and say in words how it ended."""
+        """Kill the worker process, and return in words how it ended."""
         os.kill(self.pid, signal.SIGKILL)
         return self.how_it_ended()
 
@@ -73,27 +73,27 @@ class _Worker:
 
 
 class Server:
-    """Runs batches of trials in workers. client: the connection to whoever asks; when it is closed, nobody waits."""
+    """Runs batches of trials in worker processes. client: the connection to the process that requests the trials."""
 
     def __init__(self, client: Connection) -> None:
         self._client = client
         self._worker: _Worker | None = None
 
     def prove(self, batch: Sequence[Trial]) -> list[Verdict]:
-        """Return a verdict for each trial, in order."""
+        """Run a batch of trials in workers, and return a verdict (a proof or an error) for each trial, in order."""
         verdicts: list[Verdict] = []
         while len(verdicts) < len(batch):
             verdicts += self._prove(batch[len(verdicts) :])
         return verdicts
 
     def rest(self) -> None:
-        """End the worker, with all that it keeps."""
+        """End the worker process, which frees all that it keeps in memory."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None
 
     def _prove(self, batch: Sequence[Trial]) -> list[Verdict]:
-        """Return verdicts for the first trials of the batch, at least for one."""
+        """Run the batch in a worker; return verdicts (proofs or errors) for its first trials, at least for one."""
         is_new = self._worker is None
         worker = self._worker = self._worker or self._fork()
         worker.connection.send(batch)
@@ -115,7 +115,10 @@ class Server:
             verdicts.append(answer)
 
     def _without_culprit(self, batch: Sequence[Trial], how: str, is_new: bool) -> list[Verdict]:
-        """Return verdicts after a worker has died. What ran in it before is not suspected: its heap was checked."""
+        """Return verdicts after a worker has died: halve the batch until the candidate that killed the worker is found.
+
+        Trials of earlier batches are not suspected, since the heap was checked after them.
+        """
         if len(batch) > 1:
             half = len(batch) // 2
             first = self.prove(batch[:half])
@@ -128,7 +131,7 @@ class Server:
         return [BarredError(f"it ends the process: {how}", Fault.DIES)]
 
     def _answer(self, worker: _Worker, most_s: float) -> Verdict | str | None:
-        """Return what the worker says next, or in words how it has died; ``None``: it says nothing for too long."""
+        """Return the worker's next message, or in words how it has died; ``None`` after ``most_s`` of silence."""
         ready = wait([worker.connection, self._client], most_s)
         if self._client in ready:  # nothing comes from there while a batch runs but its end
             self.rest()
@@ -162,7 +165,7 @@ class Server:
 
 
 def _work(connection: Connection) -> None:
-    """Run batches of trials until the connection is closed. Each answer is sent before the next trial begins."""
+    """Run batches of trials in a worker until the connection is closed; send each result before the next trial."""
     while True:
         batch = connection.recv()
         for one in batch:

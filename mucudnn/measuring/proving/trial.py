@@ -1,4 +1,4 @@
-"""Requests to the proving process, and the run of one candidate in it."""
+"""Requests to the process that proves foreign code, and the run of one candidate in that process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A problem on which candidates are tried, and the state of torch in the process that asks.
+    """A problem on which candidates are tried, and the settings of torch in the process that requests the trials.
 
     checks_samples: see ``Workbench``. threads: torch's; deterministic: as of ``deterministic_torch``. limit_s: seconds
     after which a trial hangs. has_bias: y has a bias added, of zeros.
@@ -42,7 +42,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate that is to be tried. pickled: the algorithm, where its name is not enough."""
+    """Request to try a candidate in the proving process. pickled: its algorithm, where the name is not enough."""
 
     bench: Bench
     name: str
@@ -51,7 +51,10 @@ class Trial:
 
 
 def run(trial: Trial) -> Proof:
-    """Run a candidate on random operands between red zones, and compare it with float64. Raises what it raises."""
+    """Run a candidate on random operands between red zones, and compare its result with float64.
+
+    Raises any error of the candidate.
+    """
     torch.set_num_threads(trial.bench.threads)
     with deterministic_torch(trial.bench.deterministic):
         candidate = _candidate(trial)
@@ -65,7 +68,7 @@ def run(trial: Trial) -> Proof:
 
 
 def forget() -> None:
-    """Give back what waits for the next candidate, if that is much."""
+    """Free memory that is kept for the next candidate, if it is much."""
     if _workbench.cache_info().currsize and _kept_bytes > _KEPT_BYTES:
         _workbench.cache_clear()
     check_heap()

@@ -1,4 +1,4 @@
-"""Takes times: clocks, timers and comparisons in turns, and what others take of the machine meanwhile.
+"""Takes times: clocks, timers, interleaved comparisons, and the load that other processes put on the machine.
 
-It knows calls that take no arguments, and no convolution.
+This folder times calls without arguments, and knows nothing of convolutions.
 """

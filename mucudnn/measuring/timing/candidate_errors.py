@@ -1,4 +1,4 @@
-"""Errors of candidates while they are measured: which are caught, and how they are kept."""
+"""Errors of candidates (algorithms being measured): which types are caught, and how an error is stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CANDIDATE_ERRORS = (RuntimeError, MemoryError, LibraryError)
 
 
 class UnsoundError(RuntimeError):
-    """A candidate ran, but wrote outside its buffers, or wrote something else than the convolution."""
+    """A candidate ran, but wrote outside its buffers, or a result that is not the convolution's."""
 
 
 def without_frames(error: Exception) -> Exception:
@@ -20,6 +20,6 @@ def without_frames(error: Exception) -> Exception:
 
 
 def give_back_cache() -> None:
-    """Give back what torch's allocator keeps for itself on a GPU: a library may have lacked it."""
+    """Free GPU memory that torch's allocator caches for itself, since a library may have failed for lack of it."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

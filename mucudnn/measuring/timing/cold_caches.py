@@ -1,7 +1,7 @@
-"""A clock of the CPU that times calls as a training step makes them: with caches that hold other things.
+"""A CPU clock that times calls as they occur in a training step: with caches that hold other data.
 
-Between two calls of a convolution a step reads and writes hundreds of megabytes. In a loop of its own the same call
-finds operands, filter and result where it left them, and seems up to 1.5 times faster than in its step.
+Between two calls of a convolution a step reads and writes hundreds of megabytes. In a loop of nothing else the same
+call finds operands, filter and result in the caches, and seems up to 1.5 times faster than in its step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_LAST_LEVEL = 1.5
 
 
 class ColdClock(WallClock):
-    """Wall clock that empties the caches, unmeasured, before each pass: see ``Clock.time``.
+    """Wall clock that empties the caches, outside the measured time, before each pass (see ``Clock.time``).
 
     Samples are short, since most of their time would go into emptying.
     """
@@ -44,7 +44,7 @@ class ColdClock(WallClock):
 
 
 def empty_caches() -> None:
-    """Write as much memory as the last level of cache holds, and half as much again: a few milliseconds."""
+    """Displace all cached data by writing 1.5 times the size of the last-level cache: takes a few milliseconds."""
     _memory().add_(1)
 
 
@@ -56,6 +56,6 @@ def _memory() -> Tensor:
 
 
 def last_level_bytes(caches: Path = _CACHES) -> int:
-    """Return the bytes of the largest cache of a core, as Linux tells them; 0 where it does not."""
+    """Return the bytes of the largest cache of a core, as Linux reports them; 0 if the system does not."""
     sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
     return max((parse_bytes(f"{size}iB") or 0 for size in sizes if size[:1].isdigit()), default=0)

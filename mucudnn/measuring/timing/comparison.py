@@ -1,4 +1,4 @@
-"""Compares whole runs with a baseline, in turns, until it is clear which of the two is faster."""
+"""Compares the times of calls with a baseline's, in turns, until it is clear which of the two is faster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mucudnn.words.results import WholeRun
 class Rounds:
     """The number of rounds of a comparison: at least, at most, and seconds after which no further one begins.
 
-    time_limit_s: None: ``comparison_s`` of the clock. sure: rounds after which clear verdicts end it. warm_up_s: a
-    first round of less is not counted: it loads code, and touches pages that later calls find. race: only the fastest
-    run matters. So a run that is slower than another in ``_LAPPED`` rounds has no further one, and a verdict on the
-    fastest is enough, which needs fewer rounds the clearer it is.
+    time_limit_s: None means ``comparison_s`` of the clock. sure: rounds after which clear verdicts end the comparison.
+    warm_up_s: a first round shorter than this is not counted, since it loads code and touches fresh memory. race: only
+    the fastest call matters. So a call that is slower than another in ``_LAPPED`` rounds has no further one, and a
+    verdict on the fastest is enough, which needs fewer rounds the clearer it is.
     """
 
     least: int = 5
@@ -28,7 +28,7 @@ class Rounds:
     race: bool = False
 
     def is_enough(self, done: int, results: Sequence[WholeRun], spent_s: float, limit_s: float) -> bool:
-        """Tell whether no further round is needed after ``done`` of them, which took ``spent_s`` in all."""
+        """Return whether no further round is needed after ``done`` rounds, which took ``spent_s`` in all."""
         if done >= self.most:
             return True
         if self.race:
@@ -39,7 +39,7 @@ class Rounds:
         return done >= self.least and (spent_s >= limit_s or is_sure)
 
     def _is_settled(self, result: WholeRun) -> bool:
-        """Whether the run is faster or slower by more than the noise, or the race is even."""
+        """Whether the call is faster or slower than the baseline by more than the noise, or even with it in a race."""
         return abs(result.speedup - 1) > result.noise or (self.race and abs(result.speedup - 1) <= _EVEN)
 
 
@@ -57,9 +57,9 @@ def compare_in_turns(
 ) -> list[WholeRun | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
-    A run that fails gives its error. The load is not part of the results.
+    For a call that fails, its error is returned. The machine's load is not part of the results.
 
-    Raises what the baseline raises.
+    Raises any error of the baseline.
     """
     limit_s = clock.comparison_s if rounds.time_limit_s is None else rounds.time_limit_s
     rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
@@ -81,7 +81,7 @@ def compare_in_turns(
 
 
 def _compared(baseline: Timer, timer: Timer) -> WholeRun:
-    """Compare with the rounds of the baseline in which this one ran, too: the first ones."""
+    """Compare a call's timer with the baseline's, over the rounds in which both ran: the first ones."""
     return WholeRun.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
 
 
@@ -98,7 +98,7 @@ def _is_lapped(timer: Timer, other: Timer) -> bool:
 
 
 def _is_obvious(result: WholeRun, done: int, is_long: bool) -> bool:
-    """Whether it was much faster than the baseline in each round, or slower in each of three."""
+    """Whether the call was much faster than the baseline in each of the ``done`` rounds, or slower in each of three."""
     assert result.raw is not None
     least, most = min(result.raw.speedups), max(result.raw.speedups)
     if done >= 2 and is_long and (least > _FAR_AHEAD or most < 1 / _FAR_AHEAD):

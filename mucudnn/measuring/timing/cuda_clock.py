@@ -1,4 +1,4 @@
-"""Clocks of a CUDA device: events on the current stream behind a flushed L2 cache, and what a user waits for."""
+"""Clocks of a CUDA device: one of the device alone, by events behind a flushed L2 cache, and one of a user's wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_WAIT_S = 0.02  # the first call of all may compile
 
 
 class SynchronizedClock(Clock):
-    """Wall time, read once the current device has finished. Calls of one sample follow each other without waiting.
+    """Wall clock, read once the current GPU has finished. The calls of one sample are launched without waiting between.
 
     ``CudaClock`` times the device alone, and tries to leave launching out. Not run on a GPU yet.
     """
@@ -31,13 +31,13 @@ class SynchronizedClock(Clock):
 
 
 class CudaClock(SynchronizedClock):
-    """Times what runs on the current device and stream. Each pass lies between a pair of events.
+    """Clock of the work on the current GPU and stream. Each pass (one run of the mini-batch) lies between two events.
 
     Before a pass a buffer larger than the L2 cache is written, so that no operand is in the cache. Within a pass the
     cache keeps what it can, as in a run of the whole mini-batch: the filter, and small scratch.
 
     The device is kept waiting until all calls are launched, so that it never waits for a launch while it is timed. How
-    long launching takes is known from the call before: ``Timer`` makes one that does not count.
+    long launching takes is known from the previous call: ``Timer`` makes a first one that does not count.
 
     Events resolve about half a microsecond, and there may be a thousand candidates: so samples are short, and few.
     There is a warning where the device slows itself down.
@@ -87,5 +87,5 @@ class CudaClock(SynchronizedClock):
 
 
 def wall_clock(device: str) -> Clock:
-    """The clock of what a user waits for on a device (``cpu`` or ``cuda``)."""
+    """The clock of the time that a user waits for calls on a device (``cpu`` or ``cuda``)."""
     return SynchronizedClock() if device == "cuda" else WallClock()

@@ -1,8 +1,8 @@
 """Keeps the heap of the process while calls are timed, so that equal calls find equal pages.
 
 glibc gives the end of its heap back to the system when much of it is free, and the next call pays for fresh pages.
-Whether that happens depends on what lies behind: torch's own 1x1 convolution took 13 ms in one process and 6 ms in
-another. docs/memory.md has more.
+Whether that happens depends on which blocks lie at the end: torch's own 1x1 convolution took 13 ms in one process and 6
+ms in another. docs/memory.md has more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _inside = 0
 
 @contextmanager
 def kept_heap() -> Iterator[None]:
-    """Keep the heap meanwhile. Afterwards its thresholds are those to which they grow where tensors are large.
+    """Keep glibc, inside the context, from giving free heap memory back to the system, so that no call gets new pages.
 
-    Nothing happens without glibc, or where the user has set them by environment variables.
+    Afterwards glibc's thresholds are those to which they grow in programs with large tensors. Nothing happens without
+    glibc, or if the user has set the thresholds by environment variables.
     """
     global _inside
     with _lock:

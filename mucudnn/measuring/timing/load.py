@@ -1,4 +1,4 @@
-"""Watches what others take of the machine while something is measured. What the system does not tell is unknown."""
+"""Measures the load that other processes put on the machine meanwhile. What the system does not report is unknown."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ _PATIENCE_S = 0.5  # between two looks at a machine that is busy
 class Load:
     """Shares of the machine that this process did not have over a span of time. None: unknown.
 
-    others_share: seconds a second that others took of the cores that this process needs; at most 1, a whole core. A
-    thread that shares its core keeps all others waiting, so that it is not divided by the number of cores.
-    throttled_share: of the time, in which a limit of the container, or a GPU that slowed itself down, stopped the work.
-    rate_ratio: rate of a known kernel over the best that was ever seen here: below 1 with slow clocks, where the other
-    thread of a core has work, and where its threads do not run at the same time. stolen_share: of the time of all cores
-    that it may use, what a hypervisor gave to others; it is part of what others took. clock_hz: of the fastest core.
+    others_share: seconds per second that other processes took of the cores that this process needs; at most 1, a whole
+    core. A thread that shares its core keeps all others waiting, so that it is not divided by the number of cores.
+    throttled_share: share of the time in which a limit of the container, or a GPU that slowed itself down, stopped the
+    work. rate_ratio: rate of a known kernel over its best rate ever seen on this machine: below 1 with slow clocks,
+    where the other thread of a core has work, and where its threads do not run at the same time. stolen_share: share of
+    the time of all usable cores that a hypervisor gave to other machines; it is part of ``others_share``. clock_hz:
+    clock rate of the fastest core.
     """
 
     others_share: float | None = None
@@ -49,27 +50,27 @@ class Load:
 
     @property
     def share(self) -> float | None:
-        """The largest part of the speed that was missing for one reason, from 0 to 1; None: nothing is known."""
+        """The largest share of the machine's speed that was missing for one reason, from 0 to 1; None if unknown."""
         slow = None if self.rate_ratio is None else 1 - self.rate_ratio if self.rate_ratio < _SLOW_RATE else 0.0
         return max((part for part in (self.others_share, self.throttled_share, slow) if part is not None), default=None)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is known to disturb."""
+        """Whether nothing is known to have disturbed the measurement: neither load, nor limits, nor slow clocks."""
         return self.share is None or self.share <= BUSY
 
     @property
     def is_free(self) -> bool:
-        """Whether neither others nor a limit disturb. Slow clocks may: they stay for long."""
+        """Whether neither other processes nor a limit disturb. Slow clocks are allowed, since they stay for long."""
         return Load(self.others_share, self.throttled_share).is_quiet
 
     @property
     def is_known(self) -> bool:
-        """Whether the system told what others do; the known kernel alone does not say so."""
+        """Whether the system reported what other processes do; the rate of the known kernel alone does not tell."""
         return self.others_share is not None or self.throttled_share is not None
 
     def __str__(self) -> str:
-        """Text for people: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
+        """The load as text to print: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
         parts = []
         if self.others_share is not None and self.others_share > BUSY:
             parts.append(f"others take {self.others_share:.0%} of a core")
@@ -81,11 +82,11 @@ class Load:
 
 
 class Watch:
-    """Watches the load: ``mark`` before something is measured, ``since`` that mark when it is done.
+    """Watches the machine's load: call ``mark`` before a measurement, and ``since`` with that mark after it.
 
-    use: what processors did so far, by ``clock``. rate: runs of the known kernel a second, now; None: there is no such
-    kernel. cores: how many may be kept busy. processor_hz: clock of the processor, now; None: nobody tells. best_rate:
-    the best that was seen, here or by earlier runs; 0 before the first look.
+    use: reads what processors did so far, by ``clock``. rate: measures how often a known kernel runs per second now;
+    None if there is no such kernel. cores: how many may be kept busy. processor_hz: reads the processor's clock rate;
+    None if unknown. best_rate: the kernel's best rate, here or in earlier runs; 0 before the first one.
     """
 
     def __init__(
@@ -109,16 +110,16 @@ class Watch:
         self._hz_seen_s = -_RATE_EVERY_S
 
     def mark(self) -> ProcessorUse:
-        """Begin a span. It costs at most the reading of a few small files."""
+        """Begin a span of time, and return its start for ``since``; at most a few small files are read."""
         return self._look()
 
     def forget(self) -> None:
-        """Look at nothing any more that was seen before now."""
+        """Forget all that was observed until now, so that the next load is of the time from now on."""
         self._seen.clear()
         self._seen.append(self._use())
 
     def since(self, mark: ProcessorUse) -> Load:
-        """Return the load of the span from ``mark`` until now, or of a longer one where that would be too short."""
+        """Return the machine's load from ``mark`` until now, or over a longer time if that would be too short."""
         now = self._look()
         if now.now_s - mark.now_s >= _LEAST_SPAN_S:
             return self._between(mark, now)
@@ -127,11 +128,14 @@ class Watch:
         return self._between(early[-1] if early else recent[0], now)
 
     def current(self) -> Load:
-        """Return the load of the last half second."""
+        """Return the load on the machine in the last half second."""
         return self.since(self._look())
 
     def wait(self, tell: Callable[[str], None], most_s: float) -> float:
-        """Wait until the cores are free, for at most so many seconds; ``tell`` is told why. Returns how long it was."""
+        """Wait until the cores are free, for at most ``most_s`` seconds; return the seconds waited.
+
+        tell: called with the reason for waiting.
+        """
         waited_s = 0.0
         while waited_s < most_s and not (load := self.current()).is_free:
             tell(f"waiting for a quiet machine: {load}")
@@ -140,11 +144,11 @@ class Watch:
         return waited_s
 
     def pause(self) -> None:
-        """Do nothing for long enough to see what others do."""
+        """Sleep long enough to see afterwards what other processes do."""
         self._sleep(_PATIENCE_S)
 
     def shortage(self) -> str | None:
-        """Say that there are more threads than cores, and what to do; None: there are not."""
+        """Return a warning if there are more threads than cores, and what to do about it; None if there are not."""
         return None if self._cores is None else too_many_threads(self._look().threads, self._cores())
 
     def _look(self) -> ProcessorUse:
@@ -167,7 +171,7 @@ class Watch:
         )
 
     def _hz(self, now_s: float) -> float | None:
-        """Return the processor's clock, which is read once a second: each core may have a file of its own."""
+        """Return the processor's clock rate, read at most once a second, since each core may have a file of its own."""
         if now_s - self._hz_seen_s >= _RATE_EVERY_S:
             self._last_hz, self._hz_seen_s = self._processor_hz(), now_s
         return self._last_hz
@@ -181,7 +185,7 @@ class Watch:
         return self._last_rate / self.best_rate
 
     def _steady_rate(self, rate: Callable[[], float]) -> float:
-        """Look more than once before the machine is called slow: a moment's interruption does not make it so."""
+        """Return the kernel's rate, after further runs if it is low, since it may be low for a moment only."""
         best = 0.0
         for _ in range(_LOOKS):
             best = max(best, rate())
@@ -191,7 +195,7 @@ class Watch:
 
 
 def _share(first_s: float | None, last_s: float | None, span_s: float, least: float = 0.0) -> float | None:
-    """Return the part of a span above ``least`` by which a counter went on, from 0 to 1; None: it is not counted."""
+    """Return a counter's increase as a share of a span, above ``least``, from 0 to 1; None if it is not counted."""
     return None if first_s is None or last_s is None else min(1.0, max(0.0, (last_s - first_s) / span_s - least))
 
 
@@ -212,7 +216,7 @@ torch.set_num_threads(2) first, or set OMP_NUM_THREADS=2
 
 
 def watch_of(device: str) -> Watch:
-    """Return a watch over the processors, or over the current GPU's clocks; ``MUCUDNN_WATCH=0``: over nothing."""
+    """Return an observer of the processors' load, or the current GPU's clocks; of nothing with ``MUCUDNN_WATCH=0``."""
     if os.environ.get("MUCUDNN_WATCH") == "0":
         return Watch()
     if device == "cpu":
@@ -224,18 +228,18 @@ def watch_of(device: str) -> Watch:
 
 @cache
 def _watch_of_processors(process: int) -> Watch:
-    """Return the one of this process: what it has seen serves the next tuning."""
+    """Return the ``Watch`` that all of this process shares: what it has seen serves the next tuning."""
     processors = Processors()
     return Watch(processors.use, known_rate, processors.allowed_cores, processors.clock_hz)
 
 
 def known_rate() -> float:
-    """Return how many times a second a fixed product of matrices could run now: the best of twenty runs, some 3 ms.
+    """Return how many times a second a fixed matrix product could run now: the best of twenty runs, some 3 ms.
 
-    Of fewer where threads wait for a core, as each run takes long then: looking must not be what takes the time.
+    If threads wait for a core, fewer runs are made, since each takes long then, and measuring the rate must stay quick.
 
-    The best, so that it is the clocks that count, who works on the same core at the same time, and who takes turns with
-    this process without a pause. float64, which no setting of torch makes coarser.
+    The best run counts, so that the rate depends on the clocks, on work of others on the same core, and on processes
+    that take turns with this one without a pause. The product is in float64, which no setting of torch makes coarser.
     """
     import torch  # here: commands that measure nothing load it for nothing
 
@@ -253,7 +257,7 @@ def known_rate() -> float:
 
 
 class _GpuUse:
-    """Seconds in which a GPU had slowed itself down when it was looked at. Not run on a GPU yet."""
+    """Seconds in which a GPU was slowed down by itself, each time its state was read. Not run on a GPU yet."""
 
     def __init__(self, uuid: str) -> None:
         self._reasons = partial(current_reasons, uuid)

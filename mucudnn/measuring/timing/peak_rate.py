@@ -1,4 +1,4 @@
-"""The rates at which a device multiplies matrices and copies memory: no direct product or pass over it is faster."""
+"""The rates at which a device multiplies matrices and copies memory: no direct product or copy is faster."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
 def peak_flops_per_s(device: str, dtype: str) -> float:
     """Return the best rate of a square matrix product of torch, in additions and multiplications a second.
 
-    Measured quickly, ``_QUICK_LOOKS`` times a process, and the best counts: a look that meets a busy moment says half
-    of the rate or less. Infinite on devices and for dtypes of which that says nothing: a GPU has several
-    units that multiply, and half precision is multiplied by units that not all products can use.
+    The product is timed briefly, ``_QUICK_LOOKS`` times in a process, and the best rate counts: at a busy moment the
+    rate is half or less. The rate is infinite on devices and for dtypes where a matrix product is no bound: a GPU has
+    several units that multiply, and half precision is multiplied by units that not all products can use.
     """
     if not _is_bound(device, dtype):
         return inf
@@ -35,14 +35,14 @@ def peak_flops_per_s(device: str, dtype: str) -> float:
 
 
 def sustained_flops_per_s(device: str, dtype: str) -> float:
-    """Return the same, measured anew for half a second."""
+    """Return the best rate of matrix products, measured anew for half a second, in additions and multiplications/s."""
     return _flops_per_s(dtype, _THOROUGH_S) if _is_bound(device, dtype) else inf
 
 
 def copied_bytes_per_s(device: str) -> float:
     """Return the best rate of copies in half a second, of bytes read and bytes written together.
 
-    Infinite where it is not measured.
+    Return infinity on devices where copies are not measured.
     """
     if device != "cpu":
         return inf
@@ -65,7 +65,7 @@ def _flops_per_s(dtype: str, least_s: float) -> float:
 
 
 def _best_s(call: Callable[[], object], least_s: float) -> float:
-    """Return the shortest time of a call, of as many as take ``least_s`` seconds in all."""
+    """Repeat a call for at least ``least_s`` seconds in all, and return the seconds of the fastest one."""
     clock, times_s = WallClock(), list[float]()
     while len(times_s) < _FEWEST_RUNS or sum(times_s) < least_s:
         times_s.append(clock.time(call, 1))

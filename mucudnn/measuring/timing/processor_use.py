@@ -1,6 +1,6 @@
-"""Reads what the system counts of the processors: time of all and of this process, and a container's limits.
+"""Reads the system's counters of processor time, of all processes and of this one, and the container's limits.
 
-What is not there, or cannot be read, is unknown, and no error.
+A counter that does not exist or cannot be read is unknown, and no error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _UNREADABLE = (OSError, NotImplementedError, ValueError, TypeError, LookupError)
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """Seconds that were used up to a moment, of which differences count. None: unknown.
+    """Processor seconds used up to a moment; only differences of two such objects mean something. None: unknown.
 
-    busy_s: of the cores that this process may use, by anybody, a hypervisor included. own_s: by this process.
-    throttled_s: in which the limit of its container stopped it. cores: that it may use. threads: of one operation.
-    stolen_s: of those of ``busy_s``, the ones that a hypervisor gave to others.
+    busy_s: of the cores that this process may use, by any process, and a hypervisor's. own_s: used by this process.
+    throttled_s: in which a limit of the container stopped this process. cores: number that this process may use.
+    threads: number that compute one operation. stolen_s: the part of ``busy_s`` that a hypervisor gave to other
+    machines.
     """
 
     now_s: float = 0.0
@@ -41,16 +42,16 @@ class ProcessorUse:
 
 
 class Processors:
-    """The cores that this process may use, and the limits of the containers that it is in.
+    """The cores that this process may use, and the limits of the containers around this process.
 
-    proc, cgroups: where Linux tells of those limits.
+    proc, cgroups: folders in which Linux shows these limits.
     """
 
     def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._groups = [*_groups(proc, cgroups)]
 
     def use(self) -> ProcessorUse:
-        """Read all counters now, in a fifth of a millisecond."""
+        """Read all counters of processor time now, which takes a fifth of a millisecond."""
         import torch  # here: it is slow to load
 
         cores = _affinity()
@@ -67,9 +68,9 @@ class Processors:
         )
 
     def clock_hz(self) -> float | None:
-        """Return the clock now of the fastest core, which is one that has work; None: nobody tells.
+        """Return the clock rate now of the fastest core, which is a busy one; None if the system does not tell.
 
-        In a virtual machine it often is the nominal one, whatever the real one does.
+        In a virtual machine this often is the nominal rate, whatever the real one is.
         """
         with suppress(*_UNREADABLE):
             clock_hz: float = max(core.current for core in psutil.cpu_freq(percpu=True)) * _HZ_PER_MHZ
@@ -77,20 +78,20 @@ class Processors:
         return None
 
     def allowed_cores(self) -> float:
-        """Return how many cores may be kept busy: those that this process may run on, or fewer by a limit."""
+        """Return how many cores this process may keep busy: those that it may run on, or fewer if a limit is lower."""
         quotas = [quota for quota in map(_quota, self._groups) if quota is not None]
         return min((float(len(_affinity())), *quotas))
 
 
 def _affinity() -> frozenset[int]:
-    """Return the numbers of the cores that this process may run on; not every system tells."""
+    """Return the numbers of the cores that this process may run on; all cores if the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def _busy_and_stolen_s(cores: frozenset[int]) -> tuple[float | None, float | None]:
-    """Return the sums over these cores; None where the system does not tell, or does not count what is stolen."""
+    """Return the busy seconds of these cores together, and the stolen ones (given to other virtual machines)."""
     with suppress(*_UNREADABLE):
         every = psutil.cpu_times(percpu=True)
         if len(every) != len(cores):  # where some cores are off, the last numbers are missing
@@ -102,7 +103,7 @@ def _busy_and_stolen_s(cores: frozenset[int]) -> tuple[float | None, float | Non
 
 
 def _throttled_s(group: Path) -> float | None:
-    """Return the seconds for which a group was stopped; None where it does not count them."""
+    """Return the seconds for which a limit stopped a cgroup (a container's processes); None if not counted."""
     with suppress(ValueError):
         words = dict(line.split() for line in _text(group / "cpu.stat").splitlines())
         return int(words["throttled_usec"]) / _US_PER_S if "throttled_usec" in words else None
@@ -110,7 +111,7 @@ def _throttled_s(group: Path) -> float | None:
 
 
 def _quota(group: Path) -> float | None:
-    """Return the cores that a group may keep busy; None: as many as there are, or nobody knows."""
+    """Return the number of cores that a cgroup (a container's processes) may keep busy; None if there is no limit."""
     with suppress(ValueError, ZeroDivisionError):  # "max" is no number: there is no limit
         quota, period = _text(group / "cpu.max").split()
         return int(quota) / int(period)
@@ -120,8 +121,8 @@ def _quota(group: Path) -> float | None:
 def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
     """Yield the folders of the group of this process and of those around it (version 2 of cgroups).
 
-    In a container the path that the process is told may be one of outside: then its folder is not there, and those
-    around it, at last the container's own, are.
+    In a container the path in ``/proc`` may be one of the host: then its folder does not exist, but a folder around it
+    does, at last the container's own.
     """
     for line in _text(proc / "self" / "cgroup").splitlines():
         if line.startswith("0::"):
@@ -130,7 +131,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """Read a file; an empty text where there is none, or it cannot be read."""
+    """Return the text of a file; an empty text if the file does not exist or cannot be read."""
     with suppress(OSError):
         return path.read_text(errors="replace")
     return ""

@@ -29,7 +29,7 @@ def throttling(reasons: int) -> str:
 
 
 def slows_down(reasons: int) -> bool:
-    """Whether there is a reason other than the power cap, at which a GPU always works when it has much to do."""
+    """Whether the bit mask has a reason other than the power cap, at which a busy GPU always works."""
     return any(reasons & bit for bit in _THROTTLING if bit != _POWER_CAP)
 
 
@@ -45,7 +45,7 @@ def current_reasons(uuid: str) -> int:
 
 @cache
 def _device(uuid: str) -> tuple[ctypes.c_void_p, Callable[..., int] | None]:
-    """Handle of the device, and the function to ask; null where there is no NVML or it does not know the device."""
+    """Return NVML's handle of the GPU, and the function that reads the reasons; null if NVML or the GPU is missing."""
     device = ctypes.c_void_p()
     nvml = _nvml()
     if nvml is None or nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)):

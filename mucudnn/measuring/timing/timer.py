@@ -1,4 +1,4 @@
-"""Measures time: one ``Timer`` for each candidate, rounds of their samples, and the clocks that timers read.
+"""Measures time: a ``Timer`` for each function to measure, samples of all of them in rounds, and the clocks used.
 
 The method is nvbench's (stopping criteria that look at the noise, or at the noise that no longer shrinks, inside a hard
 limit of time) with the robust statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
@@ -34,11 +34,11 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Rule that says when enough is measured.
+    """Rule for when a function was timed often enough.
 
     noise: IQR / median that is small enough, once there are ``min_samples``. patience: number of samples in a row
     without less noise that end the measurement. time_limit_s: most seconds of one timer, warm-up and samples together;
-    one sample is always taken. sample_s: seconds that a sample should take; it repeats its function at most
+    one sample is always taken. sample_s: seconds that a sample should take; a sample repeats the function at most
     ``max_calls`` times. So reading the clock and short interruptions of the machine weigh little.
     """
 
@@ -51,7 +51,7 @@ class StoppingRule:
 
 
 class Clock(ABC):
-    """Tells the time, and times calls. What was started before ``now`` is called has finished when it returns.
+    """Clock that tells the time, and times calls. Work started before a call of ``now`` has ended when ``now`` returns.
 
     The more exact the clock, the shorter measuring takes. Each clock has its own rules: ``step_rule`` and
     ``setup_rule`` for a candidate, ``comparison_s`` for whole runs.
@@ -63,13 +63,13 @@ class Clock(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since some fixed moment. Raises the error of a device that can no longer be used."""
+        """Seconds since some fixed moment. Raises the error of a device if the device can no longer be used."""
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
-        """Seconds that ``calls`` calls take, one right after the other. Raises what the function raises.
+        """Seconds that ``calls`` calls of the function take, one right after the other. Raises the function's errors.
 
         calls_per_pass: number of calls in a row that have operands of their own, as in one run of the whole mini-batch.
-        A clock that can do so begins each pass with empty caches.
+        A clock that can empty the caches does so before each such pass.
         """
         start = self.now()
         for _ in range(calls):
@@ -101,14 +101,14 @@ def relative_spread(values: Sequence[float]) -> float:
 
 
 class Runner(Protocol):
-    """Place and settings of a call: a thread, or torch's switches."""
+    """Place and settings in which to call a function, such as a thread or torch's switches."""
 
     def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns. Raises what it raises."""
+        """Call the function, and return its result. Raises the function's errors."""
 
 
 def here(function: Callable[[], T], /) -> T:
-    """Call the function in this thread, under the settings that there are."""
+    """Call the function in this thread, under the present settings, and return its result."""
     return function()
 
 
@@ -118,7 +118,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """Seconds per call of a function: ``sample`` until ``stop`` says why it is enough.
+    """Timer of a function, in seconds per call: call ``sample`` until ``stop`` has the reason why no more are needed.
 
     calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. warms_up: whether a
     call that does not count comes first; if not, the first sample is one call. An error of the function (no memory, or
@@ -141,7 +141,7 @@ class Timer:
 
     @property
     def median_s(self) -> float:
-        """Median of the samples, of which there must be one."""
+        """Median of the samples, in seconds per call; at least one sample must have been taken."""
         return median(self.samples_s)
 
     @property
@@ -149,10 +149,10 @@ class Timer:
         return relative_spread(self.samples_s)
 
     def sample(self) -> None:
-        """Add one sample and decide whether to go on.
+        """Add one sample, and set ``stop`` if no further one is needed.
 
-        If it ``warms_up``, a call before the first sample is not counted: it loads code, touches pages and shows how
-        many calls make a sample.
+        If the timer ``warms_up``, a call before the first sample is not counted: the call loads code, touches pages and
+        shows how many calls make a sample.
         """
         self.runner(self._sample)
 
@@ -197,12 +197,12 @@ class Timer:
 
 
 def sample_in_rounds(timers: Sequence[Timer]) -> Iterator[int]:
-    """Sample all timers round by round until each has stopped. Yields the number of rounds after each of them.
+    """Sample all timers round by round until every timer has stopped. After each round, yield the number of rounds.
 
     Each round samples every timer, so that a slow minute of the machine hits all of them. The order is drawn anew for
-    each. In a fixed order a call always follows the same other one, which leaves it the caches and the heap as they
-    suit it, or do not: one of two equal calls then seems up to a quarter slower, since only it finds no memory that was
-    touched before.
+    each round. In a fixed order a call always follows the same other call, whose state of caches and heap may suit it
+    or not: of two equal calls one then seems up to a quarter slower, since it alone finds no memory that was touched
+    before.
     """
     order = Random(0)  # the same in every run
     for done in count(1):
@@ -218,7 +218,7 @@ def sample_in_rounds(timers: Sequence[Timer]) -> Iterator[int]:
 def measure_in_turns(timers: Sequence[Timer], is_hopeless: Callable[[Timer], bool] | None = None) -> Iterator[Timer]:
     """Sample all timers round by round, and yield each when it stops.
 
-    A timer that ``is_hopeless`` after a round is dropped: it keeps its samples and is yielded like the others.
+    A timer that ``is_hopeless`` after a round is dropped: the timer keeps its samples and is yielded like the others.
     """
     yield from (timer for timer in timers if timer.stop is not None)
     racing = [timer for timer in timers if timer.stop is None]

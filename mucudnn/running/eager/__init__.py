@@ -1,6 +1,6 @@
-"""Runs eager calls past torch's dispatcher, in fewer microseconds than the registered operators take.
+"""Runs eager calls (outside ``torch.compile``) past torch's dispatcher, faster than registered operators.
 
-What lives here: when a call may take this path (``plain``), executables bound to C (``bound``), the extension ``_call``
-and what stands in for it (``hot_path``), and the functions of autograd (``calls``). The operators themselves live
-above.
+This folder has the conditions under which a call may take this path (``plain``), executables bound to C (``bound``),
+the extension ``_call`` and its Python replacement (``hot_path``), and the functions of autograd (``calls``). The
+operators themselves are in the folder above.
 """

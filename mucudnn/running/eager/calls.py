@@ -1,8 +1,8 @@
-"""The tuned convolutions as eager code calls them: the values and gradients of ``operators``, for fewer microseconds.
+"""Tuned convolutions for eager code: the values and gradients of module ``operators``, with less overhead per call.
 
 A registered operator with its derivative in Python costs several times what the arithmetic of a small convolution does.
-On plain tensors, where nobody watches, calls take a function of autograd made by hand, or none where no gradient is
-wanted. All else goes through the registered operators, which torch's subsystems know.
+On plain tensors, where no subsystem of torch intercepts calls, a hand-made function of autograd is used, or none if no
+gradient is wanted. All other calls go through the registered operators, which torch's subsystems know.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mucudnn.words.problem import Operation
 
 
 def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-    """Compute what the operation writes, newly allocated and differentiable; torch's own where nothing is tuned.
+    """Compute a convolution or gradient into a new tensor, differentiable; by torch's own if the call is not tuned.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
-    tensor that is written only shape and strides matter, and it has no gradient. rest: stride, padding, dilation,
-    groups, and ``Choices`` or ``Measured``. Autocast casts in FORWARD, as torch's own. Raises what torch's convolution
-    raises for operands that are none, and for ``Measured`` whatever fails.
+    operand that stands for the result only shape and strides matter, and it has no gradient. rest: stride, padding,
+    dilation, groups, and ``Choices`` or ``Measured``. Autocast casts in FORWARD, as for torch's own. Raises torch's
+    errors for invalid operands, and for ``Measured`` any error.
     """
     if not torch.compiler.is_compiling() and is_eager(x, w, third):
         return convolve_plain(operation, x, w, third, rest)
@@ -34,7 +34,7 @@ def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *
 
 
 def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    """Compute what ``convolve`` does for operands and circumstances that are ``is_eager``."""
+    """Compute the result of ``convolve`` past torch's dispatcher, for calls of which ``is_eager`` is true."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         result: Tensor = _APPLY[operation](x, w, third, rest)
         return result
@@ -46,7 +46,7 @@ _values: Callable[..., Tensor] = operators.values if _compiled is None else _com
 
 
 def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
-    """Make a function of autograd for an operation. name: what torch's profiler shows."""
+    """Make a differentiable function (``autograd.Function``) for an operation. name: shown by torch's profiler."""
     is_forward = operation is Operation.FORWARD
 
     def forward(ctx: Any, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:

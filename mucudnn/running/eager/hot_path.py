@@ -1,7 +1,7 @@
-"""The hot path of a call: in C++ (``_call.cpp``) where that was built, else in Python, for more microseconds.
+"""The part that every call runs: in C++ (``_call.cpp``) if that was built, else in Python, which is slower.
 
-Both give the same results. A call may go past torch's dispatcher only where it is what it seems: its tensors are plain
-values in memory, and nothing wants to see it.
+Both give the same results. A call may go past torch's dispatcher only if its tensors are plain values in memory, and no
+subsystem of torch has to see the call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name
 
 
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
-    """Pass torch's functions to the extension.
+    """Pass torch's functions to the C++ extension. unusual: methods that are true of tensors that are not plain.
 
     Raises ``AttributeError`` or ``ValueError`` if torch lacks the version of DLPack that the extension was written for.
     """
@@ -75,7 +75,7 @@ _plain_keys_on_cuda = cache(lambda: _plain_keys("cuda"))
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Tell whether a tensor's bytes are its values, and no subclass intercepts operations on it."""
+    """Return whether a tensor's bytes are its values, and no subclass intercepts operations on the tensor."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter:
         return False
@@ -84,7 +84,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
-    """Tell what ``is_eager`` does."""
+    """Return whether a call may go past torch's dispatcher: ``is_eager`` in Python, where no C++ was built."""
     if _is_compiling() or any(watches() for watches in _WATCHING):
         return False
     if _tracing_state() is not None or forward_ad._current_level >= 0:
@@ -119,9 +119,9 @@ fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
 
 
 def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
-    """Return the module with ``values`` and ``gradients``; ``None`` where it was not built.
+    """Return the C++ module with the functions ``values`` and ``gradients``; ``None`` if it was not built.
 
-    values_in_python: does what the first does, in all cases.
+    values_in_python: Python function that does what ``values`` does, for all calls.
     """
     if not is_built:
         return None
@@ -140,14 +140,15 @@ def bound_in_cpp(
     new_large: Callable[[], Tensor] | None,
     otherwise: Bound,
 ) -> Bound | None:
-    """Bind an executable on the CPU; ``None`` where that cannot be done.
+    """Return a C++ function that runs an executable on the CPU; ``None`` if there can be none.
 
-    stages: each with where its prepared bytes begin in the workspace, ``None``: in a buffer of their own. scratch:
-    where that lies, at the end. fuses: whether every stage takes an epilogue. result: shape, strides, dtype and device
-    of what the operation writes. new_large: makes it where it is large; else ``None``.
+    stages: pairs of a stage and the offset of its prepared bytes in the workspace, ``None`` if they have a buffer of
+    their own. scratch: place of the scratch in the workspace, at the end. fuses: whether every stage takes an epilogue.
+    result: shape, strides, dtype and device of the result. new_large: allocates a large result; ``None`` if the result
+    is not large.
 
-    otherwise: does the same for all operands. It is called where they are not dense, this thread has no workspace yet,
-    or a stage needs what another call has prepared.
+    otherwise: Python function that runs the executable on any operands. It is called if they are not dense, this thread
+    has no workspace yet, or a stage needs a buffer that another call has prepared.
     """
     if not is_built:
         return None
