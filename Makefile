@@ -28,7 +28,7 @@ help:
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make gallery  small real runs on this machine, and every kind of picture drawn of them (minutes)"
-	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (three minutes)"
+	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 

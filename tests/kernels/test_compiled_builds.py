@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +68,18 @@ def test_every_build_computes_the_convolution(results: dict[str, Results], build
     errors = of_build(results, build).errors
     assert {case: error for case, error in errors.items() if not error <= tolerance(case)} == {}
     assert len(errors) >= len(winograd.ALGORITHMS) * len(Operation) * len(DTYPES)
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one build")
+@pytest.mark.parametrize(("build", "registers"), [("plain", "x"), ("avx2", "xy"), ("avx512", "xyz")])
+def test_no_build_has_code_of_a_larger_instruction_set(build: str, registers: str) -> None:
+    """The builds have the same sources: an object of one must not be linked into the library of another."""
+    paths = [*Path(library.__file__).parent.glob(f"_{build}.*.so")]
+    if not paths:
+        pytest.skip(f"there is no build for {build}")
+    code = subprocess.run(["objdump", "-d", *paths], capture_output=True, text=True, check=True).stdout
+    assert {*re.findall(r"%([xyz])mm\d", code)} == {*registers}
 
 
 @pytest.mark.parametrize("build", BUILDS)
