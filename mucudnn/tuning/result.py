@@ -68,6 +68,7 @@ class TunedProblem:
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: InPlace | None = None
     epilogue: WithEpilogue | None = None
+    load: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -80,8 +81,18 @@ class TunedProblem:
         load: float | None = None,
     ) -> TunedProblem:
         """Return the choice for a task, still without the results of its candidates, which ``knowing`` adds."""
-        made = cls(task.problem, task.batch_size, configuration, baseline_s, time_s, None, reason)
-        return replace(made, limit_bytes=task.limit_bytes, epilogue=task.epilogue, load=load)
+        return cls(
+            problem=task.problem,
+            batch_size=task.batch_size,
+            configuration=configuration,
+            baseline_s=baseline_s,
+            time_s=time_s,
+            relative_error=None,
+            reason=reason,
+            limit_bytes=task.limit_bytes,
+            epilogue=task.epilogue,
+            load=load,
+        )
 
     def knowing(
         self,
@@ -103,8 +114,6 @@ class TunedProblem:
             left_out=left_out,
             refuted=refuted,
         )
-
-    load: float | None = field(default=None, compare=False)
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
