@@ -57,11 +57,14 @@ class MergeCounts(NamedTuple):
 
 
 def default_path() -> Path:
-    """Return the path in ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements.sqlite`` in the user's cache folder."""
+    """Return the path in ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements-N.sqlite`` in the user's cache folder.
+
+    N is the version of the schema, so that another version has another default file.
+    """
     if named := os.environ.get("MUCUDNN_DATABASE"):
         return Path(named).expanduser()
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache_folder) / "mucudnn" / "measurements.sqlite"
+    return Path(cache_folder) / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
 
 
 _kept = threading.local()  # if no file can be created: the database in memory, and the process that opened it

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, fill, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 
-from mucudnn.database import rows
+from mucudnn.database import rows, schema
 from mucudnn.database.database import Database
 from mucudnn.database.exports import export_csv, export_json_lines
 from mucudnn.database.rows import EnvironmentRows, MergeCounts, default_path
@@ -126,9 +126,26 @@ def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_path() == Path("named.sqlite")
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "mucudnn" / "measurements.sqlite"
+    name = f"measurements-{schema.VERSION}.sqlite"
+    assert default_path() == tmp_path / "mucudnn" / name
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_path() == Path.home() / ".cache" / "mucudnn" / "measurements.sqlite"
+    assert default_path() == Path.home() / ".cache" / "mucudnn" / name
+
+
+def test_default_file_of_another_schema_version_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MUCUDNN_DATABASE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "VERSION", schema.VERSION - 1)
+        of_earlier = fill(default_path())
+        change(of_earlier, f"PRAGMA user_version = {schema.VERSION}")
+    before = of_earlier.read_bytes()
+    with Database() as database:
+        assert database.path != of_earlier
+        assert database.every_row() == []
+    assert of_earlier.read_bytes() == before
+    with pytest.raises(DatabaseError, match="has schema"):
+        Database(of_earlier)
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
