@@ -101,7 +101,7 @@ class Database(StoredRows):
     def add_rate(self, environment: Environment, rate: float) -> None:
         """Commit a rate of the reference kernel (runs per second), if it is higher than the stored rate."""
         if rate > self.best_rate(environment):
-            with self._writing() as connection:
+            with self._file.writing() as connection:
                 schema.add_rate(connection, environment, rate)
 
     def _add(self, kind: str, environment: Environment, problem: ConvProblem | None, **values: object) -> None:

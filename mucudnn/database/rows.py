@@ -1,4 +1,4 @@
-"""The rows of one database file: adds, merges, counts and prunes them, even if the file is moved or deleted meanwhile.
+"""The rows of one database file: adds, merges, counts and prunes them.
 
 Rows are only added, each committed at once with its time stamp. The valid row of a key is the newest, or the newest of
 those measured on a quiet machine, if there are any. So no measurement is lost, processes that share the file cannot
@@ -11,9 +11,8 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
@@ -23,15 +22,13 @@ from mucudnn.database import schema
 from mucudnn.database.schema import Row
 from mucudnn.database.sqlite_file import MEMORY, SqliteFile, can_be_made
 from mucudnn.running.environment import Environment
-from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
+from mucudnn.words.errors import DATABASE_OPTION
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import is_doubtful
-from mucudnn.words.warning import say_once, warn
+from mucudnn.words.warning import say_once
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_NEVER = datetime.max.isoformat()  # later than every time stamp
 
 
 class EnvironmentRows(NamedTuple):
@@ -110,8 +107,8 @@ class StoredRows:
 
     Use the object as a context manager, in the thread that opened it, and not in a forked process. Elsewhere every
     method raises ``DatabaseError``, as every method does if the file is not SQLite, damaged, of another version, or
-    locked by another process for longer than ``timeout_s``. If the file is deleted or replaced, rows that this object
-    added are moved to the new file at the path, or to a file that is created there, with a warning.
+    locked by another process for longer than ``timeout_s``. Once the file is deleted, replaced or emptied, adding rows
+    raises ``DatabaseError``; rows that were added before are in the file that was there.
     """
 
     def __init__(
@@ -122,15 +119,13 @@ class StoredRows:
         create: bool = True,
         timeout_s: float = 60.0,
     ) -> None:
-        self._open = partial(SqliteFile, read_only=read_only, create=create, timeout_s=timeout_s)
+        open_file = partial(SqliteFile, read_only=read_only, create=create, timeout_s=timeout_s)
         may_keep = path is None and create and not read_only and not os.environ.get("MUCUDNN_DATABASE")
         self._is_kept = may_keep and not can_be_made(default_path())
         if self._is_kept:
-            self._file = _in_memory_of_thread(self._open)
+            self._file = _in_memory_of_thread(open_file)
         else:
-            self._file = self._open(default_path() if path is None else Path(path))
-        self._first_added = _NEVER  # measured_at of the oldest row that this object added
-        self._to_be_moved: list[Row] = []  # added to a file that is no longer at the path
+            self._file = open_file(default_path() if path is None else Path(path))
 
     @property
     def path(self) -> Path:
@@ -149,11 +144,6 @@ class StoredRows:
         self.close()
 
     def close(self) -> None:
-        if self._first_added != _NEVER and self._file.has_moved():
-            try:
-                self._catch_up()
-            except DatabaseError as error:
-                warn(f"the latest measurements are not stored: {error}")
         if not self._is_kept:
             self._file.close()
 
@@ -164,7 +154,7 @@ class StoredRows:
 
         rows: values by column, as in ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for invalid values.
         """
-        with self._writing() as connection:
+        with self._file.writing() as connection:
             return MergeCounts(**schema.add_rows(connection, rows))
 
     def merge(self, other: StoredRows | Path | str) -> MergeCounts:
@@ -178,9 +168,8 @@ class StoredRows:
 
     def commit(self, row: Row) -> None:
         """Commit a row, replacing a row with the same key and time stamp."""
-        with self._writing() as connection:
+        with self._file.writing() as connection:
             schema.add_rows(connection, [row], replaces=True)
-        self._first_added = min(self._first_added, row["measured_at"])
 
     @told_of_damage
     def every_row(self) -> list[Row]:
@@ -242,7 +231,7 @@ class StoredRows:
         algorithms and versions too, except algorithms of libraries. failures: remove failures too, so that they are
         measured again. dry_run: remove nothing, only count.
         """
-        with self._writing() as connection:
+        with self._file.writing() as connection:
             ids = None if environments is None else self._ids(environments)
             removed = _prune(connection, ids, versions, failures)
             if dry_run:
@@ -267,45 +256,6 @@ class StoredRows:
 
     def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
         return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
-
-    # The file at the path
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction in the file that is at the path now, even if the file opened first was moved or replaced."""
-        self._catch_up()
-        with self._file.writing() as connection:
-            yield connection
-
-    def _catch_up(self) -> None:
-        """Switch to the file at the path if it is another one now, and add to it the rows that this object added."""
-        if self._file.has_moved():
-            self._follow()
-        if self._to_be_moved:
-            with self._file.writing() as connection:
-                schema.add_rows(connection, self._to_be_moved)
-            self._to_be_moved = []
-
-    def _follow(self) -> None:
-        """Open the file that is at the path now, or a new one; keep rows that this object added, to be moved there."""
-        self._file.require_content()
-        place = self._file.place
-        what = "replaced" if place.exists() else "deleted"
-        self._to_be_moved += [row for row in self.every_row() if row["measured_at"] >= self._first_added]
-        copy = SqliteFile(MEMORY, read_only=False, create=True, timeout_s=0.0)
-        self._file.copy_to(copy)
-        self._file.leave()
-        try:
-            self._file = self._open(place)
-        except DatabaseError:
-            copy.path, copy.read_only = place, True
-            self._file = copy  # so that rows stay readable
-            raise
-        copy.close()
-        warn(
-            f"database {place} was {what} while it was in use: new measurements, and those of this process, go into "
-            "the file that is there now",
-        )
 
 
 def _is_other(versions: Mapping[str, int], algorithm: str, version: int) -> bool:

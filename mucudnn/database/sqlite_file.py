@@ -1,4 +1,4 @@
-"""One SQLite file that several processes share; it is never deleted, and every error says what to do."""
+"""One SQLite file that several processes share; every error says what to do."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class SqliteFile:
 
     ``read_only`` is true if it was asked for, or if the file or its folder cannot be written. Every method raises
     ``DatabaseError`` if the file cannot be used, after waiting at most ``timeout_s`` for other processes (with a
-    warning), and in any thread or process but the one that opened the file; ``close`` does nothing there. ``place`` is
-    the file's absolute path.
+    warning), and in any thread or process but the one that opened the file; ``close`` does nothing there.
     """
 
     def __init__(self, path: Path, *, read_only: bool, create: bool, timeout_s: float) -> None:
-        self.path = path
+        self.path, self._place = path, path.absolute()  # the process may change its folder
+        self._opened: os.stat_result | None = None
         self._user = _this_thread()
         self._waits_after_s = max(timeout_s - _PATIENCE_S, 0.0)  # after a warning; 0 once it was issued
         self._may_make = create and not read_only
@@ -55,36 +55,18 @@ class SqliteFile:
         except BaseException:
             self.close()
             raise
-        self.place = path.absolute()
-        self._identity = None if path == MEMORY else _identity(self.place)
+        if path != MEMORY:
+            self._opened = _status(self._place)
 
     def close(self) -> None:
         if self._user == _this_thread():
+            with suppress(DatabaseError):
+                self._require_in_place()
             self._connection.close()
-
-    def has_moved(self) -> bool:
-        """Whether the file was deleted, replaced or emptied, so that rows written to it would be lost."""
-        try:
-            return self._identity is not None and (_identity(self.place) != self._identity or _is_empty(self.place))
-        except OSError:  # unknown
-            return False
-
-    def require_content(self) -> None:
-        """Raise ``DatabaseError`` if the file was emptied in place, so that its rows are lost."""
-        if self.place.exists() and _is_empty(self.place):
-            raise DatabaseError(
-                f"database {self.place} was emptied while it was in use, and all its rows are lost; {_MOVE_AWAY}"
-            )
 
     def require_sound(self) -> None:
         """Raise ``DatabaseError`` for a damaged file, whose rows may break the rules of their tables."""
         self._check(self._pragma("quick_check(1)") == "ok", "is damaged")
-
-    def leave(self) -> None:
-        """Close a file that was moved, and empty its write-ahead log, which would corrupt a new file at its path."""
-        with self._explained():
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        self.close()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         with self._explained():
@@ -95,6 +77,7 @@ class SqliteFile:
         """A transaction, committed at the end and rolled back after an exception."""
         if self.read_only:
             raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_READONLY]}")
+        self._require_in_place()
         with self._transaction() as connection:
             yield connection
 
@@ -111,7 +94,7 @@ class SqliteFile:
     def _prepare_place(self) -> None:
         """Create the file's folder if the file may be created; raise ``DatabaseError`` if the file cannot be opened."""
         try:
-            found = _identity(self.path)
+            found = _status(self.path)
             if found is None and self._may_make:
                 with suppress(OSError):
                     self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,6 +146,23 @@ class SqliteFile:
             if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have created them meanwhile
                 for statement in schema.TABLES:
                     self._connection.execute(statement)
+
+    def _require_in_place(self) -> None:
+        """Raise ``DatabaseError`` if the file was deleted, replaced or emptied since it was opened."""
+        try:
+            found = _status(self._place) if self._opened else None
+        except OSError:  # unknown
+            return
+        if self._opened is None or (found and found.st_size and os.path.samestat(found, self._opened)):
+            return
+        what = "deleted" if found is None else "replaced" if found.st_size else "emptied"
+        if what != "emptied":  # SQLite would apply the rest of the write-ahead log to a new file at the path
+            with self._explained():
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        raise DatabaseError(
+            f"database {self._place} was {what} while it was in use, and takes no more rows; start again, or "
+            f"{_NAME_ANOTHER}"
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -216,17 +216,11 @@ def _this_thread() -> tuple[int, int]:
     return os.getpid(), get_ident()
 
 
-def _is_empty(path: Path) -> bool:
-    return path.stat().st_size == 0
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which identify a file whatever its name, or None if the file does not exist."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of a file, or None if the file does not exist."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return path.stat()
+    return None
 
 
 def can_be_made(path: Path) -> bool:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,121 +48,78 @@ def check(path: Path) -> None:
     connection.close()
 
 
-# Deleted or replaced
+# Deleted, replaced or emptied
 
 
-def delete_all(path: Path) -> None:
-    for name in ("", "-wal", "-shm"):
-        Path(f"{path}{name}").unlink(missing_ok=True)
-
-
-def move_away(path: Path) -> None:
-    path.rename(path.with_name("moved.sqlite"))
+def delete(path: Path) -> None:
+    path.unlink()
 
 
 def delete_folder(path: Path) -> None:
     shutil.rmtree(path.parent)
 
 
-JOURNALS = pytest.mark.parametrize("journal", ["WAL", "DELETE"])
-
-
-@JOURNALS
-@pytest.mark.parametrize("lose", [Path.unlink, delete_all, move_away, delete_folder])
-def test_what_a_run_added_survives_that_its_file_is_deleted(
-    tmp_path: Path, lose: Callable[[Path], None], journal: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    path = fill(tmp_path / "folder" / "full.sqlite")
-    change(path, f"PRAGMA journal_mode = {journal}")
-    with Database(path) as database:
-        add(database, 1, 2)
-        lose(path)
-        with pytest.warns(UserWarning, match=f"database {path} was deleted while it was in use") as told:
-            add(database, 3)
-        add(database, 4)
-        assert len(told) == 1
-    assert sizes_in(path) == [1, 2, 3, 4]
-    check(path)
-
-
-@JOURNALS
-def test_what_a_run_added_goes_into_the_database_that_replaces_its_own(
-    path: Path, tmp_path: Path, journal: str
-) -> None:
-    change(path, f"PRAGMA journal_mode = {journal}")
-    other = tmp_path / "other.sqlite"
+def replace_by_database(path: Path) -> None:
+    other = path.with_name("other.sqlite")
     with Database(other) as database:
         add(database, 16, 32)
-    with Database(path) as database:
-        add(database, 1, 2)
-        other.replace(path)
-        with pytest.warns(UserWarning, match=f"database {path} was replaced while it was in use"):
-            add(database, 3)
-        assert [m.micro_config.micro_batch_size for m in database.measurements(HERE, PROBLEM, VERSIONS)] == [
-            *(1, 2, 3, 16, 32)
-        ]
-    assert sizes_in(path) == [1, 2, 3, 16, 32]
-    check(path)  # SQLite would write the log of the old file into the new one, were it not emptied
+    other.replace(path)
 
 
-def test_what_was_added_last_survives_as_well(path: Path) -> None:
-    database = Database(path)
-    add(database, 1, 2)
+def replace_by_text(path: Path) -> None:
     path.unlink()
-    with pytest.warns(UserWarning, match="was deleted"):
-        database.close()
-    assert sizes_in(path) == [1, 2]
+    path.write_text("my diary")
 
 
-def test_who_added_nothing_brings_nothing_back(path: Path) -> None:
-    with Database(path) as database:
-        assert database.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
-        path.unlink()
-    assert not path.exists()
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
 
 
-def test_another_folder_is_no_other_file(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def move_away(path: Path) -> None:
+    path.rename(path.with_name("moved.sqlite"))
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_file_that_was_deleted_replaced_or_emptied_takes_no_rows(tmp_path: Path, journal: str) -> None:
+    for lose, what in (
+        *((delete, "deleted"), (delete_folder, "deleted"), (move_away, "deleted")),
+        *((replace_by_database, "replaced"), (replace_by_text, "replaced"), (empty, "emptied")),
+    ):
+        folder = tmp_path / lose.__name__
+        folder.mkdir()
+        path = fill(folder / "full.sqlite")
+        change(path, f"PRAGMA journal_mode = {journal}")
+        with Database(path) as database:
+            store = EnvironmentStore(database, HERE)
+            store.add(PROBLEM, 1, sized(1))
+            lose(path)
+            with pytest.raises(DatabaseError, match=f"database {path} was {what} while it was in use"):
+                add(database, 2)
+            with pytest.warns(UserWarning, match="its measurements are not stored: "):
+                store.add(PROBLEM, 1, sized(2))
+            store.add(PROBLEM, 1, sized(3))
+    check(tmp_path / "replace_by_database" / "full.sqlite")  # the log of the old file is not applied to the new one
+    assert sizes_in(tmp_path / "replace_by_database" / "full.sqlite") == [16, 32]
+    assert (tmp_path / "replace_by_text" / "full.sqlite").read_text() == "my diary"
+    assert sizes_in(tmp_path / "move_away" / "moved.sqlite") == [1, 8]
+
+
+def test_closing_a_moved_file_leaves_its_rows_in_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The connection closes without another write, and after a change of the folder."""
+    monkeypatch.chdir(path.parent)
     with Database(path.name) as database:
         add(database, 1)
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
         add(database, 2)
-        path.unlink()
-        with pytest.warns(UserWarning, match="was deleted"):
-            add(database, 4)
-    assert sizes_in(path) == [1, 2, 4]
-    assert [*(tmp_path / "elsewhere").iterdir()] == []
-
-
-def test_a_file_that_is_replaced_by_no_database_is_said_and_kept(path: Path) -> None:
-    with Database(path) as database:
-        store = EnvironmentStore(database, HERE)
-        store.add(PROBLEM, 1, sized(1))
-        path.unlink()
-        path.write_text("my diary")
-        with pytest.warns(UserWarning, match=f"its measurements are not stored: database {path} is not an SQLite"):
-            store.add(PROBLEM, 1, sized(2))
-        store.add(PROBLEM, 1, sized(3))
-        assert sized(1) in store.results(PROBLEM, VERSIONS)  # what was known still is
-    assert path.read_text() == "my diary"
+        move_away(path)
+    assert sizes_in(path.with_name("moved.sqlite")) == [1, 2, 8]
+    assert not path.exists()
 
 
 # Locked
-
-
-@JOURNALS
-def test_a_file_that_is_emptied_where_it_is_is_said(path: Path, journal: str) -> None:
-    """The file is emptied as ``> file`` does: it is no other file, and nothing of it can be saved."""
-    change(path, f"PRAGMA journal_mode = {journal}")
-    database = Database(path)
-    add(database, 64)
-    path.write_bytes(b"")
-    with pytest.raises(DatabaseError, match="was emptied while it was in use"):
-        add(database, 65)
-    with pytest.warns(UserWarning, match="the latest measurements are not stored: .* was emptied"):
-        database.close()
 
 
 def test_it_says_once_that_it_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
