@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mucudnn.bench.recipes.sections import Parse
-from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.config import SETTINGS, Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat, Pair, dtype_name
 from mucudnn.words.progress import Progress, silent
@@ -39,10 +39,6 @@ class Budget:
         10240
         """
         return self.size * problems if self.is_each else self.size
-
-
-def _of_config(value: object, name: str) -> Any:
-    return getattr(Config(**{name: value}), name)  # type: ignore[arg-type]  # checked by Config
 
 
 def _sources(value: object, name: str) -> tuple[str, ...]:
@@ -75,11 +71,11 @@ def _read(parse: Callable[[str], object]) -> Parse:
 _COUNT: Parse = partial(whole, least=1)
 _SECONDS = _read(parse_seconds)
 SOURCES: Mapping[str, Parse] = MappingProxyType({"networks": _sources, "table": text})
+_NAMES = ("operations", "algorithms", "max_relative_error", "deterministic", "strict", "thorough")
 _CONFIG: Mapping[str, Parse] = MappingProxyType(
     {
-        **dict.fromkeys(("operations", "algorithms", "max_relative_error"), _of_config),
-        **dict.fromkeys(("deterministic", "strict", "thorough"), flag),
-        "tuning_time": _SECONDS,
+        **{name: SETTINGS[name].metadata["check"] for name in _NAMES},
+        "tuning_time": SETTINGS["time_limit"].metadata["check"],
     }
 )
 """Fields of a ``Config``; ``tuning_time`` is its ``time_limit``."""
@@ -92,7 +88,7 @@ _LAYERS: Mapping[str, Parse] = MappingProxyType(
     }
 )
 _GRID: Mapping[str, Parse] = MappingProxyType(
-    {"policy": partial(member, BatchSizePolicy), "workspace_limit": _read(parse_bytes), "workspace_budget": _budget}
+    {"policy": SETTINGS["policy"].metadata["check"], "workspace_limit": _read(parse_bytes), "workspace_budget": _budget}
 )
 
 

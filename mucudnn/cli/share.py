@@ -44,7 +44,7 @@ def _times(text: str) -> tuple[float, ...]:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.config(options.workspace_limit("64MiB"), options.limits_torch, *options.SOLVING)
+@options.config(options.workspace_limit("64MiB"), "limits_torch", *options.SOLVING)
 @options.environment
 @outputs("csv", "json")
 def share(

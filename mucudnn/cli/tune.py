@@ -30,7 +30,7 @@ several devices.
 @options.source
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, options.share_tuning)
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "share_tuning")
 @options.known_threads
 @options.known_device
 @options.devices

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from sys import float_info
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
@@ -17,11 +18,16 @@ from mucudnn.words.values import flag, member, real, settle, several, shown, tex
 
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)
+Check = Callable[[Any, str], Any]
 
 HEADROOM = "headroom"  # workspace limit of each call: the memory free below the peak of a training step
 DEFAULT_WORKSPACE_LIMIT = "64MiB"
-_FLAGS = ("deterministic", "strict", "thorough", "share_tuning", "fuse", "background")
-_OPEN_FLAGS = ("confirm", "limits_torch")  # None means that mucudnn decides
+# float32: the error that the documentation promises. float64: a few units in the last place of the stored result. Half
+# precision: about twice torch's own error where torch rounds partial sums (docs/compatibility.md).
+# TF32 keeps 10 bits of a factor's mantissa, a relative error of at most 2**-11, in torch's own convolution too.
+TF32_MAX_RELATIVE_ERROR = 1e-3
+LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
+DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 
 
 class BatchSizePolicy(StrEnum):
@@ -30,6 +36,85 @@ class BatchSizePolicy(StrEnum):
     UNDIVIDED = "undivided"
     POWER_OF_TWO = "power-of-two"
     ALL = "all"
+
+
+def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
+    """Check an amount (bytes or time) with ``parse``.
+
+    Return text as given, since it is shown again, and numbers parsed.
+    """
+    try:
+        parsed = parse(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: {error}") from None
+    return str(value) if isinstance(value, str) else parsed
+
+
+_bytes = partial(_amount, parse_bytes)
+_time = partial(_amount, parse_time_limit)
+
+
+def _limit(value: int | str | None, name: str) -> int | str | None:
+    is_headroom = isinstance(value, str) and value == HEADROOM
+    return HEADROOM if is_headroom else _bytes(value, name)
+
+
+def _open_flag(value: object, name: str) -> bool | None:
+    return None if value is None else flag(value, name)
+
+
+def _operations(value: object, name: str) -> tuple[Operation, ...]:
+    given = Operation if value is None else several(_separated(value))
+    chosen = {member(Operation, one, f"one of {name}") for one in given}
+    if not chosen:
+        raise InvalidInputError(f"{name} is empty; name at least one of " + ", ".join(Operation))
+    return tuple(operation for operation in Operation if operation in chosen)
+
+
+def _separated(value: object) -> object:
+    """Return the comma-separated parts of a text; other values as they are."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
+    names = None if value is None else texts(_separated(value), name)
+    if names is not None and not all(names or [""]):
+        raise InvalidInputError(
+            f"{name} is empty or has an empty name; name some (mucudnn doctor lists them, "
+            f"{TORCHS_OWN} is PyTorch's own alone), or leave it out for all"
+        )
+    return names
+
+
+def _error_bound(value: object, name: str) -> float | None:
+    bound = None if value is None else real(value, name)
+    if bound is not None and bound < LEAST_MAX_RELATIVE_ERROR:
+        raise InvalidInputError(
+            f"{name} is {shown(value)}; it must be at least {LEAST_MAX_RELATIVE_ERROR}, the machine "
+            "epsilon of float64, against which errors are measured"
+        )
+    return bound
+
+
+def _file(value: Path | str | None, name: str) -> Path | None:
+    if value is None:
+        return None
+    try:
+        path = Path(value).expanduser()
+    except (TypeError, RuntimeError) as error:  # not a path, or the home folder of an unknown user
+        raise InvalidInputError(f"{name} is {shown(value)}: {error}; name a file, or None for the default") from None
+    if path == Path() or "\0" in str(path):
+        raise InvalidInputError(f"{name} is {shown(value)}; name a file, or None for the default")
+    return path
+
+
+def _setting(default: object, check: Check, text: str, metavar: str = "", option: str = "") -> Any:
+    """Return a field of ``Config`` from which its check, its command-line option and its key in recipes are made.
+
+    check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``. text: help of the
+    option. metavar: placeholder of the option's value; empty for a flag. option: name of the option if it differs.
+    """
+    return field(default=default, metadata={"check": check, "text": text, "metavar": metavar, "option": option})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,41 +172,86 @@ class Config:
     120.0
     """
 
-    workspace_limit: int | str | None = DEFAULT_WORKSPACE_LIMIT
-    workspace_budget: int | str | None = None
-    cache_budget: int | str | None = 0
-    policy: BatchSizePolicy | str = BatchSizePolicy.POWER_OF_TWO
-    operations: tuple[Operation, ...] = tuple(Operation)
-    algorithms: tuple[str, ...] | None = None
-    max_relative_error: float | None = None
-    deterministic: bool = False
-    time_limit: float | str | None = None
-    database: Path | str | None = None
-    strict: bool = False
-    thorough: bool = False
-    first_call_time: float | str | None = "1s"
-    background: bool = False
-    confirm: bool | None = None
-    limits_torch: bool | None = None
-    share_tuning: bool = True
-    fuse: bool = False
+    workspace_limit: int | str | None = _setting(
+        DEFAULT_WORKSPACE_LIMIT,
+        _limit,
+        "Largest workspace of any one operation: a size such as 64MiB, or none. The right limit if calls run one after "
+        "another, since they share one buffer.",
+        "SIZE",
+    )
+    workspace_budget: int | str | None = _setting(
+        None,
+        _bytes,
+        "In place of a limit for each operation: workspace of all together, divided to save the most time. The right "
+        "limit if calls overlap, in threads or streams.",
+        "SIZE",
+    )
+    cache_budget: int | str | None = _setting(
+        0,
+        _bytes,
+        "Most memory for prepared filters that are kept between calls, such as 64MiB, or none for no limit.",
+        "SIZE",
+    )
+    policy: BatchSizePolicy | str = _setting(
+        BatchSizePolicy.POWER_OF_TWO,
+        partial(member, BatchSizePolicy),
+        "Micro-batch sizes to measure.",
+        f"[{'|'.join(BatchSizePolicy)}]",
+    )
+    operations: tuple[Operation, ...] = _setting(
+        tuple(Operation), _operations, "Operations to use.", ",".join(Operation).replace("_", "-")
+    )
+    algorithms: tuple[str, ...] | None = _setting(
+        None,
+        _algorithms,
+        "Choose only from these (mucudnn doctor lists them); PyTorch's own is always a candidate.",
+        "NAME,...",
+    )
+    max_relative_error: float | None = _setting(
+        None,
+        _error_bound,
+        "Exclude algorithms with a larger relative L2 error against float64; default: by dtype, 1e-5 for float32.",
+        "NUMBER",
+    )
+    deterministic: bool = _setting(False, flag, "Use only algorithms that give the same bits on every run.")
+    time_limit: float | str | None = _setting(
+        None, _time, "Most time to measure one problem, such as 60s or 2min.", "TIME"
+    )
+    database: Path | str | None = _setting(
+        None, _file, "SQLite file of the measurements; default: in your cache folder.", "FILE"
+    )
+    strict: bool = _setting(
+        False, flag, "Use only algorithms with which NaN and infinities spread no further than with PyTorch."
+    )
+    thorough: bool = _setting(False, flag, "Measure every candidate that may win: minutes instead of seconds.")
+    first_call_time: float | str | None = _setting(
+        "1s",
+        _time,
+        "With --how enable: most time to measure a problem when it first occurs, such as 60s; none: only --time-limit.",
+        "TIME",
+    )
+    background: bool = _setting(False, flag, "With --how enable: measure between steps, not in a problem's first call.")
+    confirm: bool | None = _setting(
+        None,
+        _open_flag,
+        "After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: if short.",
+    )
+    limits_torch: bool | None = _setting(
+        None,
+        _open_flag,
+        "Whether the limit applies to PyTorch's own convolution too, so that a slower algorithm may replace it. "
+        f"Default: yes, except for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
+        option="limit_torch",
+    )
+    share_tuning: bool = _setting(
+        True,
+        flag,
+        "Under torchrun: whether the ranks tune together, or each for itself; rank 0 prints the result.",
+    )
+    fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
 
     def __post_init__(self) -> None:
-        settle(
-            self,
-            workspace_limit=_limit(self.workspace_limit),
-            workspace_budget=_amount(parse_bytes, self.workspace_budget, "workspace_budget"),
-            cache_budget=_amount(parse_bytes, self.cache_budget, "cache_budget"),
-            policy=member(BatchSizePolicy, self.policy, "policy"),
-            operations=_operations(self.operations),
-            algorithms=_algorithms(self.algorithms),
-            max_relative_error=_error_bound(self.max_relative_error),
-            time_limit=_amount(parse_time_limit, self.time_limit, "time_limit"),
-            first_call_time=_amount(parse_time_limit, self.first_call_time, "first_call_time"),
-            database=_file(self.database),
-            **{name: flag(getattr(self, name), name) for name in _FLAGS},
-            **{name: flag(getattr(self, name), name) for name in _OPEN_FLAGS if getattr(self, name) is not None},
-        )
+        settle(self, **{one.name: one.metadata["check"](getattr(self, one.name), one.name) for one in fields(self)})
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
             raise InvalidInputError(
                 f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; "
@@ -181,12 +311,8 @@ class Config:
         return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
 
-# float32: the error that the documentation promises. float64: a few units in the last place of the stored result. Half
-# precision: about twice torch's own error where torch rounds partial sums (docs/compatibility.md).
-# TF32 keeps 10 bits of a factor's mantissa, a relative error of at most 2**-11, in torch's own convolution too.
-TF32_MAX_RELATIVE_ERROR = 1e-3
-LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
-DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+SETTINGS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Config)}
+"""The fields of ``Config``, with the arguments of ``_setting`` as their metadata, by name."""
 
 
 def config_or_default(config: object) -> Config:
@@ -197,61 +323,3 @@ def config_or_default(config: object) -> Config:
         return config
     remedy = "mucudnn.Config(**config)" if isinstance(config, Mapping) else "a mucudnn.Config, or None for its defaults"
     raise InvalidInputError(f"config is {shown(config)}; give {remedy}")
-
-
-def _limit(value: int | str | None) -> int | str | None:
-    is_headroom = isinstance(value, str) and value == HEADROOM
-    return HEADROOM if is_headroom else _amount(parse_bytes, value, "workspace_limit")
-
-
-def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
-    """Check an amount (bytes or time) with ``parse``.
-
-    Return text as given, since it is shown again, and numbers parsed.
-    """
-    try:
-        parsed = parse(value)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{name}: {error}") from None
-    return str(value) if isinstance(value, str) else parsed
-
-
-def _operations(value: object) -> tuple[Operation, ...]:
-    if value is None:
-        return tuple(Operation)
-    operations = tuple(dict.fromkeys(member(Operation, one, "operation") for one in several(value)))
-    if not operations:
-        raise InvalidInputError("operations is empty; name at least one of " + ", ".join(Operation))
-    return operations
-
-
-def _algorithms(value: object) -> tuple[str, ...] | None:
-    names = None if value is None else texts(value, "algorithms")
-    if names is not None and not all(names or [""]):
-        raise InvalidInputError(
-            "algorithms is empty or has an empty name; name some (mucudnn doctor lists them, "
-            f"{TORCHS_OWN} is PyTorch's own alone), or leave it out for all"
-        )
-    return names
-
-
-def _error_bound(value: object) -> float | None:
-    bound = None if value is None else real(value, "max_relative_error")
-    if bound is not None and bound < LEAST_MAX_RELATIVE_ERROR:
-        raise InvalidInputError(
-            f"max_relative_error is {shown(value)}; it must be at least {LEAST_MAX_RELATIVE_ERROR}, the machine "
-            "epsilon of float64, against which errors are measured"
-        )
-    return bound
-
-
-def _file(value: Path | str | None) -> Path | None:
-    if value is None:
-        return None
-    try:
-        path = Path(value).expanduser()
-    except (TypeError, RuntimeError) as error:  # not a path, or the home folder of an unknown user
-        raise InvalidInputError(f"database is {shown(value)}: {error}; name a file, or None for the default") from None
-    if path == Path() or "\0" in str(path):
-        raise InvalidInputError(f"database is {shown(value)}; name a file, or None for the default")
-    return path

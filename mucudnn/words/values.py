@@ -103,11 +103,13 @@ def texts(value: object, name: str) -> tuple[str, ...]:
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
-    """Return the member of the enum ``kind`` that the value is, or whose text the value is."""
+    """Return the member of the enum ``kind`` that the value is, or whose text it is, with hyphens or underscores."""
     if type(value) is kind:
         return value
-    with suppress(ValueError):
-        return kind(text(value, name))
+    if isinstance(value, str):
+        for one in kind:
+            if value.replace("_", "-") == one.replace("_", "-"):
+                return one
     raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(kind)}")
 
 

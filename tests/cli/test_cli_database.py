@@ -177,7 +177,7 @@ def test_superseded_samples_are_shown_on_demand(full: Path) -> None:
     [
         (("9x9x9",), "no stored row matches; ask for less, or see mucudnn database info"),
         (("--algorithms", "fft"), "no stored row matches"),
-        (("--operations", "sideways"), "'sideways' is not known"),
+        (("--operations", "sideways"), "one of operations is 'sideways'"),
         (("--environment", "abacus"), f"environment is 'abacus', which is none of those stored: 1: {HERE}"),
         (("--environment", "2"), f"environment is '2', which is none of those stored: 1: {HERE}"),
     ],

@@ -326,8 +326,8 @@ def test_configs_have_one_type_for_each_value(given: dict[str, Any], expected: o
     ("given", "message"),
     [
         ({"operations": ()}, "operations is empty"),
-        ({"operations": "sideways"}, "operation is 'sideways'; allowed are forward"),
-        ({"operations": 3}, "operation is 3"),
+        ({"operations": "sideways"}, "one of operations is 'sideways'; allowed are forward"),
+        ({"operations": 3}, "one of operations is 3"),
         ({"algorithms": ()}, r"algorithms is empty.*mucudnn doctor lists them.*native"),
         ({"algorithms": ""}, "algorithms is empty"),
         ({"algorithms": ["gemm", ""]}, "has an empty name"),

@@ -115,7 +115,7 @@ class _Measuring:
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, options.confirm)
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "confirm")
 @options.option(
     "threads",
     parameters.Count(most=parameters.MOST_THREADS),

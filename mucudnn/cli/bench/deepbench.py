@@ -57,13 +57,7 @@ _TABLES = {
 @options.rounds(15, "Smallest number of samples of each contestant; short calls get more.")
 @options.run_time_limit
 @options.config(
-    options.algorithms,
-    options.max_relative_error,
-    options.deterministic,
-    options.strict,
-    options.thorough,
-    options.time_limit,
-    options.database,
+    *("algorithms", "max_relative_error", "deterministic", "strict", "thorough", "time_limit", "database"),
     workspace_limit=None,
 )
 @options.threads

@@ -13,7 +13,6 @@ from mucudnn.terminal.files import SOURCE, FileCommand
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.units import parse_bytes
 
 
 def parse_runtimes(text: str) -> tuple[Runtime, ...]:
@@ -38,15 +37,9 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @options.memory_format
 @options.rounds(25, "Samples of each variant.")
 @options.config(
-    options.option(
-        "cache-budget",
-        parameters.Text("SIZE", parameters.checked_by(parse_bytes)),
-        "Most memory for prepared filters that are kept between calls, such as 64MiB, or none for no limit.",
-        "none",
-    ),
+    options.setting("cache_budget", "none"),
     options.memory_bounds("none"),
-    *(options.policy, options.algorithms, options.max_relative_error, options.deterministic, options.strict),
-    *(options.time_limit, options.database),
+    *("policy", "algorithms", "max_relative_error", "deterministic", "strict", "time_limit", "database"),
 )
 @options.threads
 @options.option(

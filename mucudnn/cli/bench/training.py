@@ -15,6 +15,9 @@ from mucudnn.words.problem import MemoryFormat
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
+_OF_ENABLE = ("first_call_time", "background")  # settings that only --how enable allows
+
+
 @click.command(cls=FileCommand)
 @click.argument("sources", type=SOURCE, nargs=-1, required=True)
 @options.option(
@@ -39,7 +42,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, *options.IN_STEPS)
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "confirm", *_OF_ENABLE)
 @options.threads
 @options.device
 @outputs("csv", "json", "out")
@@ -81,8 +84,7 @@ def training(
 
 def _require_enable(how: How) -> None:
     """Raise ``UsageError`` if options that only ``--how enable`` allows are given without it."""
-    options_of_enable = {"first_call_time": "--first-call-time", "background": "--background"}
-    given = [option for name, option in options_of_enable.items() if options.is_given(name)]
+    given = [f"--{name.replace('_', '-')}" for name in _OF_ENABLE if options.is_given(name)]
     if given and how is not How.ENABLE:
         raise click.UsageError(
             f"{' and '.join(given)}: only for convolutions tuned as they occur: add --how enable, or leave out",

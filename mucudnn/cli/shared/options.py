@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from functools import wraps
 from typing import Any
 
@@ -12,22 +13,18 @@ from click.core import ParameterSource
 from mucudnn.cli.shared.parameters import (
     MOST_THREADS,
     Count,
-    Finite,
     Text,
-    checked_by,
     choice,
     parse_device,
     parse_filters,
-    parse_names,
     parse_shape,
-    parse_size,
     several,
 )
 from mucudnn.terminal.files import SOURCE, InputFile
-from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, HEADROOM, LEAST_MAX_RELATIVE_ERROR, BatchSizePolicy, Config
+from mucudnn.words.config import HEADROOM, SETTINGS, Check, Config
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation
-from mucudnn.words.units import parse_bytes, parse_seconds, parse_time_limit
+from mucudnn.words.problem import ITEM_BYTES, MemoryFormat
+from mucudnn.words.units import parse_seconds
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -78,8 +75,6 @@ memory_format = option("memory-format", choice(MemoryFormat), "Memory format of 
 memory_formats = option(
     "memory-format", several(MemoryFormat), "Memory formats to compare.", "contiguous,channels-last", "memory_formats"
 )
-operations = option("operations", several(Operation), "Operations to use.", "forward,backward-data,backward-filter")
-database = option("database", InputFile(), "SQLite file of the measurements; default: in your cache folder.")
 
 
 def use_threads(threads: int | None) -> None:
@@ -150,81 +145,64 @@ devices = option(
     "Several devices, such as cuda:0,cuda:1: each measures a part, in a separate process.",
     (),
 )
-policy = option("policy", choice(BatchSizePolicy), "Micro-batch sizes to measure.", "power-of-two")
-algorithms = option(
-    "algorithms",
-    Text("NAME,...", parse_names),
-    "Choose only from these (mucudnn doctor lists them); PyTorch's own is always a candidate.",
-)
-max_relative_error = option(
-    "max-relative-error",
-    Finite(min=LEAST_MAX_RELATIVE_ERROR),
-    "Exclude algorithms with a larger relative L2 error against float64; default: by dtype, 1e-5 for float32.",
-)
 environment = option(
     "environment",
     Text("TEXT|NUMBER", str),
     "Environment of the measurements, if there are several: part of its description, or its number in the list.",
 )
-deterministic = flag("deterministic", "Use only algorithms that give the same bits on every run.")
-strict = flag("strict", "Use only algorithms with which NaN and infinities spread no further than with PyTorch.")
-thorough = flag("thorough", "Measure every candidate that may win: minutes instead of seconds.")
-confirm = click.option(
-    "--confirm/--no-confirm",
-    default=None,
-    help="After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: if short.",
-)
-_time = Text("TIME", checked_by(parse_time_limit))
-time_limit = option("time-limit", _time, "Most time to measure one problem, such as 60s or 2min.")
 run_time_limit = option(
     "run-time-limit",
     Text("TIME", parse_seconds),
     "Time limit of the whole run, such as 10min: skip rows that would end after it. Default: measure all.",
 )
-first_call_time = option(
-    "first-call-time",
-    _time,
-    "With --how enable: most time to measure a problem when it first occurs, such as 60s; none: only --time-limit.",
-    Config().first_call_time,
-)
-background = flag("background", "With --how enable: measure between steps, not in a problem's first call.")
-limits_torch = click.option(
-    "--limit-torch/--no-limit-torch",
-    "limits_torch",
-    default=None,
-    help="Whether the limit applies to PyTorch's own convolution too, so that a slower algorithm may replace it. "
-    f"Default: yes, except for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
-)
-share_tuning = click.option(
-    "--share-tuning/--no-share-tuning",
-    default=True,
-    help="Under torchrun: whether the ranks tune together, or each for itself; rank 0 prints the result.",
-)
 
 
-def _limit(text: str) -> str:
-    if text == HEADROOM:
+def setting(name: str, default: object = ..., check: Check | None = None, more: str = "") -> Decorator:
+    """Return a decorator that adds the option of a field of ``Config``.
+
+    default, check: in place of the field's own. more: text at the end of the option's help.
+    """
+    made = SETTINGS[name].metadata
+    checked, metavar, text = check or made["check"], made["metavar"], f"{made['text']}{more}"
+    default = _written(SETTINGS[name].default) if default is ... else default
+    spelled = (made["option"] or name).replace("_", "-")
+    if not metavar:
+        if default is False:
+            return flag(spelled, text, name)
+        return click.option(f"--{spelled}/--no-{spelled}", name, default=default, help=text)
+    if metavar == "FILE":
+        return option(spelled, InputFile(), text, default, name)
+    parse = _number if metavar == "NUMBER" else str
+    return option(spelled, Text(metavar, lambda given: checked(parse(given), name)), text, default, name)
+
+
+def _written(default: object) -> object:
+    """Return a default of ``Config`` as it is written on a command line."""
+    several = default if isinstance(default, tuple) else (default,)
+    return ",".join(several).replace("_", "-") if isinstance(several[0], StrEnum) else default
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInputError(f"{text!r} is not a number") from None
+
+
+def _no_headroom(value: Any, name: str) -> Any:
+    if value == HEADROOM:
         raise InvalidInputError(
             f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
             "none (mucudnn tune, solve and bench memory support the headroom)"
         )
-    return checked_by(parse_bytes)(text)
-
-
-def _limit_or_headroom(text: str) -> str:
-    return text if text == HEADROOM else _limit(text)
+    return SETTINGS[name].metadata["check"](value, name)
 
 
 def workspace_limit(default: str, headroom: bool = False) -> Decorator:
     """Return a decorator that adds ``--workspace-limit``. headroom: whether the value ``headroom`` is allowed."""
-    return option(
-        "workspace-limit",
-        Text("SIZE", _limit_or_headroom if headroom else _limit),
-        "Largest workspace of any one operation: a size such as 64MiB, or none"
-        + (", or headroom: the memory free below the peak of a training step." if headroom else ".")
-        + " The right limit if calls run one after another, since they share one buffer.",
-        default,
-    )
+    if not headroom:
+        return setting("workspace_limit", default, _no_headroom)
+    return setting("workspace_limit", default, more=" headroom: the memory free below the peak of a training step.")
 
 
 def memory_bounds(default: str, headroom: bool = False) -> Decorator:
@@ -232,13 +210,7 @@ def memory_bounds(default: str, headroom: bool = False) -> Decorator:
 
     A budget replaces the other two. default: the limit. headroom: whether the limit ``headroom`` is allowed.
     """
-    budget = option(
-        "workspace-budget",
-        Text("SIZE", parse_size),
-        "In place of a limit for each operation: workspace of all together, divided to save the most time. "
-        "The right limit if calls overlap, in threads or streams.",
-    )
-    return together(workspace_limit(default, headroom), limits_torch, budget)
+    return together(workspace_limit(default, headroom), setting("limits_torch"), setting("workspace_budget"))
 
 
 def is_given(name: str) -> bool:
@@ -266,11 +238,12 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
     return decorate
 
 
-def config(*options: Decorator, **fixed: Any) -> Decorator:
-    """Return a decorator that adds options, named as fields of ``Config``, to a command.
+def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
+    """Return a decorator that adds options of fields of ``Config``, by name or as decorators, to a command.
 
     The command gets their values as one argument, ``config``. fixed: values of other fields.
     """
+    options = (setting(one) if isinstance(one, str) else one for one in settings)
     return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
 
 
@@ -288,13 +261,12 @@ def _config(**values: Any) -> Config:
     return Config(**values)
 
 
-SOLVING = (policy, operations, algorithms, max_relative_error, strict)
-"""Options of a ``Config`` for solving from stored measurements."""
-MEASURING = (policy, operations, algorithms, max_relative_error, deterministic, strict, thorough, time_limit, database)
-"""Options of a ``Config`` for measuring, without those of the workspace."""
+SOLVING = ("policy", "operations", "algorithms", "max_relative_error", "strict")
+"""Fields of a ``Config`` for solving from stored measurements."""
+MEASURING = (*SOLVING, "deterministic", "thorough", "time_limit", "database")
+"""Fields of a ``Config`` for measuring, without those of the workspace."""
 
-IN_STEPS = (confirm, first_call_time, background)
-"""Options of a ``Config`` for steps of a whole model."""
+operations, database = setting("operations"), setting("database")
 
 source_argument = click.argument("source", type=SOURCE)
 source = together(source_argument, batch(), input_shape)

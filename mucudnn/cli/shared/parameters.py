@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -14,8 +14,8 @@ from mucudnn.running.environment import require_known
 from mucudnn.words.errors import InvalidInputError, MucudnnError
 from mucudnn.words.problem import Pair
 from mucudnn.words.units import parse_bytes
+from mucudnn.words.values import member
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
 LARGEST = 2**31 - 1  # largest int of C libraries
 MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved
 SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
@@ -109,7 +109,7 @@ def parse_filters(text: str) -> tuple[Pair, ...]:
 
 def choice(kind: type[StrEnum]) -> Text:
     """Return the parameter type whose value is one member of an enumeration, written with hyphens or underscores."""
-    return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: _member(kind, text))
+    return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: member(kind, text, "the value"))
 
 
 def several(kind: type[StrEnum]) -> Text:
@@ -119,22 +119,14 @@ def several(kind: type[StrEnum]) -> Text:
     """
 
     def parse(text: str) -> tuple[StrEnum, ...]:
-        chosen = {_member(kind, part) for part in text.split(",")}
-        return tuple(member for member in kind if member in chosen)
+        chosen = {member(kind, part.strip(), "one of the values") for part in text.split(",")}
+        return tuple(one for one in kind if one in chosen)
 
     return Text(",".join(_spellings(kind)), parse)
 
 
-def _spellings(kind: type[_Choice]) -> dict[str, _Choice]:
-    return {member.value.replace("_", "-"): member for member in kind}
-
-
-def _member(kind: type[_Choice], text: str) -> _Choice:
-    allowed = _spellings(kind)
-    spelling = text.strip().replace("_", "-")
-    if spelling not in allowed:
-        raise InvalidInputError(f"{text!r} is not known; allowed are {', '.join(allowed)}")
-    return allowed[spelling]
+def _spellings(kind: type[StrEnum]) -> list[str]:
+    return [one.replace("_", "-") for one in kind]
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -177,16 +169,6 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
     (8388608, None)
     """
     return tuple(dict.fromkeys(parse_bytes(part.strip()) for part in text.split(",")))
-
-
-def checked_by(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a parser that checks text by ``parse`` but returns the text, since ``Config`` parses it itself."""
-
-    def check(text: str) -> str:
-        parse(text)
-        return text
-
-    return check
 
 
 def parse_device(text: str) -> str:

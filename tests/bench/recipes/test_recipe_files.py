@@ -76,7 +76,7 @@ def test_a_fault_is_told_with_its_place_and_what_is_allowed(tmp_path: Path) -> N
         ((FIXED, "batch = 0\n"), "line 3: [fixed] batch is 0; it must be at least 1"),
         ((FIXED, 'policy = "most"\n'), "line 3: [fixed] policy is 'most'; allowed are undivided, power-of-two, all"),
         ((FIXED, "filters = [3, 3]\n[mutable]\nbatch = 4\n"), "line 5: [mutable] batch is 4; it must be a list of"),
-        ((FIXED, 'operations = ["up"]\n'), "line 3: [fixed] operations operation is 'up'; allowed are forward"),
+        ((FIXED, 'operations = ["up"]\n'), "line 3: [fixed] operations one of operations is 'up'; allowed are forward"),
         ((FIXED, "batch = 1\n[mutable]\nbatch = [2]\n"), "line 3: [fixed] batch is in [mutable], too"),
         (('[mutable]\nworkspace_limit = ["8"]\n',), "line 2: [mutable] workspace_limit size '8' has no unit"),
         (('[mutable]\nworkspace_budget = ["none"]\n',), "workspace_budget is 'none'; it must be a size"),

@@ -335,6 +335,6 @@ def test_bad_values() -> None:
     assert "--batch has 2 sizes for 3 sources: give one for all, or one for each" in fail(
         "bench", "training", "alexnet", "vgg16", "resnet18", "--batch", "2,3"
     )
-    assert "'half' is not known; allowed are tf32, float32, bfloat16" in fail(
+    assert "one of the values is 'half'; allowed are tf32, float32, bfloat16" in fail(
         "bench", "training", "alexnet", "--precisions", "half"
     )
