@@ -83,20 +83,14 @@ class Database(StoredRows):
         self._add("verification", environment, problem, configuration=key, **values)
 
     def add_confirmation(
-        self,
-        environment: Environment,
-        fingerprint: str,
-        versions: Mapping[str, int],
-        findings: Mapping[str, Any],
-        load: float | None = None,
+        self, environment: Environment, fingerprint: str, findings: Mapping[str, Any], load: float | None = None
     ) -> None:
         """Commit a confirmation: what was found by timing steps of a model.
 
-        fingerprint: identifies the model and its tuned choices. versions: versions of the algorithms that the model
-        ran. findings: values that JSON can represent.
+        fingerprint: identifies the model and its tuned choices. findings: values that JSON can represent, among them
+        the versions of the algorithms that the model ran, as ``versions``.
         """
-        parts = {"versions": json.dumps(dict(versions)), "findings": json.dumps(dict(findings))}
-        self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, **parts)
+        self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, findings=json.dumps(findings))
 
     def add_rate(self, environment: Environment, rate: float) -> None:
         """Commit a rate of the reference kernel (runs per second), if it is higher than the stored rate."""

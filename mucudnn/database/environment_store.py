@@ -80,19 +80,9 @@ class EnvironmentStore:
         """Return time stamp and findings of the valid confirmation (timed steps) of a model by fingerprint, or None."""
         return self._database.confirmation(self.environment, fingerprint)
 
-    def add_confirmation(
-        self,
-        environment: Environment,
-        fingerprint: str,
-        versions: Mapping[str, int],
-        findings: Mapping[str, Any],
-        load: float | None,
-    ) -> None:
-        """Commit what was found by timing a model's steps, here or on another rank.
-
-        Arguments: ``Database.add_confirmation``.
-        """
-        self._write(self._database.add_confirmation, environment, fingerprint, versions, findings, load)
+    def add_confirmation(self, fingerprint: str, findings: Mapping[str, Any], load: float | None) -> None:
+        """Commit what was found by timing a model's steps. Arguments: ``Database.add_confirmation``."""
+        self._write(self._database.add_confirmation, self.environment, fingerprint, findings, load)
 
     def best_rate(self) -> float:
         """Return the best stored rate of the reference kernel, in runs per second, or 0 if no rate is stored."""

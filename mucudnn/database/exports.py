@@ -22,7 +22,7 @@ _TEXTS = frozenset(
     (
         *("kind", "measured_at", "device", "capability", "torch", "library", "compiled", "numerics"),
         *("operation", "dtype", "memory_format", "algorithm", "reason", "configuration"),
-        *("fingerprint", "versions", "findings"),
+        *("fingerprint", "findings"),
     )
 )
 _EXPORT_AGAIN = "export it again with mucudnn database export FILE"

@@ -276,7 +276,7 @@ _OTHER_VERSIONS = {
     "verifications": _PART.format(
         *("configuration", "json_extract(part.value, '$[0]')", "json_extract(part.value, '$[1]')")
     ),
-    "confirmations": _PART.format("versions", "part.key", "part.value"),
+    "confirmations": _PART.format("findings, '$.versions'", "part.key", "part.value"),
 }
 
 

@@ -18,7 +18,7 @@ from mucudnn.words.results import BUSY
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-VERSION = 7  # files of any other version are refused
+VERSION = 8  # files of any other version are refused
 
 Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
@@ -54,12 +54,12 @@ _VALUES = {
         *(*SAMPLES["measurement"], *_PROCESSOR),
     ),
     "verifications": ("measured_at", *TIMES, "load", *SAMPLES["verification"], *_PROCESSOR),
-    "confirmations": ("measured_at", "versions", "findings", "load"),
+    "confirmations": ("measured_at", "findings", "load"),
 }
 ROW_COLUMNS = (
     *("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, "algorithm", "version", "micro_batch_size"),
     *(*COSTS, "reason", "configuration", "baseline_s", "time_s", "load", "passed_over", "needed_bytes"),
-    *("fingerprint", "versions", "findings", *SAMPLE_COLUMNS, *_PROCESSOR),
+    *("fingerprint", "findings", *SAMPLE_COLUMNS, *_PROCESSOR),
 )
 
 # Exceptions of SQLite and sqlite3 for values that a table refuses
@@ -147,7 +147,7 @@ CREATE TABLE verifications ({_OWNERS}, {_required(_json("configuration", "array"
     {", ".join(map(_series, SAMPLES["verification"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
     {_key("verifications")};
 CREATE TABLE confirmations ({_OWNER("environment")}, {_FINGERPRINT}, {_TIME_STAMP},
-    {_required(_json("versions", "object"), _json("findings", "object"))}, {_share("load")},
+    {_required(_json("findings", "object"))}, {_share("load")},
     {_key("confirmations")};
 CREATE TABLE rates (environment_id INTEGER PRIMARY KEY REFERENCES environments,
     {_required(_real("rate", "> 0"))}) STRICT;

@@ -5,10 +5,9 @@ Results of steps on the sample input are stored in the database, so that the nex
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from hashlib import sha256
 from itertools import chain
 from typing import Any
@@ -111,31 +110,34 @@ def _confirmed(
             quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
             its_step = step or OwnStep(sample_input)
             steps = ModelSteps(model, modules, its_step, config, put_in, device_type, quiet, ranks)
-            kept = _KeptConfirmation(store, steps, sample_input) if step is None else None
-            found = _known_or_confirmed(steps, kept, progress)
+            fingerprint = None if step else _fingerprint(store, steps, sample_input)
+            found = _known_or_confirmed(steps, store, fingerprint, progress)
         if isinstance(found, Confirmation):
             ranks.agree(_decided(found, modules))
         return found
 
 
-def _known_or_confirmed(steps: ModelSteps, kept: _KeptConfirmation | None, progress: Progress) -> Confirmation | str:
+def _known_or_confirmed(
+    steps: ModelSteps, store: EnvironmentStore, fingerprint: str | None, progress: Progress
+) -> Confirmation | str:
     """Apply the stored result of an earlier comparison, or run steps of the model to compare.
 
-    kept: access to the stored result, or None for a user's step, whose result is not stored.
+    fingerprint: key of the result in the database, or None for a user's step, whose result is not stored.
     """
     is_asked_for = bool(steps.config.confirm)
-    if kept is not None and not is_asked_for and (known := kept.put_back()) is not None:
+    if fingerprint and not is_asked_for and (known := _stored(store, steps, fingerprint)) is not None:
         return known
     has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in steps.model.parameters())
     # Processes that work together must run the same number of steps, and gradient hooks may train the model
     runs_unasked = steps.model.training and not has_hooks and (steps.ranks.are_several or not _is_one_of_several())
-    if not steps.ranks.everywhere(is_asked_for or kept is None or runs_unasked):
+    if not steps.ranks.everywhere(is_asked_for or fingerprint is None or runs_unasked):
         return _why_not_unasked(steps.model, has_hooks=has_hooks)
     progress("confirming in the model's own step", 1.0)
-    with _parameters_kept(steps.model) if kept is None or has_hooks else nullcontext():
-        found = confirm(steps, automatic=kept is not None and not is_asked_for)
-    if isinstance(found, Confirmation) and kept is not None:
-        kept.add(found)
+    versions = _versions(store, steps)  # of the choices before any is withdrawn
+    with _parameters_kept(steps.model) if fingerprint is None or has_hooks else nullcontext():
+        found = confirm(steps, automatic=fingerprint is not None and not is_asked_for)
+    if isinstance(found, Confirmation) and fingerprint:
+        _store(store, steps, fingerprint, versions, found)
     return found
 
 
@@ -184,64 +186,66 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
             parameter.detach().copy_(value)
 
 
-class _KeptConfirmation:
-    """Stored confirmation: the result of comparing steps of a tuned model with torch's on one sample input.
+def _stored(store: EnvironmentStore, steps: ModelSteps, fingerprint: str) -> Confirmation | None:
+    """Apply the stored confirmation of this fingerprint without running a step.
 
-    Create this object before any tuned choice is withdrawn: its key in the database is a fingerprint of the tuned
-    choices and of everything visible in the model that affects the step time.
+    Returns None if none is stored, or if the ranks' confirmations differ.
     """
+    known, *others = steps.ranks.of_kind(steps.ranks.gather(store.confirmation(fingerprint)))
+    if not steps.ranks.everywhere(known is not None and all(one == known for one in others)):
+        return None
+    assert known is not None
+    measured_at, findings = known
+    in_place = (None if one is None else _in_place(**one) for one in findings["in_place"])
+    step, recorded, convolutions = (InTurns(**findings[name]) for name in _IN_TURNS)
+    day = measured_at.partition("T")[0]
+    found = Confirmation(step, recorded, convolutions, findings["over_tuned"], stored_on=day)
+    return confirm_again(steps, in_place, found)
 
-    def __init__(self, store: EnvironmentStore, steps: ModelSteps, sample_input: Any) -> None:
-        self._store, self._steps = store, steps
-        modules = steps.modules
-        used = {name for module in modules.values() for c in _configurations(module) for name in c.algorithms}
-        versions = algorithm_versions(store.environment.device_type)
-        self._versions = {name: version for name, version in versions.items() if name in used}
-        described = {
-            "chosen": [[name, *_chosen(module, steps)] for name, module in modules.items()],
-            "frees workspace": steps.config.has_headroom_limit,  # freeing it after each call takes time
-            "versions": self._versions,
-            **_described(steps.model, sample_input),
-        }
-        self._fingerprint = sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
-    def put_back(self) -> Confirmation | None:
-        """Apply the stored result without running a step.
-
-        Returns None if none is stored, or if the ranks' results differ.
-        """
-        ranks = self._steps.ranks
-        known, *others = ranks.of_kind(ranks.gather(self._store.confirmation(self._fingerprint)))
-        if not ranks.everywhere(known is not None and all(one == known for one in others)):
-            return None
-        assert known is not None
-        measured_at, findings = known
-        in_place = [None if one is None else _in_place(**one) for one in findings["in_place"]]
-        step, recorded, convolutions = (InTurns(**findings[name]) for name in _IN_TURNS)
-        day = measured_at.partition("T")[0]
-        found = Confirmation(step, recorded, convolutions, findings["over_tuned"], stored_on=day)
-        return confirm_again(self._steps, in_place, found)
-
-    def add(self, found: Confirmation) -> None:
-        """Store the confirmation, unless it was disturbed. One rank writes for all that share a database."""
-        if found.is_disturbed:
-            return
-        every = [one.in_place for of_module in self._steps.tuned.values() for one in of_module]
-        findings = {name: asdict(getattr(found, name)) for name in _IN_TURNS} | {
-            "over_tuned": found.over_tuned,
-            "in_place": [None if one is None else asdict(one) for one in every],
-        }
-        rows = self._steps.ranks.gather(
-            (self._store.environment, self._fingerprint, self._versions, findings, found.load)
-        )
-        if self._steps.ranks.is_writer:
-            for number, row in enumerate(rows):
-                if row not in rows[:number]:
-                    self._store.add_confirmation(*row)
+def _store(
+    store: EnvironmentStore, steps: ModelSteps, fingerprint: str, versions: Mapping[str, int], found: Confirmation
+) -> None:
+    """Store the confirmation, unless it was disturbed: on one rank of each database and each kind of device."""
+    if found.is_disturbed or not (steps.ranks.is_writer or steps.ranks.is_first):
+        return
+    every = [one.in_place for of_module in steps.tuned.values() for one in of_module]
+    findings = {name: asdict(getattr(found, name)) for name in _IN_TURNS} | {
+        "versions": versions,
+        "over_tuned": found.over_tuned,
+        "in_place": [None if one is None else asdict(one) for one in every],
+    }
+    store.add_confirmation(fingerprint, findings, found.load)
 
 
 def _in_place(operations: list[str], call: dict[str, Any], loses: bool) -> InPlace:
     return InPlace(tuple(map(Operation, operations)), InTurns(**call), loses)
+
+
+def _fingerprint(store: EnvironmentStore, steps: ModelSteps, sample_input: Any) -> str:
+    """Hash the tuned choices and everything visible in the model that affects the time of a step.
+
+    Names are included, since choices are withdrawn by name and equal layers elsewhere have other neighbours.
+    """
+    model = steps.model
+    described = (
+        [(name, *_chosen(module, steps)) for name, module in steps.modules.items()],
+        steps.config.has_headroom_limit,  # freeing the workspace after each call takes time
+        sorted(_versions(store, steps).items()),
+        [(name, type(module), module.training) for name, module in model.named_modules()],
+        [(name, _described(tensor)) for name, tensor in chain(model.named_parameters(), model.named_buffers())],
+        [_described(leaf) for leaf in tree_leaves(sample_input)],
+        [torch.is_autocast_enabled(t) and torch.get_autocast_dtype(t) for t in ("cpu", "cuda")],
+    )
+    return sha256(repr(described).encode()).hexdigest()
+
+
+def _chosen(module: TunedModule, steps: ModelSteps) -> tuple[object, ...]:
+    """Return the tuned choices of a module, and for which of them torch's convolution may be restored."""
+    return (
+        [(one.problem, one.batch_size, one.epilogue, steps.may_run_torchs_own(one)) for one in tuned_of(module)],
+        [configuration.micro_configs for configuration in _configurations(module)],
+    )
 
 
 def _configurations(module: TunedModule) -> Iterator[Configuration]:
@@ -251,35 +255,14 @@ def _configurations(module: TunedModule) -> Iterator[Configuration]:
         yield from (c for each in module.filter_cache.filters for c in each.configurations.values())
 
 
-def _chosen(module: TunedModule, steps: ModelSteps) -> list[Any]:
-    """Describe the tuned choices of a module, and for which of them torch's convolution may be restored."""
-    tuned = tuned_of(module)
-    return [
-        [[*astuple(one.problem), one.batch_size, str(one.epilogue), steps.may_run_torchs_own(one)] for one in tuned],
-        [[astuple(part) for part in c.micro_configs] for c in _configurations(module)],
-    ]
+def _versions(store: EnvironmentStore, steps: ModelSteps) -> dict[str, int]:
+    """Return the versions of the algorithms in the tuned choices."""
+    used = {name for module in steps.modules.values() for c in _configurations(module) for name in c.algorithms}
+    return {name: v for name, v in algorithm_versions(store.environment.device_type).items() if name in used}
 
 
-def _described(model: nn.Module, sample_input: Any) -> dict[str, Any]:
-    """Describe all of a step but the tuned choices: modules and their modes, parameters, buffers, inputs, autocast.
-
-    Names are included, since choices are withdrawn by name and equal layers elsewhere have other neighbours.
-    """
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    return {
-        "modules": [[name, _kind(module), module.training] for name, module in model.named_modules()],
-        "tensors": [[name, _of_input(tensor)] for name, tensor in tensors],
-        "inputs": [_of_input(leaf) for leaf in tree_leaves(sample_input)],
-        "autocast": [str(torch.is_autocast_enabled(t) and torch.get_autocast_dtype(t)) for t in ("cpu", "cuda")],
-    }
-
-
-def _of_input(leaf: object) -> Any:
-    """Describe an input of the model: a tensor by its metadata, a plain value by itself."""
+def _described(leaf: object) -> object:
+    """Describe a tensor by its metadata, a plain value by itself, anything else by its type."""
     if isinstance(leaf, Tensor):
-        return [] if is_lazy(leaf) else [[*leaf.shape], str(leaf.dtype), leaf.requires_grad]
-    return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else _kind(leaf)
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+        return () if is_lazy(leaf) else (*leaf.shape, leaf.dtype, leaf.requires_grad)
+    return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)

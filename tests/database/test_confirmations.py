@@ -22,6 +22,7 @@ THERE = replace(HERE, threads=1)
 IN_TURNS = {"torch_s": 0.2, "time_s": 0.1, "speedup": 2.0, "uncertainty": 0.01, "rounds": 5}
 IN_PLACE = {"operations": ["backward_data", "backward_filter"], "call": IN_TURNS, "loses": False}
 FOUND = {
+    "versions": {"gemm": 1, "native": 2},
     "step": IN_TURNS,
     "recorded": IN_TURNS,
     "convolutions": IN_TURNS,
@@ -41,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def add(database: Database, findings: Mapping[str, Any] = FOUND, load: float | None = 0.0, **key: Any) -> None:
-    given = {"environment": HERE, "fingerprint": MODEL, "versions": {"gemm": 1, "native": 2}, **key}
+    given = {"environment": HERE, "fingerprint": MODEL, **key}
     database.add_confirmation(**given, findings=findings, load=load)
 
 
@@ -115,7 +116,7 @@ def test_where_nothing_can_be_written_it_is_read(path: Path) -> None:
     with Database(path, read_only=True) as database:
         store = EnvironmentStore(database, HERE)
         with pytest.warns(UserWarning, match="its measurements are not stored"):
-            store.add_confirmation(HERE, MODEL, {"gemm": 1}, NEWER, None)
+            store.add_confirmation(MODEL, NEWER, None)
         known = store.confirmation(MODEL)
     assert known is not None
     assert known[1] == FOUND

@@ -227,9 +227,9 @@ def without(column: str) -> Callable[[str], str]:
         (lambda text: text.replace("step_s", "setup_s", 1), "line 1: no column step_s, column setup_s twice; the"),
         (
             lambda text: text.replace("\r\n", ",1\r\n").replace("schema,1", "schema"),
-            "line 2: has 53 values; there must be 52",
+            "line 2: has 52 values; there must be 51",
         ),
-        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 52"),
+        (lambda text: text + "measurement,now\r\n", "line 5: has 2 values; there must be 51"),
         (lambda text: text + '"cut off', "line 5: broken CSV: unexpected end of data"),
     ],
 )
