@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cudnn.backend import FakeBackend
+from support.ranks.group import Ranks
 from torch import Tensor
 
 from mucudnn.kernels import registry
@@ -28,7 +29,7 @@ with suppress(ModuleNotFoundError):  # make gpu does without it
     settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests stop processes by it
-pytest.register_assert_rewrite("support.snapshots", "support.ranks.trained")  # so that a difference is shown
+pytest.register_assert_rewrite("support.snapshots", "support.ranks.training")  # so that a difference is shown
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,15 @@ def unconfirmed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Nothing is confirmed without being asked for: steps of tests are short, and torch's own would run in most."""
     if "confirm" not in request.module.__name__:
         monkeypatch.setattr(confirm_model, "_is_one_of_several", lambda: True)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Mapping[int, Ranks]]:
+    """Groups of two and of three ranks, each started by the first test that needs it."""
+    groups = {2: Ranks(2), 3: Ranks(3)}
+    yield groups
+    for group in groups.values():
+        group.close()
 
 
 @pytest.fixture

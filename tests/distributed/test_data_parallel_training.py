@@ -5,35 +5,40 @@ Real processes over gloo; ``tests/gpu/test_gpu_ranks.py`` has them on GPUs. Rows
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
-from support.ranks import trained as ranks
-from support.ranks.trained import Found
+from support.ranks import training
+from support.ranks.group import Ranks
 from support.ranks.ways_of_training import WAYS
 
 from mucudnn.words.problem import Operation
 
 pytestmark = pytest.mark.slow
 
+Found = Sequence[Mapping[str, Any]]  # by rank
+
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def trained(ranks: Mapping[int, Ranks], tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("trained")
-    return ranks.trained(folder, "cpu", 2, [*WAYS, "autocast", "sync_batch_norm_of_torch"])
+    return ranks[2].run(training.train, folder, "cpu", [*WAYS, "autocast", "sync_batch_norm_of_torch"])
 
 
 @pytest.mark.parametrize("how", ["optimize", "enable"])
 @pytest.mark.parametrize("way", WAYS)
 def test_training_is_torchs(trained: Found, way: str, how: str) -> None:
-    ranks.assert_torchs(trained, way, how)
+    training.assert_torchs(trained, way, how)
 
 
 def test_under_autocast_it_is_as_near_to_float64_as_torch(trained: Found) -> None:
-    ranks.assert_as_near_to_float64_as_torch(trained)
+    training.assert_as_near_to_float64_as_torch(trained)
 
 
 def test_sync_batch_norm_is_put_in_beside_tuned_convolutions(trained: Found) -> None:
     """Torch computes it on the CPU in evaluation only, whatever the convolutions are."""
-    for synced in ranks.of(trained, "sync_batch_norm_of_torch"):
+    for synced in (one["sync_batch_norm_of_torch"] for one in trained):
         assert synced["kind"] == "SyncBatchNorm"
         assert synced["ran"] == [Operation.FORWARD]
         assert synced["evaluated"] < 1e-12
@@ -43,4 +48,4 @@ def test_sync_batch_norm_is_put_in_beside_tuned_convolutions(trained: Found) -> 
 
 
 def test_ranks_tune_together(trained: Found) -> None:
-    ranks.assert_tuned_together(trained)
+    training.assert_tuned_together(trained)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.places import EXAMPLES
-from support.ranks.launching import run, script, torchrun
+from support.places import EXAMPLES, TESTS
+from support.ranks.launching import run, torchrun
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("sklearn")
 EXAMPLE = EXAMPLES / "digits_ddp.py"
+DISAGREEING = TESTS / "support" / "ranks" / "disagreeing_digits.py"
 LIMIT_S = 300  # several processes load all of torch, on cores that they share with other tests
 STEPS = 14  # of an epoch: 899 digits, in batches of 64
 ONE_EPOCH = ("--epochs", 1, "--policies", "undivided", "--at-least", 5, "--within", 95)
@@ -74,7 +75,7 @@ def test_whatever_disagrees_is_named_and_is_the_exit_status(
 ) -> None:
     monkeypatch.setenv("MUCUDNN_DATABASE", str(folder / "all.sqlite"))
     impossible = (*ONE_EPOCH, "--at-least", 101, "--within", -1)
-    done = torchrun(script("disagreeing_digits"), *impossible, "--out", folder / "wrong", ranks=2, limit_s=LIMIT_S)
+    done = torchrun(DISAGREEING, *impossible, "--out", folder / "wrong", ranks=2, limit_s=LIMIT_S)
     assert done.returncode == 1
     of_ours = "\n".join(one for one in results(folder / "wrong")["disagreements"] if one.startswith("mucudnn"))
     assert of_ours in done.stdout

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.command_line import invoke, one_layer, rows
-from support.ranks import trained as ranks
-from support.ranks.trained import Found
+from support.ranks import training
+from support.ranks.group import Ranks
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net
 
 import mucudnn
@@ -30,6 +33,7 @@ TOGETHER_ON_ONE_GPU = ("ddp", "sync_batch_norm")  # all-reduces, broadcasts and 
 OF_WAYS = [*WAYS, *ONLY_ON_A_GPU]
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9", "--device", "cuda")
 QUICK = ("--batch", "2", "--rounds", "2", "--time-limit", "200ms")
+Found = Sequence[Mapping[str, Any]]  # by rank
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -37,18 +41,19 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def of_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Of two ranks, whether there is a GPU for each of them or not; on the CPU without what torch has on GPUs only."""
     ways = TOGETHER_ON_ONE_GPU if request.param == "cuda" else TOGETHER_ON_ONE_GPU[:1]
-    return ranks.trained(tmp_path_factory.mktemp("of_two"), request.param, 2, ways)
+    with closing(Ranks(2, request.param)) as ranks:
+        return ranks.run(training.train, tmp_path_factory.mktemp("of_two"), request.param, ways)
 
 
 @pytest.fixture(scope="module")
 def over_nccl(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Of as many ranks as there are GPUs, up to two, in all ways."""
-    size = min(2, torch.cuda.device_count())
-    return ranks.trained(tmp_path_factory.mktemp("over_nccl"), "cuda", size, [*OF_WAYS, "autocast"])
+    with closing(Ranks(min(2, torch.cuda.device_count()), "cuda")) as ranks:
+        return ranks.run(training.train, tmp_path_factory.mktemp("over_nccl"), "cuda", [*OF_WAYS, "autocast"])
 
 
 def test_two_ranks_tune_together(of_two: Found) -> None:
-    ranks.assert_tuned_together(of_two)
+    training.assert_tuned_together(of_two)
 
 
 @pytest.mark.parametrize("how", ["optimize", "enable"])
@@ -56,19 +61,19 @@ def test_two_ranks_train_as_torch(of_two: Found, how: str) -> None:
     ways = [way for way in TOGETHER_ON_ONE_GPU if way in of_two[0]]
     assert ways
     for way in ways:
-        ranks.assert_torchs(of_two, way, how)
+        training.assert_torchs(of_two, way, how)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["optimize", "enable"])
 @pytest.mark.parametrize("way", OF_WAYS)
 def test_over_nccl_training_is_torchs(over_nccl: Found, way: str, how: str) -> None:
-    ranks.assert_torchs(over_nccl, way, how)
+    training.assert_torchs(over_nccl, way, how)
 
 
 @pytest.mark.gpu
 def test_over_nccl_autocast_is_as_near_to_float64_as_torch(over_nccl: Found) -> None:
-    ranks.assert_as_near_to_float64_as_torch(over_nccl)
+    training.assert_as_near_to_float64_as_torch(over_nccl)
 
 
 def two_devices(device: str) -> tuple[str, str]:

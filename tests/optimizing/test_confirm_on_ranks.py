@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ranks.launching import found_by_scenarios, run, script
+from support.ranks import confirming
+from support.ranks.dying import confirm_and_die
+from support.ranks.group import Ranks, run_once
 
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
@@ -19,16 +20,16 @@ from mucudnn.words.problem import Operation
 
 pytestmark = pytest.mark.slow
 
-RANKS = 2
 OF_FIRST = ["first backward_filter", "first forward"]
 NOT_CONFIRMED = "the tuned choices could not be confirmed in the model's own step: "
 
 Found = Sequence[dict[str, Any]]  # by rank
+Run = Callable[..., Found]
 
 
 @pytest.fixture(scope="module")
-def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    return found_by_scenarios("confirming", tmp_path_factory.mktemp("scenarios"), RANKS)
+def run(ranks: Mapping[int, Ranks], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_once(ranks[confirming.RANKS], tmp_path_factory.mktemp("scenarios"))
 
 
 def same(found: Found) -> dict[str, Any]:
@@ -38,36 +39,36 @@ def same(found: Found) -> dict[str, Any]:
     return first
 
 
-def test_what_is_slow_on_one_rank_is_put_back_on_all(scenarios: dict[str, Found]) -> None:
-    found = same(scenarios["slow_on_one_rank"])
+def test_what_is_slow_on_one_rank_is_put_back_on_all(run: Run) -> None:
+    found = same(run(confirming.slow_on_one_rank))
     assert found["torchs"] == OF_FIRST
     assert "is_withdrawn=False" in found["found"]
     assert found["passes"] == 3 + 2 * 5 + 2 * 5, "warming up, and two phases that are clear"
 
 
-def test_a_step_is_as_slow_as_its_slowest_rank(scenarios: dict[str, Found]) -> None:
-    found = same(scenarios["slow_step_on_one_rank"])
+def test_a_step_is_as_slow_as_its_slowest_rank(run: Run) -> None:
+    found = same(run(confirming.slow_step_on_one_rank))
     assert len(found["torchs"]) == 5
     assert "is_withdrawn=True" in found["found"]
 
 
-def test_ranks_of_other_kinds_judge_for_themselves_after_as_many_steps(scenarios: dict[str, Found]) -> None:
-    first, other = scenarios["other_kind"]
+def test_ranks_of_other_kinds_judge_for_themselves_after_as_many_steps(run: Run) -> None:
+    first, other = run(confirming.other_kind)
     assert (first["torchs"], other["torchs"]) == ([], OF_FIRST)
     assert first["passes"] == other["passes"]
 
 
-def test_a_users_step_may_wait_for_other_ranks(scenarios: dict[str, Found]) -> None:
-    found = same(scenarios["with_data_parallel"])
+def test_a_users_step_may_wait_for_other_ranks(run: Run) -> None:
+    found = same(run(confirming.with_data_parallel))
     assert found["torchs"] == OF_FIRST
     assert found["is_restored"]
     assert not found["told"]
 
 
 @pytest.mark.parametrize("number", [0, 20])
-def test_where_one_ranks_step_fails_all_warn_and_keep_what_was_tuned(scenarios: dict[str, Found], number: int) -> None:
+def test_where_one_ranks_step_fails_all_warn_and_keep_what_was_tuned(run: Run, number: int) -> None:
     """The later one fails after torch's own was put back."""
-    other, failed = scenarios[f"failing_at_{number}"]
+    other, failed = run(confirming.failing, number)
     assert other["told"] == [f"{NOT_CONFIRMED}rank 1: RuntimeError: no memory"]
     assert failed["told"] == [f"{NOT_CONFIRMED}RuntimeError: no memory"]
     assert other["found"] == failed["found"] == "None"
@@ -75,39 +76,38 @@ def test_where_one_ranks_step_fails_all_warn_and_keep_what_was_tuned(scenarios: 
     assert (other["passes"], failed["passes"]) == (number + 1, number)
 
 
-def test_a_step_of_one_rank_only_is_refused_on_all(scenarios: dict[str, Found]) -> None:
-    error = same(scenarios["step_on_one_rank"])["error"]
+def test_a_step_of_one_rank_only_is_refused_on_all(run: Run) -> None:
+    error = same(run(confirming.step_on_one_rank))["error"]
     assert error == "SharingError: step is given on rank 0, None on rank 1; give it on all ranks, or on none"
 
 
-def test_another_verdict_is_an_error_that_names_layer_and_ranks(scenarios: dict[str, Found]) -> None:
-    found = same(scenarios["other_verdict"])
+def test_another_verdict_is_an_error_that_names_layer_and_ranks(run: Run) -> None:
+    found = same(run(confirming.other_verdict))
     assert found["error"].startswith("SharingError: the ranks chose differently: first, forward 3x8x8 -> 4, 3x3")
     assert "'native', micro_batch_size=2),) on rank 0" in found["error"]
     assert "'gemm', micro_batch_size=2),) on rank 1" in found["error"]
     assert not found["torchs"], "what was tuned runs on"
 
 
-def test_unasked_they_confirm_and_keep_it_and_need_it_on_all_ranks(scenarios: dict[str, Found]) -> None:
-    found = same(scenarios["kept"])
+def test_unasked_they_confirm_and_keep_it_and_need_it_on_all_ranks(run: Run) -> None:
+    found = same(run(confirming.kept))
     runs = [found[name] for name in ("first", "again", "third")]
     assert [(one["is_kept"], one["passes"] > 0) for one in runs] == [(False, True), (True, False), (False, True)]
     assert all(one["torchs"] == OF_FIRST for one in runs)
     assert found["rows"] == 1, "one rank writes for all"
 
 
-def test_a_real_model_runs_alike_on_all_ranks(scenarios: dict[str, Found]) -> None:
-    found = same(scenarios["optimized"])
+def test_a_real_model_runs_alike_on_all_ranks(run: Run) -> None:
+    found = same(run(confirming.optimized))
     assert len(found["layers"]) == 5
     assert found["error"] == "none"
 
 
 def test_a_rank_that_is_killed_in_a_step_is_named_and_what_was_tuned_runs_on(tmp_path: Path) -> None:
-    done = run(script("dying"), tmp_path, "3,1,confirming")
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / "3,1,confirming" / f"{rank}.json").read_text()) for rank in (0, 2)]
-    assert all(one["error"].startswith("SharingError: rank 1 ended") for one in found), found
-    assert [one["torchs"] for one in found] == [0, 0]
+    first, _, last = Ranks(3).run(confirm_and_die, tmp_path, 1, killed=[1])
+    for one in (first, last):
+        assert one["error"].startswith("SharingError: rank 1 ended")
+        assert one["torchs"] == 0
 
 
 class Said(Team):

@@ -1,4 +1,4 @@
-"""What every rank does in tests of confirming together: a script that torchrun starts, as ``scenarios``.
+"""What every rank of a group of two does in tests of confirming together.
 
 On a made-up machine a convolution takes known seconds, other ones on the last rank. What is found has all that a rank
 decides, and how many forward passes it ran.
@@ -6,9 +6,8 @@ decides, and how many forward passes it ran.
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -19,7 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.confirmed_net import ASKED, REST_S, Machine, Net, X, confirmed, made_up_machine, torchs, tuned_net
-from support.ranks.scenarios import Found, error_of, main
+from support.ranks.group import error_of
+from support.ranks.scenarios import Found
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +30,7 @@ from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.words.config import Config
 
+RANKS = 2
 SLOW_S = 0.009  # of a call of ours, that takes torch's own 2 ms and ours elsewhere 1
 
 
@@ -59,36 +60,36 @@ def team() -> Team:
     return found
 
 
-def slow_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+def slow_on_one_rank(rank: int, folder: Path) -> Found:
     with machine(folder) as made_up:
-        if rank == size - 1:
+        if rank == RANKS - 1:
             made_up.ours_s[3] = SLOW_S
         return outcome(tuned_net(), team=team())
 
 
-def slow_step_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+def slow_step_on_one_rank(rank: int, folder: Path) -> Found:
     """All but the convolutions is slower with ours on the last rank: the others wait for it."""
     with machine(folder) as made_up:
-        if rank == size - 1:
+        if rank == RANKS - 1:
             made_up.rest_s[True] = 3 * REST_S
         return outcome(tuned_net(), team=team())
 
 
-def other_kind(rank: int, size: int, folder: Path) -> Found:
+def other_kind(rank: int, folder: Path) -> Found:
     """The last rank has another device, on which a convolution is slow, and steps that need more rounds."""
     with machine(folder) as made_up:
-        if rank == size - 1:
+        if rank == RANKS - 1:
             made_up.ours_s[3] = SLOW_S
             made_up.rest_s[True] = REST_S + 0.001  # that is undecided
         ranks = team()
-        ranks.meet(Fingerprint(str(rank == size - 1), "here", {}, {}))
+        ranks.meet(Fingerprint(str(rank == RANKS - 1), "here", {}, {}))
         return outcome(tuned_net(), team=ranks)
 
 
-def with_data_parallel(rank: int, size: int, folder: Path) -> Found:
+def with_data_parallel(rank: int, folder: Path) -> Found:
     """A user's step waits for the gradients of all ranks."""
     with machine(folder) as made_up:
-        if rank == size - 1:
+        if rank == RANKS - 1:
             made_up.ours_s[3] = SLOW_S
         net = tuned_net()
         parallel = DistributedDataParallel(net)
@@ -105,26 +106,21 @@ def with_data_parallel(rank: int, size: int, folder: Path) -> Found:
         return {**found, "is_restored": is_restored}
 
 
-def failing(at: int) -> Callable[[int, int, Path], Found]:
+def failing(rank: int, folder: Path, at: int) -> Found:
     """A step that fails on the last rank, at a step of this number."""
+    with machine(folder) as made_up:
+        made_up.ours_s[3] = SLOW_S
+        numbers = count()
 
-    def scenario(rank: int, size: int, folder: Path) -> Found:
-        with machine(folder) as made_up:
-            made_up.ours_s[3] = SLOW_S
-            numbers = count()
+        def step(model: nn.Module) -> None:
+            if next(numbers) == at and rank == RANKS - 1:
+                raise RuntimeError("no memory\nand a stack")
+            model(X).sum().backward()
 
-            def step(model: nn.Module) -> None:
-                if next(numbers) == at and rank == size - 1:
-                    raise RuntimeError("no memory\nand a stack")
-                model(X).sum().backward()
-
-            return outcome(tuned_net(), step=step, team=team())
-
-    scenario.__name__ = f"failing_at_{at}"
-    return scenario
+        return outcome(tuned_net(), step=step, team=team())
 
 
-def step_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+def step_on_one_rank(rank: int, folder: Path) -> Found:
     def step(model: nn.Module) -> None:
         model(X).sum().backward()
 
@@ -132,7 +128,7 @@ def step_on_one_rank(rank: int, size: int, folder: Path) -> Found:
         return {"error": error_of(lambda: confirmed(tuned_net(), step=step if rank == 0 else None, team=team()))}
 
 
-def other_verdict(rank: int, size: int, folder: Path) -> Found:
+def other_verdict(rank: int, folder: Path) -> Found:
     """Torch's own may be put back on the first rank only."""
     with machine(folder) as made_up:
         made_up.ours_s[3] = SLOW_S
@@ -141,22 +137,22 @@ def other_verdict(rank: int, size: int, folder: Path) -> Found:
         return {"error": error, "torchs": len(torchs(net))}
 
 
-def kept(rank: int, size: int, folder: Path) -> Found:
+def kept(rank: int, folder: Path) -> Found:
     """Confirm unasked; again; and once more where the last rank does not know of it."""
     with machine(folder) as made_up:
-        if rank == size - 1:
+        if rank == RANKS - 1:
             made_up.ours_s[3] = SLOW_S
         first, again = outcome(tuned_net(), Config(), team=team()), outcome(tuned_net(), Config(), team=team())
         dist.barrier()
         with Database(folder / "measurements.sqlite") as database:
             rows = database.info()[0].confirmations
-        elsewhere = folder / f"{rank}.sqlite" if rank == size - 1 else folder / "measurements.sqlite"
+        elsewhere = folder / f"{rank}.sqlite" if rank == RANKS - 1 else folder / "measurements.sqlite"
         config = Config(database=elsewhere)
         third = outcome(tuned_net(), config, team=team())
         return {"first": first, "again": again, "third": third, "rows": rows}
 
 
-def optimized(rank: int, size: int, folder: Path) -> Found:
+def optimized(rank: int, folder: Path) -> Found:
     """A real model on the real machine, as in a script."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
@@ -167,12 +163,3 @@ def optimized(rank: int, size: int, folder: Path) -> Found:
     shown = [f"{name} {one.problem} {one.configuration} {one.in_place}" for name, one in report.layers]
     found = [replace(one, load=None) for one in report.confirmations]
     return {"layers": shown, "found": repr(found), "error": error_of(lambda: net(x).sum().backward())}
-
-
-SCENARIOS = (
-    *(slow_on_one_rank, slow_step_on_one_rank, other_kind, with_data_parallel),
-    *(failing(0), failing(20), step_on_one_rank, other_verdict, kept, optimized),
-)
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), SCENARIOS)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from support.places import TESTS
 
@@ -59,15 +57,3 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(_GRACE_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def found_by_scenarios(name: str, folder: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:
-    """Run a script of scenarios; return what each has found, by rank. They run in the same processes, in turns."""
-    done = torchrun(script(name), folder, ranks=ranks)
-    assert done.returncode == 0, done.stderr
-    by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-    return {scenario: [found[scenario] for found in by_rank] for scenario in by_rank[0]}
-
-
-def script(name: str) -> Path:
-    return TESTS / "support" / "ranks" / f"{name}.py"

@@ -1,9 +1,10 @@
-"""Steps that every rank of a group measures, each in a process of its own: to be pickled, the job has a name here."""
+"""Steps that the ranks of a group measure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -54,44 +55,37 @@ def net(clock: TickingClock) -> nn.Module:
     )
 
 
-@dataclass(frozen=True)
-class Steps:
+def measured(rank: int, database: Path) -> dict[str, list[Row]]:
     """Steps of a small net by each communication, with known times: a message takes ten seconds where fp16 is sent."""
+    clock = TickingClock()
+    send = wire.fp16_compress_hook
 
-    database: Path
+    def fp16_compress_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch would look at annotations
+        clock.seconds += 10
+        return send(state, bucket)
 
-    def __call__(self) -> dict[str, list[Row]]:
-        torch.set_num_threads(1)
-        clock = TickingClock()
-        send = wire.fp16_compress_hook
-
-        def fp16_compress_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch would look at annotations
-            clock.seconds += 10
-            return send(state, bucket)
-
-        wire.fp16_compress_hook = fp16_compress_hook
+    with patch.object(wire, "fp16_compress_hook", fp16_compress_hook):
         found = {
-            communication.value: self.steps(communication, clock)
+            communication.value: steps(communication, clock, database)
             for communication in Communication
             if communication is not Communication.BF16
         }
-        benchmark.are_equal = parting  # type: ignore[assignment]
-        return {**found, PARTING: self.steps(Communication.ALLREDUCE, clock)}
+    with patch.object(benchmark, "are_equal", parting):
+        return {**found, PARTING: steps(Communication.ALLREDUCE, clock, database)}
 
-    def steps(self, communication: Communication, clock: TickingClock) -> list[Row]:
-        torch.manual_seed(0)
-        return benchmark.measure_data_parallel(
-            replace(
-                SETTING,
-                communication=communication,
-                bucket_caps=(None, SMALL_CAP) if communication is Communication.FP16 else (None,),
-            ),
-            net(clock),
-            (3, 8, 8),
-            SMALL_OUTPUTS,
-            Config(
-                algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=self.database, confirm=False
-            ),
-            rounds=ROUNDS,
-            clock=clock,
-        )
+
+def steps(communication: Communication, clock: TickingClock, database: Path) -> list[Row]:
+    torch.manual_seed(0)
+    return benchmark.measure_data_parallel(
+        replace(
+            SETTING,
+            communication=communication,
+            bucket_caps=(None, SMALL_CAP) if communication is Communication.FP16 else (None,),
+        ),
+        net(clock),
+        (3, 8, 8),
+        SMALL_OUTPUTS,
+        Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=database, confirm=False),
+        rounds=ROUNDS,
+        clock=clock,
+    )

@@ -1,15 +1,9 @@
-"""What every rank of a group does in tests of shared tuning: a script that torchrun starts, one scenario after another.
-
-Each is a function of the rank, the number of ranks and a folder of its own; what it returns is written as JSON, under
-its name, into a file of the rank.
-"""
+"""What every rank of a group of three does in tests of shared tuning."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +14,7 @@ import torch
 import torch.distributed as dist
 from support.clock.machine import FORWARD
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
-from support.ranks.errors import error_of
-from support.ranks.launching import end
+from support.ranks.group import error_of
 
 import mucudnn
 from mucudnn.database import copying
@@ -35,9 +28,9 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import MucudnnError
 from mucudnn.words.results import WholeRun
 
+RANKS = 3
 PROBLEMS = [replace(FORWARD, k=k) for k in (1, 2, 3, 4, 5)]
 Found = Mapping[str, Any]
-Scenario = Callable[[int, int, Path], Found]
 
 
 def tuned(bench: Bench, path: Path | None, config: Config = NO_LIMIT, **given: Any) -> Found:
@@ -63,34 +56,34 @@ def of(bench: Bench) -> dict[str, Any]:
     return {"machine": bench.machine, "database": bench.database}
 
 
-def reuse(rank: int, size: int, folder: Path) -> Found:
+def reuse(rank: int, folder: Path) -> Found:
     return tuned(Bench(), folder / "all.sqlite")
 
 
-def reuse_again(rank: int, size: int, folder: Path) -> Found:
+def reuse_again(rank: int, folder: Path) -> Found:
     return tuned(Bench(), folder.parent / "reuse" / "all.sqlite")
 
 
-def alone(rank: int, size: int, folder: Path) -> Found:
+def alone(rank: int, folder: Path) -> Found:
     return tuned(Bench(), folder / f"{rank}.sqlite", replace(NO_LIMIT, share_tuning=False))
 
 
-def warm_on_one_rank(rank: int, size: int, folder: Path) -> Found:
+def warm_on_one_rank(rank: int, folder: Path) -> Found:
     path = folder / f"{rank}.sqlite"
     if rank == 1:
         tuned(Bench(), path, replace(NO_LIMIT, share_tuning=False))
     return tuned(Bench(), path)
 
 
-def budget(rank: int, size: int, folder: Path) -> Found:
+def budget(rank: int, folder: Path) -> Found:
     return tuned(Bench(), folder / "all.sqlite", Config(workspace_budget=300))
 
 
-def thorough(rank: int, size: int, folder: Path) -> Found:
+def thorough(rank: int, folder: Path) -> Found:
     return tuned(Bench(), folder / "all.sqlite", replace(NO_LIMIT, thorough=True))
 
 
-def read_only(rank: int, size: int, folder: Path) -> Found:
+def read_only(rank: int, folder: Path) -> Found:
     path = folder / f"{rank}.sqlite"
     Database(path).close()
     with warnings.catch_warnings(record=True) as told:
@@ -99,7 +92,7 @@ def read_only(rank: int, size: int, folder: Path) -> Found:
     return {**found, "told": [str(one.message) for one in told]}
 
 
-def network_folder(rank: int, size: int, folder: Path) -> Found:
+def network_folder(rank: int, folder: Path) -> Found:
     """All ranks have a file on a server, as the list of what is mounted would tell."""
     path, bench, rows_while_measuring = folder / "all.sqlite", Bench(), set()
 
@@ -117,15 +110,15 @@ def network_folder(rank: int, size: int, folder: Path) -> Found:
     return {**found, "told": [str(one.message) for one in told], "rows_while_measuring": [*rows_while_measuring]}
 
 
-def other_threads(rank: int, size: int, folder: Path) -> Found:
+def other_threads(rank: int, folder: Path) -> Found:
     return with_another(rank, threads=2)
 
 
-def other_config(rank: int, size: int, folder: Path) -> Found:
+def other_config(rank: int, folder: Path) -> Found:
     return tuned(Bench(), None, replace(NO_LIMIT, max_relative_error=1e-5 if rank == 1 else None))
 
 
-def other_problem(rank: int, size: int, folder: Path) -> Found:
+def other_problem(rank: int, folder: Path) -> Found:
     return tuned(Bench(), None, problems=[*PROBLEMS, replace(FORWARD, k=6 + (rank == 1))])
 
 
@@ -135,11 +128,11 @@ def with_another(rank: int, **environment: Any) -> Found:
     return tuned(bench, None, machine=replace(bench.machine, environment=changed))
 
 
-def other_kind(rank: int, size: int, folder: Path) -> Found:
+def other_kind(rank: int, folder: Path) -> Found:
     """The last rank has another processor, of another pace, with another instruction set and library."""
     bench = Bench()
     machine = bench.machine
-    if rank == size - 1:
+    if rank == RANKS - 1:
         bench.native.step_s = lambda n: 0.001 * n
         machine = replace(
             machine, environment=replace(machine.environment, device="another", compiled="plain", library="its own")
@@ -147,7 +140,7 @@ def other_kind(rank: int, size: int, folder: Path) -> Found:
     return tuned(bench, folder / "all.sqlite", machine=machine)
 
 
-def failing(rank: int, size: int, folder: Path) -> Found:
+def failing(rank: int, folder: Path) -> Found:
     """Rank 1 cannot finish what was dealt to it."""
 
     def fail(text: str, _: float) -> None:
@@ -163,13 +156,13 @@ def failing(rank: int, size: int, folder: Path) -> Found:
         return {"error": error, "rows": len(database.rows_that_count(bench.machine.environment))}
 
 
-def infeasible(rank: int, size: int, folder: Path) -> Found:
+def infeasible(rank: int, folder: Path) -> Found:
     bench = Bench()
     bench.native.scratch_bytes_per_sample = 1000
     return {"error": error_of(lambda: tune(PROBLEMS, BATCH, Config(workspace_limit=10), **of(bench)))}
 
 
-def disagreeing(rank: int, size: int, folder: Path) -> Found:
+def disagreeing(rank: int, folder: Path) -> Found:
     """Rank 1 chooses something else for one problem."""
     choose = workspaces.choose
 
@@ -179,17 +172,13 @@ def disagreeing(rank: int, size: int, folder: Path) -> Found:
         )
         return choose(task, some, *rest)
 
-    if rank == 1:
-        workspaces.choose = contrary  # type: ignore[attr-defined]
-    try:
+    with patch.object(workspaces, "choose", contrary if rank == 1 else choose):
         return tuned(Bench(), None)
-    finally:
-        workspaces.choose = choose  # type: ignore[attr-defined]
 
 
-def some_ranks(rank: int, size: int, folder: Path) -> Found:
+def some_ranks(rank: int, folder: Path) -> Found:
     """The first and the last rank tune in a group of theirs, and a third one has a backend that is not only gloo."""
-    ranks, every = [0, size - 1], list(range(size))
+    ranks, every = [0, RANKS - 1], list(range(RANKS))
     some, not_only_gloo = dist.new_group(ranks), dist.new_group(every, backend="cpu:gloo,cuda:gloo")
     some_not_only_gloo = dist.new_group(ranks, backend="cpu:gloo,cuda:gloo")
     of_all = tuned(Bench(), None, process_group=not_only_gloo)
@@ -199,7 +188,7 @@ def some_ranks(rank: int, size: int, folder: Path) -> Found:
     return {"of_all": of_all, "of_some": of_some, "error": error}
 
 
-def model(rank: int, size: int, folder: Path) -> Found:
+def model(rank: int, folder: Path) -> Found:
     """A real model on the real machine, as in a script: what it computes is torch's own, whoever measured what."""
     torch.manual_seed(0)
     own = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).double()
@@ -213,7 +202,7 @@ def model(rank: int, size: int, folder: Path) -> Found:
     return {"choices": shown, "measured": len(measured), "error": (own(x) - expected).abs().max().item()}
 
 
-def cached_filters(rank: int, size: int, folder: Path) -> Found:
+def cached_filters(rank: int, folder: Path) -> Found:
     """One rank compares filters that stay prepared with others, and all keep the same ones."""
     torch.manual_seed(0)
     own = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1)).eval()
@@ -223,43 +212,17 @@ def cached_filters(rank: int, size: int, folder: Path) -> Found:
         compared.append(of)
         return WholeRun(2.0, 1.0, 0.0)
 
-    cached.compare_cached = faster  # type: ignore[assignment]
     config = Config(
         database=folder / f"{rank}.sqlite", algorithms="winograd-2x2", operations="forward", cache_budget="64MiB"
     )
-    with patch.object(choosing, "is_gain", lambda run: True):  # however busy the machine is
+    always = patch.object(choosing, "is_gain", lambda run: True)  # however busy the machine is
+    with always, patch.object(cached, "compare_cached", faster):
         mucudnn.optimize(own, torch.randn(4, 64, 28, 28), config)
     return {"kept": repr(own[0].filter_cache and own[0].filter_cache.filters), "compared": len(compared)}
 
 
-def mixed_fates(rank: int, size: int, folder: Path) -> Found:
+def mixed_fates(rank: int, folder: Path) -> Found:
     """One rank cannot even trace its model: the others are told, and the group goes on working."""
     own = torch.nn.Conv2d(3, 4, 3)
     x = torch.randn(2, 3 if rank != 1 else 5, 8, 8)
     return {"error": error_of(lambda: mucudnn.optimize(own, x, Config(database=folder / "all.sqlite")))}
-
-
-SCENARIOS: Sequence[Scenario] = (
-    *(reuse, reuse_again, alone, warm_on_one_rank, budget, thorough, read_only, network_folder),
-    *(other_threads, other_config, other_problem, other_kind),
-    *(failing, infeasible, disagreeing, some_ranks, mixed_fates, model, cached_filters),
-)
-
-
-def main(folder: Path, scenarios: Sequence[Scenario]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    found = {}
-    for scenario in scenarios:
-        place = folder / scenario.__name__
-        place.mkdir(exist_ok=True)
-        found[scenario.__name__] = scenario(rank, size, place)
-        dist.barrier()
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-    end()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), SCENARIOS)

@@ -1,17 +1,8 @@
-"""Ranks that train together by each communication: a script. Arguments: a folder, and the number of ranks.
-
-For each step it writes the digests of all ranks' parameters.
-"""
+"""Ranks that train together by each communication."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
-from support.ranks.forked import fork_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,17 +27,3 @@ def digests(rank: int, communication: Communication) -> list[list[str]]:
         optimizer.step()
         found.append(gathered(digest(model)))
     return found
-
-
-def main(folder: Path, size: int, communications: Sequence[Communication]) -> None:
-    def work(rank: int) -> None:
-        found = {communication: digests(rank, communication) for communication in communications}
-        if rank == 0:
-            (folder / "digests.json").write_text(json.dumps(found))
-
-    fork_ranks(folder, size, work)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), int(sys.argv[2]), [one for one in Communication if one.averages_parameters])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, Steps
+from support.ranks.group import Ranks
+from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, measured
 
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.scaling.local_batches import Convolutions
-from mucudnn.cli.shared.ranks import on_every_rank
 from mucudnn.words.communication import Communication
 
 SLOWEST_S = 200 + 1  # of a step of rank 1, and for the clock to be read
@@ -20,9 +20,8 @@ Found = Mapping[str, list[Row]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    steps = on_every_rank(Steps(tmp_path_factory.mktemp("steps") / "measurements.sqlite"), SETTING.ranks, "cpu")
-    assert steps is not None
+def found(ranks: Mapping[int, Ranks], tmp_path_factory: pytest.TempPathFactory) -> Found:
+    steps: Found = ranks[SETTING.ranks].run(measured, tmp_path_factory.mktemp("steps") / "measurements.sqlite")[0]
     return steps
 
 

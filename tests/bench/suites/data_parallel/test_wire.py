@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.ranks.alone import group_of_one
-from support.ranks.launching import run, script
-from support.ranks.wires import PERIOD
+from support.ranks.group import Ranks
+from support.ranks.wires import PERIOD, digests
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from mucudnn.bench.suites.data_parallel.wire import Wire, levels
@@ -22,29 +22,26 @@ AVERAGING = [one for one in Communication if one.averages_parameters]
 
 
 @pytest.fixture(scope="module")
-def digests(tmp_path_factory: pytest.TempPathFactory) -> Digests:
-    folder = tmp_path_factory.mktemp("wires")
-    done = run(script("wires"), folder, 4)
-    assert done.returncode == 0, done.stderr
-    found: Digests = json.loads((folder / "digests.json").read_text())
-    return found
+def of_four() -> Digests:
+    with closing(Ranks(4)) as ranks:
+        return {communication: ranks.run(digests, communication)[0] for communication in AVERAGING}
 
 
-def test_ranks_are_equal_where_equality_is_looked_for(digests: Digests) -> None:
+def test_ranks_are_equal_where_equality_is_looked_for(of_four: Digests) -> None:
     """In the first steps gradients are averaged; then ranks part, until parameters are averaged."""
     for communication in AVERAGING:
-        wire, different = Wire(communication, PERIOD), [len({*ranks}) > 1 for ranks in digests[communication]]
+        wire, different = Wire(communication, PERIOD), [len({*ranks}) > 1 for ranks in of_four[communication]]
         first = wire.first_steps
         assert not any(different[:first])
         assert different[first : first + wire.steps_to_equality] == [True] * (PERIOD - 1) + [False]
 
 
-def test_groups_of_ranks_are_equal_in_between(digests: Digests) -> None:
+def test_groups_of_ranks_are_equal_in_between(of_four: Digests) -> None:
     middle = Wire(Communication.HIERARCHICAL_SGD, PERIOD).first_steps + PERIOD // 2 - 1
-    first, second, third, fourth = digests[Communication.HIERARCHICAL_SGD][middle]
+    first, second, third, fourth = of_four[Communication.HIERARCHICAL_SGD][middle]
     assert (first, third) == (second, fourth)
     assert first != third
-    assert len({*digests[Communication.POST_LOCAL_SGD][middle]}) == 4
+    assert len({*of_four[Communication.POST_LOCAL_SGD][middle]}) == 4
 
 
 def test_groups_are_hosts_or_the_smallest_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

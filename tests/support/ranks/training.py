@@ -1,23 +1,16 @@
-"""Trains torch's model, a tuned one and one under ``enable`` in every way, each on all ranks: a script for torchrun.
-
-Arguments: a folder, ``cpu`` or ``cuda``, and the names of ways. Each rank writes what it found into a file of its own.
-"""
+"""Trains torch's model, a tuned one and one under ``enable`` in every way, each on all ranks; what must hold then."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from support.problems.tuned_by_hand import ran
-from support.ranks.errors import error_of
-from support.ranks.launching import end
+from support.ranks.group import error_of
 from support.ranks.ways_of_training import EAGER, ONLY_ON_A_GPU, WAYS, Net, Way, batch, trained
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +20,7 @@ from mucudnn.enabling import switch
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.tuning import choose as choosing
 from mucudnn.words.config import Config
+from mucudnn.words.problem import Operation
 
 Found = Mapping[str, Any]
 
@@ -80,7 +74,7 @@ class Trainer:
         errors = {"ours": difference(mine, exact), "torchs": difference(theirs, exact)}
         return errors | {"ran": sorted(ran(ours)), "equal": equal}
 
-    def sync_batch_norm(self) -> Found:
+    def sync_batch_norm_of_torch(self) -> Found:
         """What becomes of it in evaluation, and in training, where torch may refuse it."""
         theirs, ours = (nn.SyncBatchNorm.convert_sync_batchnorm(net) for net in (self.net(), self.tuned()))
         x, _ = batch(0, ours.first.weight)
@@ -127,33 +121,42 @@ def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(ours, expected, strict=True))
 
 
-def found_by(call: Callable[[], Found]) -> Found:
-    try:
-        return call()
-    except Exception:
-        return {"error": traceback.format_exc()}
+def train(rank: int, folder: Path, device: str, names: Sequence[str]) -> Mapping[str, Found]:
+    """What a rank finds that trains in the ways of these names, and what all of them choose together."""
+    trainer, ways = Trainer(folder, device), {**WAYS, **ONLY_ON_A_GPU}
+    with patch.object(choosing, "is_gain", lambda run: True):  # ours runs, whether it is faster or not
+        found = {"shared": trainer.shared()}
+        for name in names:
+            if name in ways:
+                found[name] = trainer.compare(ways[name], EAGER.get(name, ways[name]))
+            else:
+                found[name] = getattr(trainer, name)()
+            dist.barrier()
+    return found
 
 
-def main(folder: Path, device: str, names: Sequence[str]) -> None:
-    torch.set_num_threads(1)
-    choosing.is_gain = lambda run: True  # type: ignore[attr-defined]  # ours runs, whether it is faster or not
-    gpus = torch.cuda.device_count()
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
-    has_gpu_of_its_own = device == "cuda" and gpus >= int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("nccl" if has_gpu_of_its_own else "gloo")
-    trainer = Trainer(folder, device)
-    found = {"shared": found_by(trainer.shared)}
-    ways = {**WAYS, **ONLY_ON_A_GPU}
-    calls = {name: lambda way=way, name=name: trainer.compare(way, EAGER.get(name, way)) for name, way in ways.items()}
-    calls |= {"autocast": trainer.autocast, "sync_batch_norm_of_torch": trainer.sync_batch_norm}
-    for name in names:
-        found[name] = found_by(calls[name])
-        dist.barrier()
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-    end()
+# What must hold for what all ranks found
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+def assert_torchs(found: Sequence[Mapping[str, Any]], way: str, how: str) -> None:
+    """Ours have run, and trained as torch's. how: ``optimize`` or ``enable``."""
+    for one in found:
+        assert one[way][how]["ran"] == sorted(Operation), "torch's own ran in place of ours"
+        assert one[way][how]["equal"], "the ranks' parameters have parted"
+        assert one[way][how]["difference"] < 1e-12
+
+
+def assert_as_near_to_float64_as_torch(found: Sequence[Mapping[str, Any]]) -> None:
+    for one in found:
+        assert one["autocast"]["ran"] == sorted(Operation)
+        assert one["autocast"]["equal"]
+        assert 0 < one["autocast"]["ours"] < 1.5 * one["autocast"]["torchs"]
+
+
+def assert_tuned_together(found: Sequence[Mapping[str, Any]]) -> None:
+    """Each rank measured problems of its own, and all choose alike."""
+    choices, *others = (one["shared"]["choices"] for one in found)
+    assert others == [choices] * len(others)
+    measured = [one["shared"]["measured"] for one in found]
+    assert sum(measured) == len(choices)
+    assert min(measured) > 0
