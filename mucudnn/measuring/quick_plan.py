@@ -14,7 +14,7 @@ from math import inf
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Expectation, Prior
-from mucudnn.measuring.race import RaceJob
+from mucudnn.measuring.race import Race
 from mucudnn.measuring.thresholds import CHECKED_PART, HOPELESS, HOPELESS_ARITHMETIC, MAPPED_BYTES, SECOND, SMALL_PART
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.words.torch_settings import TORCHS_OWN
@@ -22,14 +22,14 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 @dataclass
 class QuickPlan:
-    """The order in which a quick search tries the candidates of a job, that is of one convolution to tune.
+    """The order in which a quick search tries the candidates of a race.
 
     known, failed: the results so far, to which the race adds. prior: expected times from similar problems. every_size:
     measure the two best algorithms, or torch's own, at all sizes, since each size is an option when a budget is
     divided. flops_per_s: the device's full rate; inf if unknown.
     """
 
-    job: RaceJob
+    race: Race
     known: dict[MicroConfig, Measurement]
     failed: dict[MicroConfig, Failure]
     prior: Prior
@@ -40,7 +40,7 @@ class QuickPlan:
         return candidate.micro_config not in self.known and candidate.micro_config not in self.failed
 
     def _measured(self) -> list[tuple[Candidate, Measurement]]:
-        return [(c, self.known[c.micro_config]) for c in self.job.candidates if c.micro_config in self.known]
+        return [(c, self.known[c.micro_config]) for c in self.race.candidates if c.micro_config in self.known]
 
     def beside(self, others: Mapping[MicroConfig, Measurement]) -> QuickPlan:
         """Return a copy of the plan that also knows these further measurements."""
@@ -48,17 +48,17 @@ class QuickPlan:
 
     def too_large(self) -> list[Failure]:
         """Return failures for candidates that a run showed to exceed the workspace limit, so that none is run again."""
-        asked = [c for c in self.job.candidates if c.is_counted and self._is_new(c)]
-        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.job.fits(c)]
+        asked = [c for c in self.race.candidates if c.is_counted and self._is_new(c)]
+        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.race.fits(c)]
 
     def baselines(self) -> list[Candidate]:
         """Return torch's own undivided convolution (the baseline) if it has no result yet, even if it does not fit."""
-        own = [c for c in self.job.candidates if self.job.is_baseline(c)]
+        own = [c for c in self.race.candidates if self.race.is_baseline(c)]
         return [c for c in own if self._is_new(c)]
 
     def foreign(self) -> list[Candidate]:
         """Return the foreign candidates to prove in the first batch: of each algorithm the largest that may fit."""
-        fitting = [c for c in self.job.candidates if c.is_foreign and c.handed_bytes <= self.job.limit]
+        fitting = [c for c in self.race.candidates if c.is_foreign and c.handed_bytes <= self.race.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
         return [c for c in largest.values() if self._is_new(c)]
 
@@ -69,18 +69,18 @@ class QuickPlan:
         for limits that no other fits) have none unless a workspace budget is divided, where they may get a share.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
-        small = [c for c in self.job.candidates if SMALL_PART * c.micro_batch_size <= self.job.task.batch_size]
+        small = [c for c in self.race.candidates if SMALL_PART * c.micro_batch_size <= self.race.task.batch_size]
         parts: dict[str, Candidate] = {}
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
                 parts.setdefault(candidate.algorithm.name, candidate)
         resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
         others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c))]
-        return [c for c in (*others, *resorts) if self.job.fits(c)]
+        return [c for c in (*others, *resorts) if self.race.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether the candidate's micro-batch is so large a part of the mini-batch that its time is representative."""
-        return CHECKED_PART * candidate.micro_batch_size >= self.job.task.batch_size
+        return CHECKED_PART * candidate.micro_batch_size >= self.race.task.batch_size
 
     def leads(self) -> list[Candidate]:
         """Return the candidate of each algorithm that is probed first: the largest that fits and has not failed.
@@ -93,15 +93,15 @@ class QuickPlan:
         or not, since finding out takes a run.
         """
         leads: dict[str, Candidate] = {}
-        baselines = [c for c in self.job.candidates if self.job.is_baseline(c)]
-        undivided = {c.algorithm.name for c in baselines if self.job.fits(c) and not _takes_fresh_pages(c)}
+        baselines = [c for c in self.race.candidates if self.race.is_baseline(c)]
+        undivided = {c.algorithm.name for c in baselines if self.race.fits(c) and not _takes_fresh_pages(c)}
         without = undivided | self._hopeless_algorithms()
-        divided = [c for c in self.job.candidates if c not in baselines and c.algorithm.name not in without]
+        divided = [c for c in self.race.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, self.failed.get(candidate.micro_config)
             is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
             stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
-            if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.job.fits(candidate)):
+            if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.race.fits(candidate)):
                 leads[name] = candidate
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
@@ -120,7 +120,7 @@ class QuickPlan:
         failure = self.failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = self.job.task.limit_bytes is not None or failure.by_arithmetic
+        may_win = self.race.task.limit_bytes is not None or failure.by_arithmetic
         is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
         return not (is_asked_again and self.hopeless(candidate) is None)
 
@@ -135,16 +135,16 @@ class QuickPlan:
         for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
             if rank and total_s > SECOND * self.fastest_s(self._bytes_of(self.known[lead.micro_config])):
                 continue
-            if self.job.is_baseline(lead) and not self.every_size:
+            if self.race.is_baseline(lead) and not self.every_size:
                 continue
-            own = [c for c in self.job.candidates if c.algorithm.name == lead.algorithm.name]
+            own = [c for c in self.race.candidates if c.algorithm.name == lead.algorithm.name]
             smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return, as a failure, why a candidate cannot win, before it has run; None if it is worth a probe."""
-        if self.job.is_baseline(candidate):
+        if self.race.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
@@ -157,39 +157,39 @@ class QuickPlan:
 
     def is_spared(self, candidate: Candidate) -> bool:
         """Whether a candidate's algorithm is a last resort, and another is within workspace limit and error bound."""
-        resorts = {c.algorithm.name for c in self.job.candidates if c.algorithm.is_last_resort}
+        resorts = {c.algorithm.name for c in self.race.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
 
     def total_s(self, measurement: Measurement) -> float:
         """Seconds of a whole mini-batch at this measured micro-batch size alone; a remainder counts in proportion."""
-        setup_s = 0.0 if self.job.may_keep else measurement.setup_s
-        return setup_s + self.job.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
+        setup_s = 0.0 if self.race.may_keep else measurement.setup_s
+        return setup_s + self.race.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
     def fastest_s(self, within_bytes: float = inf) -> float:
         """Return the seconds of the fastest candidate within limit and error bound; inf if there is none.
 
         within_bytes: if a budget is divided, candidates that need more workspace are ignored.
         """
-        winning = [m for c, m in self._measured() if self.job.can_win(c, m.relative_error)]
+        winning = [m for c, m in self._measured() if self.race.can_win(c, m.relative_error)]
         if self.every_size:
             winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
         """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace rules it out."""
-        if not self.job.can_win(candidate, measurement.relative_error):
+        if not self.race.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
         """Workspace bytes by which measurements are compared, without prepared bytes if these may be cached."""
-        return measurement.scratch_bytes + (0 if self.job.may_keep else measurement.prepared_bytes)
+        return measurement.scratch_bytes + (0 if self.race.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
         """Workspace bytes by which candidates are compared, as far as they are known without running this candidate."""
         scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
-        return scratch + (0 if self.job.may_keep else candidate.workspace.prepared_bytes)
+        return scratch + (0 if self.race.may_keep else candidate.workspace.prepared_bytes)
 
     def _is_expected_hopeless(self, candidate: Candidate) -> bool:
         expected = self._expected(candidate)
@@ -202,20 +202,20 @@ class QuickPlan:
         """
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
-            alike = [c for c in self.job.candidates if c.micro_batch_size == candidate.micro_batch_size]
+            alike = [c for c in self.race.candidates if c.micro_batch_size == candidate.micro_batch_size]
             beside = [c for c in alike if (c.is_counted or not c.counts_any_run) and self._least_bytes(c) <= own_bytes]
             return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
         return self._least_expected_within_limit
 
     @cached_property
     def _least_expected_within_limit(self) -> float:
-        if self.job.task.limit_bytes is None:
+        if self.race.task.limit_bytes is None:
             return 1.0
         smallest: dict[str, Candidate] = {}
-        for candidate in sorted(self.job.candidates, key=_by_size):
+        for candidate in sorted(self.race.candidates, key=_by_size):
             smallest.setdefault(candidate.algorithm.name, candidate)
         expected = [(c, self._expected(c)) for c in smallest.values()]
-        return max(1.0, min((one.ratio for c, one in expected if one and self.job.fits(c)), default=1.0))
+        return max(1.0, min((one.ratio for c, one in expected if one and self.race.fits(c)), default=1.0))
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self._expectations[candidate.algorithm.name]
@@ -223,8 +223,8 @@ class QuickPlan:
     @cached_property
     def _expectations(self) -> Mapping[str, Expectation | None]:
         """Expected times by algorithm name, as they were when the search began; None for an unknown one."""
-        names = {candidate.algorithm.name for candidate in self.job.candidates}
-        return {name: self.prior.expected(self.job.task.problem, name) for name in names}
+        names = {candidate.algorithm.name for candidate in self.race.candidates}
+        return {name: self.prior.expected(self.race.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
         """Return the seconds that the candidate's FLOPs for the mini-batch take at the device's full rate."""
@@ -238,8 +238,8 @@ class QuickPlan:
 
     def _least_flops(self, candidate: Candidate) -> float:
         """Return the least FLOPs of the candidate for the mini-batch; torch's own counts as a direct convolution."""
-        problem, n = self.job.task.problem, self.job.task.batch_size
-        return problem.flops(n) if self.job.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
+        problem, n = self.race.task.problem, self.race.task.batch_size
+        return problem.flops(n) if self.race.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
         """Return a sort key for candidates: expected to be fast, then of few FLOPs, last resorts at the end."""
@@ -250,7 +250,7 @@ class QuickPlan:
     def _ranked(self) -> list[tuple[Candidate, float]]:
         """Measured candidates that may win, the best of each algorithm, fastest first, with their times in seconds."""
         measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
-        winning = [(c, self.total_s(m)) for c, m in measured if self.job.can_win(c, m.relative_error)]
+        winning = [(c, self.total_s(m)) for c, m in measured if self.race.can_win(c, m.relative_error)]
         best: dict[str, tuple[Candidate, float]] = {}
         for pair in sorted(winning, key=lambda pair: pair[1]):
             best.setdefault(pair[0].algorithm.name, pair)

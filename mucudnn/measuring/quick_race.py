@@ -8,37 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_plan import QuickPlan
-from mucudnn.measuring.race import Entry, Race, RaceJob
+from mucudnn.measuring.race import Entry, Race
 from mucudnn.measuring.thresholds import CLOSE, HOPELESS, HOPELESS_PART, SECOND
 from mucudnn.measuring.timing.timer import EVERY_ROUND, StoppingRule
 from mucudnn.words.results import Failure, Measurement
 
 
+@dataclass(eq=False)
 class QuickRace(Race):
     """A race of the candidates that can win, in the order of a ``QuickPlan``; errors are checked at some places only.
 
     prior, every_size, flops_per_s: as in ``QuickPlan``; the results are added to the prior.
     """
 
+    prior: Prior = field(default_factory=Prior)
+    every_size: bool = False
+    flops_per_s: float = inf
+
     warms_up = False  # the check has run before
     checks_samples = True
 
-    def __init__(self, job: RaceJob, prior: Prior, every_size: bool = False, flops_per_s: float = inf) -> None:
-        if any(c.smaller is not None for c in job.candidates):  # the workspace of smaller ones may take a run to know
-            job = replace(job, candidates=[replace(c, smaller=None) for c in job.candidates])
-        super().__init__(job)
-        self.rule = replace(EVERY_ROUND, sample_s=job.machine.clock.step_rule.sample_s, max_calls=4)
+    def __post_init__(self) -> None:
+        if any(c.smaller is not None for c in self.candidates):  # the workspace of smaller ones may take a run to know
+            self.candidates = [replace(c, smaller=None) for c in self.candidates]
+        super().__post_init__()
+        self.rule = replace(EVERY_ROUND, sample_s=self.machine.clock.step_rule.sample_s, max_calls=4)
         self.setup_rule = StoppingRule(time_limit_s=0.0)  # one sample
         # What was too large under another limit may fit.
-        kept = [f for f in job.known_failures if f.needed_bytes is None or f.needed_bytes > job.limit]
+        kept = [f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > self.limit]
         self.failed = {failure.micro_config: failure for failure in kept}
-        self._plan = QuickPlan(self.job, self.known, self.failed, prior, every_size, flops_per_s)
+        self._plan = QuickPlan(self, self.known, self.failed, self.prior, self.every_size, self.flops_per_s)
         self._has_run: set[str] = set()  # algorithms that have run at another size
         self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
 
@@ -49,9 +54,6 @@ class QuickRace(Race):
     def is_done(self) -> bool:
         """Whether every candidate has the results it needs. If torch's own has none, the answer needs no run."""
         return not (self._plan.baselines() or self.missing())
-
-    def _of(self, job: RaceJob) -> QuickRace:
-        return QuickRace(job, self._plan.prior, self._plan.every_size, self._plan.flops_per_s)
 
     def _run(self) -> Iterator[Measurement | Failure]:
         plan = self._plan
@@ -70,13 +72,13 @@ class QuickRace(Race):
                 if candidate.micro_config not in self.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, never by probes
-        plan.prior.learn(self.job.task.problem, self.known.values())
+        self.prior.learn(self.task.problem, self.known.values())
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return all candidates; if time is up, only torch's own, or the first while none that fits was measured."""
         if not self._is_late():
             return candidates
-        return [c for c in candidates if self.job.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
+        return [c for c in candidates if self.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
 
     def _unseen(self) -> list[Candidate]:
         return [c for c in self._plan.unseen() if c.algorithm.name not in self._hopeless_parts]
@@ -105,7 +107,7 @@ class QuickRace(Race):
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         """Probe a candidate. If it is hopeless, yield its result at once; otherwise it stays in the race."""
-        if self._is_late() and self._has_answer() and not self.job.is_baseline(candidate):
+        if self._is_late() and self._has_answer() and not self.is_baseline(candidate):
             return
         entry = self._try_first_sample(candidate)
         if isinstance(entry, Exception):
@@ -158,7 +160,7 @@ class QuickRace(Race):
 
         Few are enough, since our algorithms are tested at every size.
         """
-        own = [c for c in self.job.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
+        own = [c for c in self.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:
             with suppress(*candidate.errors):

@@ -48,24 +48,24 @@ class Quiet:
         self._patience_s -= self.watch.wait(self._tell, self._patience_s)
         return self.watch.current()
 
-    def measured(self, search: Race) -> Iterator[Measurement | Failure]:
+    def measured(self, race: Race) -> Iterator[Measurement | Failure]:
         """Measure a race's missing candidates, then disturbed ones again if the machine is quiet; yield all results.
 
         Of two results of a candidate the later one counts.
         """
-        if search.is_done:
+        if race.is_done:
             return
         self.wait()
-        began_s, results = search.job.machine.clock.now(), list[Measurement | Failure]()
-        for result in self._remembered(search):
+        began_s, results = race.machine.clock.now(), list[Measurement | Failure]()
+        for result in self._remembered(race):
             results.append(result)
             yield result
         sound = _undisturbed(results)
-        spent_s = search.job.machine.clock.now() - began_s
+        spent_s = race.machine.clock.now() - began_s
         if len(sound) < len(results) and self.wait().is_quiet:
             for result in results:  # the others can no longer win, so that they do not matter
-                self._doubtful.discard((search.job.task.problem, result.micro_config))
-            yield from self._remembered(search.knowing(_undoubted(sound), spent_s))
+                self._doubtful.discard((race.task.problem, result.micro_config))
+            yield from self._remembered(race.knowing(_undoubted(sound), spent_s))
 
     def compared(
         self,
@@ -113,10 +113,10 @@ class Quiet:
         if shortage := self.watch.shortage():
             say_once(shortage)
 
-    def _remembered(self, search: Race) -> Iterator[Measurement | Failure]:
-        for result in search.measure():
+    def _remembered(self, race: Race) -> Iterator[Measurement | Failure]:
+        for result in race.measure():
             self._remember(
-                search.job.task.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
+                race.task.problem, result.micro_config, result.load if isinstance(result, Measurement) else None
             )
             yield result
 

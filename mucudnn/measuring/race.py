@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from typing import Self
+from typing import ClassVar, Self
 
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
@@ -26,46 +26,6 @@ from mucudnn.words.errors import BrokenDeviceError, first_line
 from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.samples import MeasuredSamples
 from mucudnn.words.task import Task
-
-
-@dataclass(frozen=True, slots=True)
-class RaceJob:
-    """Candidates of a tuning task (one convolution and batch size) to measure on a machine, and bounds of measuring.
-
-    Candidates that need more workspace than the task's limit are left out, except torch's own. known, known_failures:
-    results of earlier runs, not measured again. max_relative_error: an algorithm above it gets no more than one sample.
-    time_limit_s: for all measuring together; torch's own and the first candidate that fits are measured even after it.
-    may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the setup count.
-    """
-
-    task: Task
-    candidates: Sequence[Candidate]
-    machine: Machine
-    known: Sequence[Measurement] = ()
-    known_failures: Sequence[Failure] = ()
-    max_relative_error: float = inf
-    time_limit_s: float | None = None
-    may_keep: bool = False
-
-    @property
-    def limit(self) -> float:
-        """The workspace limit in bytes; inf without one."""
-        return inf if self.task.limit_bytes is None else self.task.limit_bytes
-
-    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
-        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
-        return relative_error <= self.max_relative_error and self.fits(candidate)
-
-    def fits(self, candidate: Candidate) -> bool:
-        """Whether the candidate's workspace is within the limit."""
-        if self.task.baseline_exempt and self.is_baseline(candidate):
-            return True
-        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
-        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
-
-    def is_baseline(self, candidate: Candidate) -> bool:
-        """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
-        return candidate.micro_config == self.task.baseline
 
 
 @dataclass(slots=True)
@@ -104,26 +64,60 @@ class Entry:
         )
 
 
+@dataclass(eq=False)
 class Race(ABC):
-    """A race of the candidates of one ``RaceJob``. Subclasses decide which of them run, in which order, and how often.
+    """A race of the candidates of a task on a machine. Subclasses decide which of them run, in which order, how often.
+
+    Candidates that need more workspace than the task's limit are left out, except torch's own. stored, stored_failures:
+    results of earlier runs, not measured again. max_relative_error: an algorithm above it gets no more than one sample.
+    time_limit_s: for all measuring together; torch's own and the first candidate that fits are measured even after it.
+    may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the setup count.
 
     warms_up: whether the samples of a step and of a setup follow a warm-up call. checks_samples: as of ``Workbench``.
     rule, setup_rule: when steps and setups have enough samples.
     """
 
-    warms_up = True
-    checks_samples = False
+    task: Task
+    candidates: Sequence[Candidate]
+    machine: Machine
+    stored: Sequence[Measurement] = ()
+    stored_failures: Sequence[Failure] = ()
+    max_relative_error: float = inf
+    time_limit_s: float | None = None
+    may_keep: bool = False
 
-    def __init__(self, job: RaceJob) -> None:
-        self.job = job
-        self.rule, self.setup_rule = job.machine.clock.step_rule, job.machine.clock.setup_rule
-        of_candidates = {candidate.micro_config for candidate in job.candidates}
-        self.known = {m.micro_config: m for m in job.known if m.micro_config in of_candidates}
-        self.failed = {failure.micro_config: failure for failure in job.known_failures}
+    warms_up: ClassVar = True
+    checks_samples: ClassVar = False
+
+    def __post_init__(self) -> None:
+        self.rule, self.setup_rule = self.machine.clock.step_rule, self.machine.clock.setup_rule
+        of_candidates = {candidate.micro_config for candidate in self.candidates}
+        self.known = {m.micro_config: m for m in self.stored if m.micro_config in of_candidates}
+        self.failed = {failure.micro_config: failure for failure in self.stored_failures}
         self.fastest_s: dict[MicroConfig, float] = {}  # the fastest sample of what runs now
         self.entries: dict[MicroConfig, Entry] = {}
         self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
         self._relative_errors: dict[str, float] = {}  # by algorithm, for those that are checked once
+
+    @property
+    def limit(self) -> float:
+        """The workspace limit in bytes; inf without one."""
+        return inf if self.task.limit_bytes is None else self.task.limit_bytes
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the candidate's workspace is within the limit."""
+        if self.task.baseline_exempt and self.is_baseline(candidate):
+            return True
+        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
+        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
+
+    def is_baseline(self, candidate: Candidate) -> bool:
+        """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
+        return candidate.micro_config == self.task.baseline
 
     @abstractmethod
     def missing(self) -> list[Candidate]:
@@ -136,13 +130,10 @@ class Race(ABC):
 
     def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
         """Return a new race with these results among the known ones, and a time limit reduced by ``spent_s``."""
-        left_s = None if self.job.time_limit_s is None else max(0.0, self.job.time_limit_s - spent_s)
-        known = [*self.job.known, *(result for result in results if isinstance(result, Measurement))]
-        failures = [*self.job.known_failures, *(result for result in results if isinstance(result, Failure))]
-        return self._of(replace(self.job, known=known, known_failures=failures, time_limit_s=left_s))
-
-    def _of(self, job: RaceJob) -> Self:
-        return type(self)(job)
+        left_s = None if self.time_limit_s is None else max(0.0, self.time_limit_s - spent_s)
+        stored = [*self.stored, *(result for result in results if isinstance(result, Measurement))]
+        failures = [*self.stored_failures, *(result for result in results if isinstance(result, Failure))]
+        return replace(self, stored=stored, stored_failures=failures, time_limit_s=left_s)
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure the missing candidates, and yield each result as soon as it is final.
@@ -152,9 +143,9 @@ class Race(ABC):
         """
         if self.is_done:
             return
-        task, machine, limit_s = self.job.task, self.job.machine, self.job.time_limit_s
-        self.workbench = Workbench(task.problem, task.batch_size, machine.device, checks_samples=self.checks_samples)
-        self.deadline = machine.clock.now() + (inf if limit_s is None else limit_s)
+        problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
+        self.workbench = Workbench(problem, n, device, checks_samples=self.checks_samples)
+        self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
         yield from self._run()
 
     @abstractmethod
@@ -175,13 +166,13 @@ class Race(ABC):
                 yield from self._failed(candidate, error)
 
     def _is_late(self) -> bool:
-        return self.job.machine.clock.now() > self.deadline
+        return self.machine.clock.now() > self.deadline
 
     def _has_answer(self) -> bool:
         """Whether a candidate within the workspace limit was measured. From then on the time limit applies."""
-        known = (c for c in self.job.candidates if c.micro_config in self.known)
-        fitting = (c for c in known if c.fits(self.job.task.limit_bytes))
-        return any(self.job.task.batch_size % c.micro_batch_size == 0 for c in fitting)
+        known = (c for c in self.candidates if c.micro_config in self.known)
+        fitting = (c for c in known if c.fits(self.task.limit_bytes))
+        return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
         try:
@@ -192,9 +183,9 @@ class Race(ABC):
     def _first_sample(self, candidate: Candidate) -> Entry:
         """Check the candidate's result, then take a sample of its time, or a probe. Raises the candidate's errors."""
         relative_error = self._relative_error(candidate)
-        began = self.job.machine.watch.mark()
+        began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
-        clock, slices = self.job.machine.clock, self.workbench.slice_count(candidate)
+        clock, slices = self.machine.clock, self.workbench.slice_count(candidate)
         timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.warms_up)
         is_look = self._is_look(candidate)
         if is_look:
@@ -203,7 +194,7 @@ class Race(ABC):
             timer.sample()
         if timer.error is not None:
             raise timer.error
-        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.job.machine.watch, is_look)
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
 
     def _is_look(self, candidate: Candidate) -> bool:
         """Whether the candidate's first sample is a probe: one step, with caches still warm from the check."""
@@ -229,7 +220,7 @@ class Race(ABC):
         """
         name = candidate.algorithm.name
         if name not in self._setup_samples_s:
-            set_up, clock = self.workbench.set_up(candidate), self.job.machine.clock
+            set_up, clock = self.workbench.set_up(candidate), self.machine.clock
             if not self.warms_up and not candidate.workspace.prepared_bytes:
                 self._setup_samples_s[name] = (_seconds_of(set_up, clock),)
             else:
@@ -258,9 +249,9 @@ class Race(ABC):
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
-            passed_over = "" if self.job.is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            passed_over = "" if self.is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
-                f"{self.job.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
                 "the process anew, and tune again"
             )
         is_unproven = isinstance(error, UnprovenError)
@@ -276,7 +267,7 @@ class Race(ABC):
     def _why_unusable(self) -> str | None:
         """Return the error with which every call on the device fails (CUDA calls it sticky); None if calls work."""
         try:
-            self.job.machine.clock.now()
+            self.machine.clock.now()
         except RuntimeError as error:
             return first_line(error)
         return None

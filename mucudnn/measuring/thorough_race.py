@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.race import Entry, Race, RaceJob
+from mucudnn.measuring.race import Entry, Race
 from mucudnn.measuring.thresholds import FIRST_MARGIN, MARGIN, OPTIMISM, OPTIMISM_WHEN_STORED
 from mucudnn.measuring.timing.timer import Stop, Timer, measure_in_turns
 from mucudnn.words.results import Failure, Measurement, MicroConfig
@@ -22,27 +22,27 @@ class ThoroughRace(Race):
     with its median. Where prepared filters may be cached from call to call, it is judged without its setup time.
     """
 
-    def __init__(self, job: RaceJob) -> None:
-        super().__init__(job)
-        self._stored = frozenset(micro_config.algorithm for micro_config in self.known)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._algorithms_before = frozenset(micro_config.algorithm for micro_config in self.known)
         self._tried: set[MicroConfig] = set()
 
     def missing(self) -> list[Candidate]:
         failed = {of for of, failure in self.failed.items() if not failure.is_passed_over}
         done = failed | set(self.known)
-        return [c for c in self.job.candidates if c.micro_config not in done and self._is_wanted(c)]
+        return [c for c in self.candidates if c.micro_config not in done and self._is_wanted(c)]
 
     def hurried(self) -> list[Candidate]:
         """Measured candidates that can still win, but have too few samples because of an earlier time limit."""
-        measured = [(c, m) for c in self.job.candidates if (m := self.known.get(c.micro_config)) is not None]
+        measured = [(c, m) for c in self.candidates if (m := self.known.get(c.micro_config)) is not None]
         few = [(c, m) for c, m in measured if m.samples < self.rule.min_samples]
         # One more, for the warm-up.
         quick = [(c, m) for c, m in few if (m.samples + 1) * m.step_s < self.rule.time_limit_s]
-        return [c for c, m in quick if self.job.can_win(c, m.relative_error) and not self._is_beaten(m)]
+        return [c for c, m in quick if self.can_win(c, m.relative_error) and not self._is_beaten(m)]
 
     def _run(self) -> Iterator[Measurement | Failure]:
         missing = self.missing()
-        yield from self._prove(c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.job.limit)
+        yield from self._prove(c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit)
         yield from self._first_samples(missing)
         for entry in list(self.entries.values()):
             if self._is_beaten(entry.measurement()):
@@ -66,7 +66,7 @@ class ThoroughRace(Race):
                 yield from self._failed(candidate, entry)
                 continue
             self._add(entry)
-            if self.job.can_win(candidate, entry.relative_error):
+            if self.can_win(candidate, entry.relative_error):
                 self.entries[candidate.micro_config] = entry
             else:
                 yield entry.final()
@@ -99,9 +99,9 @@ class ThoroughRace(Race):
             return True
         name = candidate.algorithm.name
         errors = (m.relative_error for m in self.known.values() if m.micro_config.algorithm == name)
-        if max(errors, default=0.0) > self.job.max_relative_error:
+        if max(errors, default=0.0) > self.max_relative_error:
             return False
-        return self.job.fits(candidate) and not self._is_outclassed(candidate)
+        return self.fits(candidate) and not self._is_outclassed(candidate)
 
     def _is_beaten(self, measurement: Measurement) -> bool:
         """Whether a measured candidate is hopeless; the margin is larger the fewer and noisier its samples are."""
@@ -119,9 +119,9 @@ class ThoroughRace(Race):
         own = [m for c, m in self.known.items() if c.algorithm == name and c.micro_batch_size < size]
         if not own:
             return False
-        optimism = OPTIMISM_WHEN_STORED if name in self._stored else OPTIMISM
+        optimism = OPTIMISM_WHEN_STORED if name in self._algorithms_before else OPTIMISM
         per_sample_s = min(self._fastest_s(m) / m.micro_config.micro_batch_size for m in own) / optimism
-        total_s = self._setup_s(own[0]) + per_sample_s * self.job.task.batch_size
+        total_s = self._setup_s(own[0]) + per_sample_s * self.task.batch_size
         workspace_bytes = candidate.handed_bytes if candidate.from_source else max(map(_workspace_bytes, own))
         rivals = self._rivals(candidate.micro_config, workspace_bytes)
         return any(total_s > self._total_s(rival) for rival in rivals)
@@ -139,14 +139,14 @@ class ThoroughRace(Race):
         return self.fastest_s.get(measurement.micro_config, measurement.step_s)
 
     def _setup_s(self, measurement: Measurement) -> float:
-        return 0.0 if self.job.may_keep else measurement.setup_s
+        return 0.0 if self.may_keep else measurement.setup_s
 
     def _total_s(self, rival: Measurement) -> float:
         return rival.setup_s + self._steps_s(rival, rival.step_s)
 
     def _steps_s(self, measurement: Measurement, step_s: float) -> float:
         """Seconds of the whole mini-batch if one micro-batch takes ``step_s``; a remainder counts in proportion."""
-        return self.job.task.batch_size / measurement.micro_config.micro_batch_size * step_s
+        return self.task.batch_size / measurement.micro_config.micro_batch_size * step_s
 
 
 def _workspace_bytes(measurement: Measurement) -> int:

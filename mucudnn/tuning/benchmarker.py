@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
@@ -16,7 +17,7 @@ from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_race import QuickRace
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet
-from mucudnn.measuring.race import Race, RaceJob
+from mucudnn.measuring.race import Race
 from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.timing.comparison import QUICK, THOROUGH
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
@@ -119,7 +120,7 @@ class Benchmarker:
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
-            every = ThoroughRace(self._race_job(job, limit_bytes))
+            every = self._thorough_race(job, limit_bytes)
             results = self.quiet.measured(every) if thoroughly else self._results(job, limit_bytes)
             for done, result in enumerate(results):
                 self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
@@ -138,26 +139,33 @@ class Benchmarker:
         """Measure the job's missing candidates in a quick race; all of them if that finds none within a small limit."""
         yield from self.quiet.measured(self._race(job, limit_bytes))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
-            yield from self.quiet.measured(ThoroughRace(self._race_job(job, limit_bytes)))
+            yield from self.quiet.measured(self._thorough_race(job, limit_bytes))
 
     def _race(self, job: Job, limit_bytes: int | None) -> Race:
         if self.config.thorough:
-            return ThoroughRace(self._race_job(job, limit_bytes))
-        every_size = self.config.workspace_budget_bytes is not None
-        flops_per_s = peak_flops_per_s(self.machine.device, job.task.problem.dtype)
-        return QuickRace(self._race_job(job, limit_bytes), self._prior(), every_size, flops_per_s)
-
-    def _race_job(self, job: Job, limit_bytes: int | None) -> RaceJob:
-        return RaceJob(
-            replace(job.task, limit_bytes=limit_bytes),
-            job.candidates,
-            self.machine,
-            known=job.measurements(),
-            known_failures=job.failures(),
-            max_relative_error=job.error_bound,
-            time_limit_s=self.config.time_limit_s,
-            may_keep=job.task.problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
+            return self._thorough_race(job, limit_bytes)
+        return QuickRace(
+            **self._bounds(job, limit_bytes),
+            prior=self._prior(),
+            every_size=self.config.workspace_budget_bytes is not None,
+            flops_per_s=peak_flops_per_s(self.machine.device, job.task.problem.dtype),
         )
+
+    def _thorough_race(self, job: Job, limit_bytes: int | None) -> Race:
+        return ThoroughRace(**self._bounds(job, limit_bytes))
+
+    def _bounds(self, job: Job, limit_bytes: int | None) -> dict[str, Any]:
+        """Return the arguments of any race of a job."""
+        return {
+            "task": replace(job.task, limit_bytes=limit_bytes),
+            "candidates": job.candidates,
+            "machine": self.machine,
+            "stored": job.measurements(),
+            "stored_failures": job.failures(),
+            "max_relative_error": job.error_bound,
+            "time_limit_s": self.config.time_limit_s,
+            "may_keep": job.task.problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
+        }
 
     def _prior(self) -> Prior:
         """Return the expected times from all measurements of this machine so far; this tuning adds its own to them."""

@@ -17,7 +17,6 @@ from mucudnn.database.rows import is_doubtful_row
 from mucudnn.database.schema import PROBLEM_COLUMNS, Row
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.quiet import Outcomes, Quiet
-from mucudnn.measuring.race import RaceJob
 from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
@@ -178,7 +177,7 @@ class _Refresh:
     ) -> None:
         """Measure the candidates of ``before`` again, in a race with the ``known`` results, as the tuner does."""
         may_keep = problem.operation is Operation.FORWARD
-        race = ThoroughRace(RaceJob(Task(problem, batch_size), candidates, self.machine, known, may_keep=may_keep))
+        race = ThoroughRace(Task(problem, batch_size), candidates, self.machine, known, may_keep=may_keep)
         now: dict[MicroConfig, Again[Measurement]] = {}
         try:
             for result in self.quiet.measured(race):

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm, linear
-from support.races import CLOCK, SIZES, fake, job_of, race_of
+from support.races import CLOCK, SIZES, fake, given_of, race_of
 
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_race import QuickRace
-from mucudnn.measuring.race import RaceJob
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
@@ -22,9 +21,10 @@ LARGEST = max(SIZES)
 NEAR = [ConvProblem(Operation.FORWARD, c=c, h=3, w=3, k=2, r=1, s=1) for c in (3, 4)]
 
 
-def search(job: RaceJob, prior: Prior | None = None, **how: object) -> dict[tuple[str, int], Measurement | Failure]:
-    how = {"every_size": False, "flops_per_s": float("inf"), **how}
-    found = QuickRace(job, prior or Prior(), **how).measure()
+def search(
+    given: dict[str, Any], prior: Prior | None = None, **how: object
+) -> dict[tuple[str, int], Measurement | Failure]:
+    found = QuickRace(**given, prior=prior or Prior(), **how).measure()
     return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}
 
 
@@ -33,7 +33,7 @@ def measurement(name: str, step_s: float) -> Measurement:
 
 
 def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> None:
-    results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.05)))
+    results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.05)))
     assert {size for name, size in results if name == "best"} == set(SIZES)
     assert {size for name, size in results if name == "native"} == {LARGEST}
     assert {size for name, size in results if name == "slow"} == {1}  # this part tells that it is hopeless
@@ -43,7 +43,7 @@ def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> 
 
 
 def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
-    results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105)))
+    results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105)))
     samples = {name: r.samples for (name, size), r in results.items() if size == LARGEST}
     assert samples == {"native": 1, "best": 2, "close": 2}
 
@@ -51,17 +51,20 @@ def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
 def test_a_size_that_was_the_part_before_is_sampled_as_often_as_others() -> None:
     """Single samples take 1.3 times as long as the whole mini-batch at once: too long for a second sample."""
     best = FakeAlgorithm("best", CLOCK, lambda size: 0.0036 + 0.01 * size)
-    results = search(job_of(fake("native", 0.05), best))
+    results = search(given_of(fake("native", 0.05), best))
     assert results["best", 1].samples == 1
     assert best.sizes_run.count(1) == 3  # checked, looked at as a part, sampled as a size
 
 
 def test_where_torchs_own_wins_nothing_is_cut() -> None:
-    assert set(search(job_of(fake("native", 0.01), fake("other", 0.02)))) == {("native", LARGEST), ("other", LARGEST)}
+    assert set(search(given_of(fake("native", 0.01), fake("other", 0.02)))) == {
+        ("native", LARGEST),
+        ("other", LARGEST),
+    }
 
 
 def test_half_the_size_is_tried_of_a_second_one_that_is_close() -> None:
-    results = search(job_of(fake("native", 0.05), fake("best", 0.01), fake("close", 0.0105)))
+    results = search(given_of(fake("native", 0.05), fake("best", 0.01), fake("close", 0.0105)))
     assert {size for name, size in results if name == "close"} == {4, LARGEST}
 
 
@@ -77,8 +80,8 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
     def sizes_of_resort(per_sample_s: float, every_size: bool = False, **bounds: object) -> set[int]:
         algorithms = [fake("native", 0.02, scratch_bytes_per_sample=10), fake("other", scratch_bytes_per_sample=10)]
         resort = LastResort("resort", CLOCK, lambda size: per_sample_s * size)
-        job = job_of(*algorithms, resort, **bounds)
-        found = QuickRace(job, Prior(), every_size, float("inf"))
+        job = given_of(*algorithms, resort, **bounds)
+        found = QuickRace(**job, every_size=every_size)
         results = [*found.measure()]
         assert found.knowing(results, 0.0).is_done
         return {r.micro_config.micro_batch_size for r in results if r.micro_config.algorithm == "resort"}
@@ -92,7 +95,7 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
 
 
 def test_for_a_budget_torchs_own_is_measured_at_every_size_too() -> None:
-    results = search(job_of(fake("native", 0.01), fake("other", 0.0105)), every_size=True)
+    results = search(given_of(fake("native", 0.01), fake("other", 0.0105)), every_size=True)
     assert set(results) == {(name, size) for name in ("native", "other") for size in SIZES}
 
 
@@ -108,7 +111,7 @@ def test_for_a_budget_all_sizes_are_measured_of_what_is_fastest_in_its_workspace
         fake("dominated", 0.06, scratch_bytes_per_sample=3),
         fake("part", 0.07, scratch_bytes_per_sample=1),
     ]
-    job = job_of(*algorithms, limit_bytes=200)
+    job = given_of(*algorithms, limit_bytes=200)
     found = search(job, prior, every_size=True, flops_per_s=0.5e8)
     results = {key for key, result in found.items() if isinstance(result, Measurement)}
     front = {(name, size) for name in ("native", "large", "small", "part") for size in SIZES}
@@ -135,7 +138,7 @@ def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_s
         costs = {"scratch_bytes_per_sample": [0, 1, 3, 10]}
         algorithms = drawn(random.Random(seed), "native one two three four", 0.04, [0.0, 0.001], **costs)
         thorough = measurements_of(race_of(*algorithms, limit_bytes=100).measure())
-        quick = measurements_of(search(job_of(*algorithms, limit_bytes=100), every_size=True).values())
+        quick = measurements_of(search(given_of(*algorithms, limit_bytes=100), every_size=True).values())
         for share in (0, 4, 8, 16, 24, 40, 80, 100):
             best, chosen = (solve_wr(measured, LARGEST, share).time_s for measured in (thorough, quick))
             assert chosen <= 1.1 * best, seed
@@ -149,7 +152,7 @@ def test_choices_are_nearly_those_of_a_thorough_search() -> None:
         costs = {"setup_s": [0.0, 0.01], "scratch_bytes_per_sample": [0, 1, 10]}
         algorithms = drawn(rng, "native one two three", 0.02, [0.0, 0.001, 0.01], **costs)
         thorough = measurements_of(race_of(*algorithms, limit_bytes=limit).measure())
-        quick = measurements_of(search(job_of(*algorithms, limit_bytes=limit)).values())
+        quick = measurements_of(search(given_of(*algorithms, limit_bytes=limit)).values())
         best, found = (solve_wr(measured, LARGEST, limit).time_s for measured in (thorough, quick))
         assert found <= 1.03 * best, seed
 
@@ -160,14 +163,14 @@ def measurements_of(results: Iterable[Measurement | Failure]) -> list[Measuremen
 
 def test_an_algorithm_is_looked_at_with_the_largest_micro_batch_that_fits() -> None:
     slow = fake("slow", 0.02, scratch_bytes_per_sample=10)
-    results = search(job_of(fake("native", 0.01), slow, limit_bytes=20))
+    results = search(given_of(fake("native", 0.01), slow, limit_bytes=20))
     assert {size for name, size in results if name == "slow"} == {2}
     assert set(slow.internals_asked) <= {1, 2}  # 1 is the part that is compared with float64
 
 
 def test_torchs_own_that_no_limit_holds_is_looked_at_undivided_alone() -> None:
     def sizes_of_torchs(**bounds: object) -> set[int]:
-        results = search(job_of(fake("native", 0.02, scratch_bytes_per_sample=10), fake("best"), **bounds))
+        results = search(given_of(fake("native", 0.02, scratch_bytes_per_sample=10), fake("best"), **bounds))
         return {size for name, size in results if name == "native"}
 
     assert sizes_of_torchs(limit_bytes=20) == {2, LARGEST}
@@ -179,7 +182,7 @@ def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
 
     def torchs(step_s: Callable[[int], float]) -> dict[int, Measurement | Failure]:
         native = FakeAlgorithm("native", CLOCK, step_s, internal_bytes_per_sample=4 * 2**20)
-        results = search(job_of(native, fake("other", 0.03)))
+        results = search(given_of(native, fake("other", 0.03)))
         return {size: r for (name, size), r in results.items() if name == "native"}
 
     assert set(torchs(lambda n: 0.001 + 0.02 * n)) == {4, LARGEST}
@@ -188,19 +191,19 @@ def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
 
 def test_the_other_format_is_held_by_the_limit() -> None:
     other = fake("native-other-format", 0.01, scratch_bytes_per_sample=10)
-    results = search(job_of(fake("native", 0.02), other, limit_bytes=20, baseline_exempt=True))
+    results = search(given_of(fake("native", 0.02), other, limit_bytes=20, baseline_exempt=True))
     assert {size for name, size in results if name == "native-other-format"} == {1, 2}
 
 
 def test_after_a_failure_the_next_smaller_size_is_looked_at() -> None:
-    results = search(job_of(fake("native", 0.02), fake("best", 0.01, failing_sizes=[8])))
+    results = search(given_of(fake("native", 0.02), fake("best", 0.01, failing_sizes=[8])))
     assert isinstance(results["best", 8], Failure)
     assert isinstance(results["best", 4], Measurement)
 
 
 def test_foreign_code_that_failed_is_not_tried_at_another_size() -> None:
     foreign = fake("library:7", 0.01, failing_sizes=[8])
-    results = search(job_of(fake("native", 0.02), foreign))
+    results = search(given_of(fake("native", 0.02), foreign))
     assert {size for name, size in results if name == "library:7"} == {8}
     assert set(foreign.sizes_run) == {8}
 
@@ -210,7 +213,7 @@ def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> 
     for problem in NEAR:
         prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.03)])
     slow = fake("slow", 0.05)
-    results = search(job_of(fake("native", 0.02), fake("best", 0.01), slow), prior)
+    results = search(given_of(fake("native", 0.02), fake("best", 0.01), slow), prior)
     passed = results["slow", LARGEST]
     assert isinstance(passed, Failure)
     assert passed.is_passed_over
@@ -240,7 +243,7 @@ def test_what_is_far_slower_in_other_operations_is_hopeless_here_too() -> None:
         for problem in NEAR:
             of = problem.with_operation(Operation.BACKWARD_DATA)
             prior.learn(of, [measurement("best", 0.01), measurement("slow", 0.01 * times_the_fastest)])
-        results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.02)), prior)
+        results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.02)), prior)
         return isinstance(results["slow", LARGEST], Failure)
 
     assert passed_over_at(5.0)
@@ -264,25 +267,25 @@ def test_three_like_problems_say_more_than_two() -> None:
         prior = Prior()
         for problem in problems:
             prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.015)])
-        results = search(job_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.012)), prior)
+        results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.012)), prior)
         assert isinstance(results["slow", LARGEST], Failure) is is_out
 
 
 def test_a_part_that_is_hopeless_is_all_that_runs_of_an_algorithm() -> None:
     slow, close = fake("slow", 0.03), fake("close", 0.02)
-    results = search(job_of(fake("native", 0.02), fake("best", 0.01), slow, close))
+    results = search(given_of(fake("native", 0.02), fake("best", 0.01), slow, close))
     assert {size for name, size in results if name == "slow"} == {1}
     assert set(slow.sizes_run) == {1}
     assert {size for name, size in results if name == "close"} == {LARGEST}
     alone = fake("slow", 0.03)
-    assert ("slow", LARGEST) in search(job_of(fake("native", 0.02), alone))  # 1.5 times the fastest: it stays
+    assert ("slow", LARGEST) in search(given_of(fake("native", 0.02), alone))  # 1.5 times the fastest: it stays
 
 
 def test_the_search_adds_what_it_finds_to_the_prior() -> None:
     prior = Prior()
     for problem in NEAR:
         prior.learn(problem, [measurement("native", 0.01), measurement("slow", 0.01)])
-    search(job_of(fake("native", 0.01), fake("slow", 0.05)), prior)
+    search(given_of(fake("native", 0.01), fake("slow", 0.05)), prior)
     expected = prior.expected(FORWARD, "slow")
     assert expected is not None
     assert expected.ratio == 1.0  # the least of the nearest
@@ -298,11 +301,11 @@ class Counted(FakeAlgorithm):
 
 def test_what_cannot_be_the_fastest_even_at_full_rate_is_passed_over() -> None:
     counted = Counted("counted", CLOCK, lambda size: 0.001 * size)
-    results = search(job_of(fake("native", 0.01), counted), flops_per_s=0.5e8)
+    results = search(given_of(fake("native", 0.01), counted), flops_per_s=0.5e8)
     passed = results["counted", LARGEST]
     assert isinstance(passed, Failure)
     assert passed.reason == "2.0 times the fastest by its arithmetic alone"
-    assert isinstance(search(job_of(fake("native", 0.01), counted), flops_per_s=2e8)["counted", LARGEST], Measurement)
+    assert isinstance(search(given_of(fake("native", 0.01), counted), flops_per_s=2e8)["counted", LARGEST], Measurement)
 
 
 def test_a_rate_that_was_seen_at_a_bad_moment_makes_nothing_hopeless() -> None:
@@ -313,11 +316,11 @@ def test_a_rate_that_was_seen_at_a_bad_moment_makes_nothing_hopeless() -> None:
         return fake("native", 0.01), runs_at_full_rate, Counted("like it", CLOCK, lambda size: 0.004 * size)
 
     known = (replace(measurement("fast", 0.005), micro_config=MicroConfig("fast", 1)),)
-    job = job_of(*algorithms(), known=known)
+    job = given_of(*algorithms(), stored=known)
     assert isinstance(search(job, flops_per_s=0.5e8)["like it", LARGEST], Measurement)
     reason = "2.0 times the fastest by its arithmetic alone"
     passed = [passed_over(MicroConfig(name, LARGEST), reason, by_arithmetic=True) for name in ("fast", "like it")]
-    job = job_of(*algorithms(), known_failures=passed)
+    job = given_of(*algorithms(), stored_failures=passed)
     assert set(search(job, flops_per_s=0.5e8)) == {("native", LARGEST)}
     assert isinstance(search(job, flops_per_s=4e8)["like it", LARGEST], Measurement)
 
@@ -332,43 +335,43 @@ def test_what_a_limit_bars_makes_nothing_hopeless() -> None:
     algorithms = fake("native", 0.05), fake("large", scratch_bytes_per_sample=125), fake("slow", 0.04)
     counted = Counted("counted", CLOCK, lambda size: 0.03 * size)
     passed = [passed_over(MicroConfig(name, LARGEST), "under another limit") for name in ("slow", "counted")]
-    job = job_of(*algorithms, counted, known=known, known_failures=passed, limit_bytes=100, baseline_exempt=True)
+    job = given_of(*algorithms, counted, stored=known, stored_failures=passed, limit_bytes=100, baseline_exempt=True)
     results = search(job, prior, flops_per_s=0.5e8)
     assert all(isinstance(results[name, LARGEST], Measurement) for name in ("slow", "counted"))
-    unlimited = search(replace(job, task=replace(job.task, limit_bytes=None)), prior, flops_per_s=0.5e8)
+    unlimited = search({**job, "task": replace(job["task"], limit_bytes=None)}, prior, flops_per_s=0.5e8)
     assert not {("slow", LARGEST), ("counted", LARGEST)} & set(unlimited)  # as it is stored
 
 
 def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -> None:
-    job = job_of(fake("native", 0.02), fake("best", 0.01), time_limit_s=0.0)
+    job = given_of(fake("native", 0.02), fake("best", 0.01), time_limit_s=0.0)
     results = search(job)
     assert set(results) == {("native", LARGEST)}
     known = tuple(results.values())
-    left = QuickRace(job_of(fake("native"), fake("best"), known=known), Prior(), False, float("inf")).missing()
+    left = QuickRace(**given_of(fake("native"), fake("best"), stored=known)).missing()
     assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
 
 
 def test_a_second_search_measures_nothing() -> None:
     algorithms = fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105), fake("slow", 0.9)
-    found = list(search(job_of(*algorithms)).values())
+    found = list(search(given_of(*algorithms)).values())
     known = tuple(r for r in found if isinstance(r, Measurement))
-    assert not search(job_of(*algorithms, known=known))
+    assert not search(given_of(*algorithms, stored=known))
 
 
 def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> None:
     def algorithms() -> list[FakeAlgorithm]:
         return [fake("native", 0.01), fake("hungry", 0.02, internal_bytes_per_sample=10)]
 
-    found = search(job_of(*algorithms(), limit_bytes=20))
+    found = search(given_of(*algorithms(), limit_bytes=20))
     assert found["hungry", 8] == too_large(MicroConfig("hungry", 8), 80)
     rows = {
-        "known": tuple(r for r in found.values() if isinstance(r, Measurement)),
-        "known_failures": tuple(r for r in found.values() if isinstance(r, Failure)),
+        "stored": tuple(r for r in found.values() if isinstance(r, Measurement)),
+        "stored_failures": tuple(r for r in found.values() if isinstance(r, Failure)),
     }
     again = algorithms()
-    assert not search(job_of(*again, **rows, limit_bytes=20))
+    assert not search(given_of(*again, **rows, limit_bytes=20))
     assert not again[1].internals_asked
-    more = search(job_of(*algorithms(), **rows, limit_bytes=40))
+    more = search(given_of(*algorithms(), **rows, limit_bytes=40))
     assert not {size for name, size in more if name == "hungry"}  # it was hopeless at another size
-    rows["known"] = tuple(m for m in rows["known"] if m.micro_config.algorithm == "native")
-    assert set(search(job_of(*algorithms(), **rows, limit_bytes=40))) == {("hungry", 4)}
+    rows["stored"] = tuple(m for m in rows["stored"] if m.micro_config.algorithm == "native")
+    assert set(search(given_of(*algorithms(), **rows, limit_bytes=40))) == {("hungry", 4)}

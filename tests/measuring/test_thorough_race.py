@@ -130,7 +130,7 @@ def test_nothing_is_measured_twice() -> None:
     first = list(race_of(*algorithms).measure())
     known = tuple(r for r in first if isinstance(r, Measurement))
     failed = tuple(r for r in first if isinstance(r, Failure))
-    again = race_of(*algorithms, known=known, known_failures=failed)
+    again = race_of(*algorithms, stored=known, stored_failures=failed)
     assert again.missing() == []
     assert list(again.measure()) == []
 
@@ -139,7 +139,7 @@ def test_an_interrupted_profile_goes_on_with_what_is_missing() -> None:
     one, other = fake("one", prepared_bytes=2), fake("other", prepared_bytes=1)
     known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
     one.sizes_run.clear()
-    results = list(race_of(one, other, known=known).measure())
+    results = list(race_of(one, other, stored=known).measure())
     assert {r.micro_config.algorithm for r in results} == {"other"}
     assert not one.sizes_run
 
@@ -167,7 +167,7 @@ def test_what_stored_micro_configs_allocate_inside_is_not_counted_again() -> Non
     one = fake("one", scratch_bytes_per_sample=4, internal_bytes_per_sample=3)
     known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
     one.internals_asked.clear()
-    assert [c.workspace_bytes for c in race_of(one, known=known).job.candidates] == [7, 14, 28, 56]
+    assert [c.workspace_bytes for c in race_of(one, stored=known).candidates] == [7, 14, 28, 56]
     assert not one.internals_asked
 
 

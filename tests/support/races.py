@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.measuring.candidates import Candidate, find_candidates
-from mucudnn.measuring.race import RaceJob
 from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.problem import ConvProblem
@@ -22,24 +22,26 @@ def fake(name: str, seconds_per_sample: float = 0.01, **settings: object) -> Fak
     return FakeAlgorithm(name, CLOCK, linear(seconds_per_sample), **settings)
 
 
-def job_of(
+def given_of(
     *algorithms: FakeAlgorithm,
-    known: tuple[Measurement, ...] = (),
+    stored: tuple[Measurement, ...] = (),
     limit_bytes: int | None = None,
     baseline_exempt: bool = False,
     **bounds: object,
-) -> RaceJob:
-    candidates, _ = find_candidates(FORWARD, algorithms, SIZES, known)
+) -> dict[str, Any]:
+    """Return the arguments of a race."""
+    candidates, _ = find_candidates(FORWARD, algorithms, SIZES, stored)
     task = Task(FORWARD, max(SIZES), limit_bytes, baseline_exempt=baseline_exempt)
-    return RaceJob(task, candidates, Machine(ENVIRONMENT, algorithms, clock=CLOCK), known, **bounds)
+    machine = Machine(ENVIRONMENT, algorithms, clock=CLOCK)
+    return {"task": task, "candidates": candidates, "machine": machine, "stored": stored, **bounds}
 
 
 def race_on(problem: ConvProblem, batch_size: int, candidates: Sequence[Candidate], clock: FakeClock) -> ThoroughRace:
-    return ThoroughRace(RaceJob(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock)))
+    return ThoroughRace(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock))
 
 
 def race_of(*algorithms: FakeAlgorithm, **bounds: object) -> ThoroughRace:
-    return ThoroughRace(job_of(*algorithms, **bounds))
+    return ThoroughRace(**given_of(*algorithms, **bounds))
 
 
 def results_of(*algorithms: FakeAlgorithm, **bounds: object) -> dict[tuple[str, int], Measurement | Failure]:
