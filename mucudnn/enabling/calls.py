@@ -1,14 +1,16 @@
-"""Translation of calls of torch's convolutions into the problems of the result and both gradients.
+"""Calls of torch's convolutions, described as problems and computed with the choices of a session.
 
-A 1-D convolution is treated as one of images of height 1. A transposed convolution is the backward data of another
-convolution: its input is that convolution's dy, and its result the dx. So the dx of the transposed convolution is a
-forward convolution, and its dw is the backward filter with x and dy exchanged.
+``forward`` and ``backward`` are called by torch's dispatcher instead of its own kernels. A 1-D convolution is treated
+as one of images of height 1. A transposed convolution is the backward data of another convolution: its input is that
+convolution's dy, and its result the dx. So the dx of the transposed convolution is a forward convolution, and its dw is
+the backward filter with x and dy exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,10 +18,16 @@ from torch import Tensor
 from mucudnn.enabling.status import ShapeStats
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.modules.conv_transpose2d import y_shape
+from mucudnn.running import operators
+from mucudnn.running.choices import Choices
 from mucudnn.running.devices import largest_batch_size
+from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.running.problems import DTYPE_NAMES, torchs_memory_format
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation, Pair
+
+if TYPE_CHECKING:
+    from mucudnn.enabling.session import Session
 
 
 @dataclass(slots=True, eq=False)
@@ -39,16 +47,6 @@ class DispatchedCall:
     y: ShapeStats | None = None
     dx: ShapeStats | None = None
     dw: ShapeStats | None = None
-
-    @property
-    def y_format(self) -> torch.memory_format:
-        """Memory format of the result that torch's convolution returns."""
-        return TORCH_FORMATS[self.problem.memory_format]
-
-    @property
-    def geometry(self) -> tuple[Pair, Pair, Pair, int]:
-        """Stride, padding, dilation and groups of the call, in the form that 2-D operators take."""
-        return self.problem.stride, self.problem.padding, self.problem.dilation, self.problem.groups
 
     @property
     def of_result(self) -> Operation:
@@ -99,7 +97,7 @@ def call_of(
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
     """Return a 1-D tensor as images of height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
-    return tensor.contiguous().unsqueeze(2) if is_1d else tensor
+    return tensor.contiguous().unsqueeze(2) if is_1d and tensor.dim() == 3 else tensor
 
 
 def _are_images(x: Tensor, w: Tensor) -> bool:
@@ -110,3 +108,128 @@ def _are_images(x: Tensor, w: Tensor) -> bool:
 
 def _pair(height: int, width: int) -> Pair:
     return height, width
+
+
+# Functions in place of torch's kernels
+
+
+def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+    """Compute ``aten::convolution`` with the session's choice, or with torch's kernel if there is none.
+
+    following: torch's kernel. geometry: the arguments from stride to groups.
+    """
+    if session.background is not None:
+        session.background.before_call()
+    call = _call(session, x, w, *geometry)
+    if call is not None:
+        met = call.y = call.y or session.met_as(call.of_result, call, Operation.FORWARD)
+        y = _ours(session, met, _result, call, x, w, bias)
+        if y is not None:
+            return y
+        session.make_room(met)
+    return following(x, w, bias, *geometry)
+
+
+def backward(
+    session: Session,
+    following: Kernel,
+    dy: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *geometry_and_mask: Any,
+) -> Any:
+    """Compute ``aten::convolution_backward``, with torch's own kernel for the gradients that are not tuned.
+
+    geometry_and_mask: the arguments from stride to groups, then the output mask.
+    """
+    if session.background is not None:
+        session.background.before_backward()
+    *geometry, (of_x, of_w, of_bias) = geometry_and_mask
+    call = _call(session, x, w, *geometry)
+    if call is None:
+        return following(dy, x, w, bias_sizes, *geometry_and_mask)
+    dx = dw = None
+    if of_x:
+        call.dx = call.dx or session.met_as(call.of_input_gradient, call, Operation.BACKWARD_DATA)
+        dx = _ours(session, call.dx, _gradient, call, call.of_input_gradient, dy, x, w)
+    if of_w:
+        call.dw = call.dw or session.met_as(Operation.BACKWARD_FILTER, call)
+        dw = _ours(session, call.dw, _gradient, call, Operation.BACKWARD_FILTER, dy, x, w)
+    missing = [of_x and dx is None, of_w and dw is None, of_bias]
+    if not (missing[0] or missing[1]):
+        return dx, dw, dy.sum((0, *range(2, dy.dim()))) if of_bias else None
+    for met in (call.dx if missing[0] else None, call.dw if missing[1] else None):
+        session.make_room(met)
+    torchs = following(dy, x, w, bias_sizes, *geometry, missing)
+    return torchs[0] if missing[0] else dx, torchs[1] if missing[1] else dw, torchs[2]
+
+
+def _call(
+    session: Session,
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    is_transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> DispatchedCall | None:
+    """Look up a call by its shapes, strides and geometry. Returns None if torch's convolution is to run."""
+    if session.is_deciding:  # another thread
+        session.wait()
+    layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
+    key = (layout, *stride, *padding, *dilation, is_transposed, *output_padding, groups)
+    try:
+        return session.calls[key]
+    except KeyError:
+        return session.meet(key, x, w, stride, padding, dilation, is_transposed, output_padding, groups)
+
+
+def _ours(
+    session: Session, met: ShapeStats | None, compute: Callable[..., Tensor | None], *given: Any
+) -> Tensor | None:
+    """Run the choice for a problem. Returns its result, or None if torch's convolution is to run."""
+    if met is None:
+        return None
+    met.calls += 1
+    if met.calls >= met.ask_at:
+        session.decide(met)
+    if met.choices is None:
+        return None
+    with untouched:
+        result = compute(met.choices, *given)
+    met.ours += result is not None
+    return result
+
+
+def _result(choices: Choices, call: DispatchedCall, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor | None:
+    if not call.is_transposed:
+        return _computed(choices, call, Operation.FORWARD, x, w, bias)
+    shape, torch_format = call.problem.x_shape(call.batch_size), TORCH_FORMATS[call.problem.memory_format]
+    large = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch_format)  # only its shape is read
+    y = _computed(choices, call, Operation.BACKWARD_DATA, large, w, as_images(x, call.is_1d))
+    if y is not None and bias is not None:
+        y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+    return y
+
+
+def _gradient(
+    choices: Choices, call: DispatchedCall, operation: Operation, dy: Tensor, x: Tensor, w: Tensor
+) -> Tensor | None:
+    if call.is_transposed:
+        dy, x = x, as_images(dy, call.is_1d).contiguous(memory_format=TORCH_FORMATS[call.problem.memory_format])
+    third = None if operation is Operation.FORWARD else as_images(dy, call.is_1d)
+    return _computed(choices, call, operation, x, w, third)
+
+
+def _computed(
+    choices: Choices, call: DispatchedCall, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None
+) -> Tensor | None:
+    """Compute an operation of the call's problem; ``None`` if torch's convolution is to run. third: bias or dy."""
+    p = call.problem
+    geometry = p.stride, p.padding, p.dilation, p.groups
+    x, w = as_images(x, call.is_1d), as_images(w, call.is_1d)
+    result = operators.computed(operation, x, w, third, geometry, choices)
+    return result.squeeze(2) if result is not None and call.is_1d else result

@@ -4,12 +4,15 @@ The first size of a layer (its problem without batch size, height and width) is 
 calls have that size, so that training is tuned in its first step. Once k sizes of the layer are known, another size is
 measured only after 2**k calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image
 sizes cost little. Until a size is measured, the choice of the nearest size runs. Stored results are used immediately.
+
+With ``config.background``, sizes are measured between steps, in the thread that runs the steps, so that measuring does
+not compete with a step for the processor: at the end of a backward pass or, without gradients, before a convolution.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,11 +22,9 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from mucudnn.enabling.background import Background
 from mucudnn.enabling.calls import DispatchedCall, call_of
-from mucudnn.enabling.nearest import nearest
 from mucudnn.enabling.status import Origin, ShapeStats, Status
-from mucudnn.enabling.workshop import Workshop
+from mucudnn.enabling.workshop import Workshop, nearest
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import make_room
 from mucudnn.words.config import Config
@@ -171,7 +172,7 @@ class Session:
         elif self.background is not None:
             met.ask_at = inf
             self._use_nearest(met)
-            self.background.put_off(met)
+            self.background.queue.append(met)
         else:
             self._tune(met)
 
@@ -216,3 +217,60 @@ def _why_never(x: Tensor) -> str:
     if x.dim() == 5:
         return "three dimensions"
     return f"{x.dtype} on {x.device.type}, or not a convolution of images"
+
+
+SHARE = 0.05  # largest share of the time for measuring between steps
+_ALONE_S = 1.0  # least time since another thread computed a convolution
+
+
+class Background:
+    """Queue of problems (convolutions of one size) to measure later, between steps.
+
+    One problem is measured at a time if measuring has taken at most 5 % of the time so far and no other thread has
+    computed convolutions in the last second.
+
+    measure: function that measures one problem. clock: function that returns seconds.
+    """
+
+    def __init__(self, measure: Callable[[ShapeStats], None], clock: Callable[[], float]) -> None:
+        self.queue: deque[ShapeStats] = deque()
+        self.spent_s = 0.0
+        self._measure, self._clock, self._began = measure, clock, clock()
+        self._computed_at: dict[int, float] = {}  # thread -> when it last computed a convolution
+        self._is_asked = False
+
+    def before_call(self) -> None:
+        """Note that this thread computes a convolution.
+
+        Without gradients, first measure a problem of the queue if it is time.
+        """
+        self._computed_at[threading.get_ident()] = self._clock()
+        if self.queue and not torch.is_grad_enabled():
+            self.work()
+
+    def before_backward(self) -> None:
+        """Note that this thread computes gradients, and have ``work`` called at the end of the backward pass."""
+        self._computed_at[threading.get_ident()] = self._clock()
+        if self.queue and not self._is_asked:
+            try:
+                torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+            except RuntimeError:  # called directly, outside any backward pass
+                self.work()
+            else:
+                self._is_asked = True
+
+    def work(self) -> None:
+        """Measure one problem of the queue if the time limit allows and no other thread computes convolutions."""
+        now = self._clock()
+        is_due = self.spent_s <= SHARE * (now - self._began)
+        if self.queue and is_due and self._is_alone(now):
+            self._measure(self.queue.popleft())
+            self.spent_s += self._clock() - now
+
+    def _after_backward(self) -> None:
+        self._is_asked = False
+        self.work()
+
+    def _is_alone(self, now: float) -> bool:
+        me = threading.get_ident()
+        return all(thread == me or now - at > _ALONE_S for thread, at in list(self._computed_at.items()))

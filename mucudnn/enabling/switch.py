@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from mucudnn.enabling import running
+from mucudnn.enabling import calls
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Status
 from mucudnn.running.dispatcher import Wrapper, pop, push
@@ -98,7 +98,7 @@ class _State:
             current = nested[-1] if nested else enabled
             wrapper = None
             if current is not None:
-                wrapper = Wrapper(partial(running.forward, current), partial(running.backward, current))
+                wrapper = Wrapper(partial(calls.forward, current), partial(calls.backward, current))
                 push(wrapper)
                 self.last = current
             if self.wrapper is not None:

@@ -8,7 +8,7 @@ import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch import nn
 
-from mucudnn.enabling.background import SHARE
+from mucudnn.enabling.session import SHARE
 from mucudnn.enabling.status import Origin
 from mucudnn.words.config import Config
 from mucudnn.words.task import Task
