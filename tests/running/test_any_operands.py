@@ -42,6 +42,8 @@ INPUTS: dict[str, Callable[[], Any]] = {
     "one sample, expanded": lambda: torch.randn(1, 4, 7, 7).expand(SHAPE),
     "transposed": lambda: torch.randn(SHAPE).transpose(2, 3),
     "every other column": lambda: torch.randn(3, 4, 7, 14)[..., ::2],
+    "a part": lambda: torch.randn(4, 4, 7, 14)[1:, :, :, :7],
+    "later in memory": lambda: torch.randn(3 * 4 * 49 + 1)[1:].view(SHAPE),
     "pending negation": lambda: torch._neg_view(torch.randn(SHAPE)),
     "part of a conjugate": lambda: torch.randn(SHAPE, dtype=torch.complex64).conj().imag,
     "efficient zeros": lambda: torch._efficientzerotensor(SHAPE),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.eager_layers import COMPILED, TOLERANCE, C, choices_of, images, layer, ran, torchs
+from support.eager_layers import COMPILED, TOLERANCE, C, choices_of, images, layer, ran
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -94,20 +94,6 @@ def test_a_tensor_that_a_method_calls_unusual_is_not_plain(names_of_torch: None)
     hot_path.set_up((*hot_path.UNUSUAL, "is_inference"))
     assert not hot_path.is_eager(x, x, None)
     assert hot_path.is_eager(images(), images(), None)
-
-
-@pytest.mark.skipif(not hasattr(Tensor, "rename"), reason="this torch has no names of dimensions")
-def test_tensors_with_names_get_torchs_answer() -> None:
-    ours = layer()
-    named = images().rename("N", "C", "H", "W")  # type: ignore[attr-defined]
-    answers = []
-    for each in (ours, torchs(ours)):
-        try:
-            answers.append(each(named).names)
-        except (RuntimeError, NotImplementedError) as error:
-            answers.append(type(error))
-    assert answers[0] == answers[1]
-    assert ran(ours.choices) == set()
 
 
 @only_native

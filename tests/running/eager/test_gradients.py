@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.eager_layers import COMPILED, GEOMETRY, TOLERANCE, C, K, N, choices_of, images, layer, ran, torchs
+from support.eager_layers import COMPILED, GEOMETRY, TOLERANCE, K, N, choices_of, images, layer, ran, torchs
 from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
 from mucudnn.words.problem import MemoryFormat, Operation
-
-# ---- values and gradients -------------------------------------------------------------------------------------------
 
 
 def derivatives(
@@ -100,50 +98,6 @@ def test_nothing_is_recorded_where_nothing_wants_a_gradient() -> None:
     assert y.is_inference()
     torch.testing.assert_close(y, torchs(ours)(x).detach(), **TOLERANCE)
     assert ran(ours.choices) == {Operation.FORWARD}
-
-
-def test_an_inference_tensor_is_not_saved_as_with_torch() -> None:
-    with torch.inference_mode():
-        x = images()
-    for each in (layer(), torchs(layer())):
-        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
-            each(x)
-
-
-# ---- operands as they come ------------------------------------------------------------------------------------------
-
-
-def views() -> dict[str, Tensor]:
-    """Tensors of the shape of ``images`` that are not dense, or begin somewhere."""
-    wide = torch.randn(N + 1, C, 9, 16)
-    return {
-        "strided": wide[:N, :, :, ::2],
-        "part": wide[1:, :, :, :8],
-        "transposed": torch.randn(N, C, 8, 9).transpose(2, 3),
-        "expanded": torch.randn(1, C, 9, 8).expand(N, -1, -1, -1),
-        "other format": torch.randn(N, C, 9, 8).contiguous(memory_format=torch.channels_last),
-        "later": torch.randn(2 * N * C * 72 + 1)[1 : N * C * 72 + 1].view(N, C, 9, 8),
-    }
-
-
-@pytest.mark.parametrize("name", views())
-def test_views_and_tensors_that_are_not_dense(name: str) -> None:
-    ours, x = layer(), views()[name]
-    theirs = torchs(ours)
-    y, expected = ours(x), theirs(x)
-    torch.testing.assert_close(y, expected, **TOLERANCE)
-    assert y.stride() == expected.stride()
-    dy = torch.randn(K, N, 8, 9).permute(1, 0, 3, 2)
-    mine, wanted = (torch.autograd.grad(r, list(m.parameters()), dy) for r, m in ((y, ours), (expected, theirs)))
-    for gradient, of_torch in zip(mine, wanted, strict=True):
-        torch.testing.assert_close(gradient, of_torch, **TOLERANCE)
-
-
-def test_a_gradient_that_is_expanded_or_undefined() -> None:
-    ours, x = layer(), images(True)
-    theirs = torchs(ours)
-    (mine,), (wanted,) = (torch.autograd.grad(each(x).sum(), x) for each in (ours, theirs))
-    torch.testing.assert_close(mine, wanted, **TOLERANCE)
 
 
 def test_a_subclass_sees_the_operator() -> None:

@@ -6,41 +6,33 @@ from typing import Any
 
 import torch
 from support.eager_layers import images, layer
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.running import operators
 
-# ---- modes ----------------------------------------------------------------------------------------------------------
-
 
 def test_modes_see_the_operator() -> None:
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     seen: list[Any] = []
 
-    class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
+    def note(mode: object, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(func)
+        return func(*args, **(kwargs or {}))
 
-    class Function(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
+    dispatch = type("Dispatch", (TorchDispatchMode,), {"__torch_dispatch__": note})
+    function = type("Function", (TorchFunctionMode,), {"__torch_function__": note})
     ours, x = layer(), images()
-    for mode in (Dispatch, Function):
+    for mode in (dispatch, function):
         with mode():
-            y = ours(x)
+            ours(x)
         assert operators.conv2d in seen
         seen.clear()
-    with Dispatch():
-        y = ours(x)
-        y.sum().backward()
+    with dispatch():
+        ours(x).sum().backward()
     assert operators.conv2d_backward_filter in seen
     y = ours(x)
     seen.clear()
-    with Dispatch():  # which was not there when the forward pass ran
+    with dispatch():  # which was not there when the forward pass ran
         y.sum().backward()
     assert operators.conv2d_backward_filter in seen
 
