@@ -14,8 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 from support.problems.tuned_by_hand import ran, tune_by_hand
-from support.ranks.alone import group_of_one
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.ao import quantization
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.nn.utils import fusion, parametrizations, prune
@@ -148,30 +147,6 @@ def test_a_program_exported_for_any_batch_runs_any_batch_and_what_is_tuned(stric
     assert ran(ours) == {Operation.FORWARD}
 
 
-def quantized_by_fx(model: nn.Module, x: Tensor) -> Tensor:
-    mapping = quantization.get_default_qconfig_mapping("x86")
-    prepared = prepare_fx(model, mapping, (x,))
-    prepared(x)
-    converted = convert_fx(prepared)
-    assert any("quantized" in type(module).__module__ for module in converted.modules())
-    return cast(Tensor, converted(x))
-
-
-@pytest.mark.parametrize(
-    "use",
-    [lambda model, x: torch.fx.symbolic_trace(model)(x), fused_by_fx],
-)
-def test_what_runs_torchs_convolution(use: Use) -> None:
-    torchs, ours, x = nets()
-    torch.testing.assert_close(use(ours, x), use(torchs, x), rtol=1e-4, atol=1e-4)
-    assert ran(ours) == set()
-
-
-def test_quantization_by_fx() -> None:
-    torchs, ours, x = nets()
-    torch.testing.assert_close(quantized_by_fx(ours, x), quantized_by_fx(torchs, x), rtol=0, atol=0.1)  # some quanta
-
-
 def with_torchs_modules(model: Net) -> Net:
     """As the documentation says to do it."""
     for module in model.modules():
@@ -180,25 +155,10 @@ def with_torchs_modules(model: Net) -> Net:
     return model
 
 
-def test_scripting_is_refused_until_the_modules_are_torchs_again() -> None:
-    torchs, ours, x = nets()
-    with pytest.raises(mucudnn.InvalidInputError, match=r"torch\.jit\.trace.*__class__ = module\.untuned_class"):
-        torch.jit.script(ours)
-    assert type(ours.first) is mucudnn.Conv2d
-    scripted = torch.jit.optimize_for_inference(torch.jit.script(with_torchs_modules(ours)))
-    torch.testing.assert_close(scripted(x), torchs(x), rtol=1e-4, atol=1e-4)
-
-
-def test_eager_quantization_and_fusing_want_torchs_modules_back() -> None:
-    torchs, ours, x = nets()
-    quantized = [quantized_in_eager_mode(net, x) for net in (with_torchs_modules(ours), torchs)]
-    assert torch.equal(*quantized)
-
-
-def test_eager_fusing_does_not_find_ours() -> None:
-    _, ours, _ = nets()
-    with pytest.raises(AssertionError, match="did not find fuser method"):
-        quantization.fuse_modules(ours, [["first", "norm", "relu"]])
+def quantized_by_fx(model: nn.Module, x: Tensor) -> Tensor:
+    prepared = prepare_fx(model, quantization.get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    return runs_quantized(convert_fx(prepared), x)
 
 
 def quantized_in_eager_mode(model: Net, x: Tensor) -> Tensor:
@@ -208,8 +168,35 @@ def quantized_in_eager_mode(model: Net, x: Tensor) -> Tensor:
     quantization.prepare(wrapped, inplace=True)
     wrapped(x)
     quantization.convert(wrapped, inplace=True)
-    assert any("quantized" in type(module).__module__ for module in wrapped.modules())
-    return cast(Tensor, wrapped(x))
+    return runs_quantized(wrapped, x)
+
+
+def runs_quantized(model: nn.Module, x: Tensor) -> Tensor:
+    assert any("quantized" in type(module).__module__ for module in model.modules())
+    return cast(Tensor, model(x))
+
+
+def test_what_runs_torchs_convolution() -> None:
+    for use, tolerance in (
+        (lambda m, x: torch.fx.symbolic_trace(m)(x), 1e-4),
+        (fused_by_fx, 1e-4),
+        (quantized_by_fx, 0.1),
+    ):
+        torchs, ours, x = nets()
+        torch.testing.assert_close(use(ours, x), use(torchs, x), rtol=1e-4, atol=tolerance)  # 0.1: some quanta
+        assert ran(ours) == set()
+
+
+def test_scripting_and_eager_quantization_want_torchs_modules_back() -> None:
+    torchs, ours, x = nets()
+    with pytest.raises(mucudnn.InvalidInputError, match=r"torch\.jit\.trace.*__class__ = module\.untuned_class"):
+        torch.jit.script(ours)
+    with pytest.raises(AssertionError, match="did not find fuser method"):
+        quantization.fuse_modules(ours, [["first", "norm", "relu"]])
+    assert type(ours.first) is mucudnn.Conv2d
+    scripted = torch.jit.optimize_for_inference(torch.jit.script(with_torchs_modules(ours)))
+    torch.testing.assert_close(scripted(x), torchs(x), rtol=1e-4, atol=1e-4)
+    assert torch.equal(*(quantized_in_eager_mode(copy.deepcopy(net), x) for net in (ours, torchs)))
 
 
 def test_what_is_traced_by_fx_can_be_optimized() -> None:
@@ -217,27 +204,6 @@ def test_what_is_traced_by_fx_can_be_optimized() -> None:
     graph = tune_by_hand(torch.fx.symbolic_trace(torchs), x)
     torch.testing.assert_close(graph(x), torchs(x), rtol=1e-4, atol=1e-4)
     assert ran(graph) == {Operation.FORWARD}
-
-
-@pytest.mark.skipif(not distributed.is_available(), reason="torch is built without torch.distributed")
-@pytest.mark.parametrize("name", ["DDP", "FSDP"])
-def test_wrapped_for_several_processes(name: str) -> None:
-    torchs, ours, x = nets()
-    expected = torch.autograd.grad(torchs(x).sum(), list(torchs.parameters()))
-    with group_of_one():
-        wrapped = nn.parallel.DistributedDataParallel(ours) if name == "DDP" else sharded(ours)
-        torch.autograd.backward(wrapped(x).sum())
-        gradients = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in wrapped.parameters()]
-        del wrapped
-    torch.testing.assert_close(gradients, list(expected), rtol=1e-3, atol=1e-4)
-    assert ran(ours) == set(Operation)
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    return cast(nn.Module, fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
 
 
 @pytest.mark.parametrize("kind", ["jit", "export"])

@@ -18,20 +18,34 @@ from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.errors import UnavailableError
 
 
-def test_it_is_the_same_twice_and_can_be_a_key() -> None:
-    assert {current_environment(): 1}[current_environment()] == 1
-
-
-def test_it_holds_plain_values() -> None:
+def test_it_is_a_key_of_plain_values_with_the_threads_of_the_moment() -> None:
     """Torch's version is of a class of its own, which takes 2.13 and 2.13.0 for equal."""
-    values = asdict(current_environment()).values()
-    assert {type(value) for value in values} == {str, int}
-
-
-def test_threads_are_those_of_the_moment() -> None:
     before = current_environment()
+    assert {before: 1}[current_environment()] == 1
+    assert {type(value) for value in asdict(before).values()} == {str, int}
     torch.set_num_threads(1)
     assert current_environment() == replace(before, threads=1)
+    shown = str(replace(before, device="AMD EPYC", capability="AVX512", threads=1))
+    assert shown.startswith("AMD EPYC (AVX512), 1 thread, torch 2.")
+    with pytest.raises(UnavailableError, match=r"'tpu'.*device='cpu'"):
+        current_environment("tpu")
+
+
+def test_versions_and_models_are_read_from_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, expected in (
+        ("  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)\n  - OpenMP 201511", "oneDNN 3.12.0"),
+        ("  - oneDNN v4.0.1 (Git Hash 80afa71)", "oneDNN 4.0.1"),
+        ("  - OpenMP 201511", "no oneDNN"),
+    ):
+        assert onednn_version(config) == expected
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment, "_CPU_INFO", info)
+    monkeypatch.setattr("platform.machine", lambda: "some-architecture")
+    assert environment.cpu_model() == "some-architecture"
+    info.write_text("processor : 0\nBogoMIPS : 50\n")
+    assert environment.cpu_model() == "some-architecture"
+    info.write_text("processor : 0\nmodel name\t: AMD EPYC 9R14 \nprocessor : 1\nmodel name\t: other\n")
+    assert environment.cpu_model() == "AMD EPYC 9R14"
 
 
 def test_versions_are_torchs() -> None:
@@ -40,40 +54,6 @@ def test_versions_are_torchs() -> None:
     assert now.library.startswith("oneDNN ")
     assert now.library.removeprefix("oneDNN ") in torch.__config__.show()
     assert now.capability == torch.backends.cpu.get_cpu_capability()
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ("  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)\n  - OpenMP 201511", "oneDNN 3.12.0"),
-        ("  - oneDNN v4.0.1 (Git Hash 80afa71)", "oneDNN 4.0.1"),
-        ("  - OpenMP 201511", "no oneDNN"),
-    ],
-)
-def test_library_version(config: str, expected: str) -> None:
-    assert onednn_version(config) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("processor : 0\nmodel name\t: AMD EPYC 9R14 \nprocessor : 1\nmodel name\t: other\n", "AMD EPYC 9R14"),
-        ("processor : 0\nBogoMIPS : 50\n", "some-architecture"),
-        (None, "some-architecture"),
-    ],
-)
-def test_cpu_model(text: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "cpuinfo"
-    if text is not None:
-        info.write_text(text)
-    monkeypatch.setattr(environment, "_CPU_INFO", info)
-    monkeypatch.setattr("platform.machine", lambda: "some-architecture")
-    assert environment.cpu_model() == expected
-
-
-def test_other_devices_are_refused_by_name() -> None:
-    with pytest.raises(UnavailableError, match=r"'tpu'.*device='cpu'"):
-        current_environment("tpu")
 
 
 @pytest.fixture
@@ -103,27 +83,25 @@ def test_on_a_gpu_it_is_the_device_cudnn_and_the_numerics(monkeypatch: pytest.Mo
     assert current_environment().numerics == ""
 
 
-def test_without_cuda_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     with pytest.raises(UnavailableError, match="is built without CUDA: install a CUDA build of torch, or use device"):
         current_environment("cuda")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.cuda.is_available", lambda: True)
+        patch.setattr(cudnn_library, "library", lambda: cudnn_library.Library(str(tmp_path / "libcudnn.so.9")))
+        with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):
+            current_environment("cuda")
 
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check that you have a GPU")
 
-    monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.init", no_driver)
     with pytest.raises(
         UnavailableError, match=r"can use no GPU: Found no NVIDIA driver on your system\.; see nvidia-smi"
     ):
-        current_environment("cuda")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_without_cudnn_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cudnn_library, "library", lambda: cudnn_library.Library(str(tmp_path / "libcudnn.so.9")))
-    with pytest.raises(UnavailableError, match=r"there is no cuDNN: .*install a CUDA build of torch"):
         current_environment("cuda")
 
 
@@ -136,11 +114,6 @@ def test_a_gpu_that_is_too_old_for_torch_is_refused(monkeypatch: pytest.MonkeyPa
         UnavailableError, match=r"H200 \(compute capability 7\.0\) is too old .* built for 9\.0 and later"
     ):
         current_environment("cuda")
-
-
-def test_for_people() -> None:
-    shown = str(replace(current_environment(), device="AMD EPYC", capability="AVX512", threads=1))
-    assert shown.startswith("AMD EPYC (AVX512), 1 thread, torch 2.")
 
 
 def test_database_and_environment_load_no_torch() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from support.problems.kept_layers import PROBLEM, PROBLEMS, configuration, fresh, images, kept_filter, layer
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from mucudnn.kernels.compiled.library import loaded_build
@@ -63,61 +63,6 @@ def test_steps_of_every_algorithm_only_read_what_is_kept(name: str, problem: Con
     assert executable.workspace_bytes < Executable.of(problem, mixed).workspace_bytes
 
 
-def under_autocast(module: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        return cast(Tensor, module(x)).float()
-
-
-@torch.no_grad()
-def compiled(module: nn.Module, x: Tensor) -> Tensor:
-    return cast(Tensor, torch.compile(module, backend="aot_eager", fullgraph=True)(x))
-
-
-@torch.no_grad()
-def in_training(module: nn.Module, x: Tensor) -> Tensor:
-    return cast(Tensor, module.train()(x))
-
-
-@torch.no_grad()
-def negated(module: nn.Module, x: Tensor) -> Tensor:
-    """A pending negation: the bytes are not what they mean."""
-    module = copy.deepcopy(module)
-    del module.weight
-    module.weight = torch._neg_view(-torch.ones(6, 4, 3, 3))
-    assert module.weight.is_neg()
-    y = module(x)
-    return cast(Tensor, y - F.conv2d(x, torch.ones(6, 4, 3, 3), module.bias, padding=1))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda module, x: module(x).detach(), in_training, under_autocast, compiled],
-    ids=["grad", "train", "autocast", "compile"],
-)
-def test_nothing_is_kept_where_more_than_inference_goes_on(
-    preparations: list[Executable], call: Callable[[nn.Module, Tensor], Tensor]
-) -> None:
-    module, x = layer(), images()
-    tolerance = 2e-2 if call is under_autocast else 1e-4
-    expected = F.conv2d(x, module.weight, module.bias, padding=1).detach()
-    torch.testing.assert_close(call(module, x), expected, rtol=tolerance, atol=tolerance)
-    assert preparations == []
-
-
-def test_a_weight_whose_bytes_are_not_what_it_means_is_not_kept(preparations: list[Executable]) -> None:
-    difference = negated(layer(), images())
-    torch.testing.assert_close(difference, torch.zeros_like(difference), rtol=0, atol=1e-4)
-    assert preparations == []
-
-
-def test_a_weight_that_is_not_dense_is_not_kept(preparations: list[Executable]) -> None:
-    module, x = layer(), images()
-    module.weight = nn.Parameter(torch.randn(6, 4, 3, 6)[..., ::2])
-    with torch.no_grad():
-        torch.testing.assert_close(module(x), F.conv2d(x, module.weight, module.bias, padding=1))
-    assert preparations == []
-
-
 def test_other_shapes_dtypes_and_batch_sizes_run_what_is_tuned_for_them(preparations: list[Executable]) -> None:
     module = layer()
     module.choices = Choices.of({PROBLEM: {4: configuration(("gemm", 2), ("gemm", 2))}})
@@ -132,16 +77,6 @@ def test_other_shapes_dtypes_and_batch_sizes_run_what_is_tuned_for_them(preparat
     assert [executable for executable in module.choices.executables.values() if executable is not None] != []
 
 
-def test_bad_input_gets_torchs_error() -> None:
-    module = layer()
-    for x in (torch.randn(2, 5, 8, 8), torch.randn(2, 4, 8, 8, dtype=torch.float64), torch.randn(4, 8)):
-        with torch.no_grad(), pytest.raises(RuntimeError) as error:
-            module(x)
-        with torch.no_grad(), pytest.raises(RuntimeError) as expected:
-            nn.Conv2d(4, 6, 3, padding=1)(x)
-        assert str(error.value) == str(expected.value)
-
-
 @pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}], ids=str)
 def test_padding_of_every_kind(preparations: list[Executable], padding: dict[str, Any]) -> None:
     module, x = layer(**padding), images()
@@ -153,10 +88,41 @@ def test_padding_of_every_kind(preparations: list[Executable], padding: dict[str
     assert len(preparations) == 1
 
 
-def test_unbatched_and_non_contiguous_input(preparations: list[Executable]) -> None:
+def negated(module: nn.Module) -> None:
+    """A pending negation: the bytes are not what they mean."""
+    del module.weight
+    module.weight = torch._neg_view(-torch.ones(6, 4, 3, 3))
+
+
+def not_dense(module: nn.Module) -> None:
+    module.weight = nn.Parameter(torch.randn(6, 4, 3, 6)[..., ::2])
+
+
+@pytest.mark.parametrize("case", ["grad", "train", "autocast", "compile", "negated", "not dense"])
+def test_nothing_is_kept_where_more_than_inference_goes_on_or_bytes_are_not_the_filter(
+    preparations: list[Executable], case: str
+) -> None:
+    module, x = layer(), images()
+    {"train": nn.Module.train, "negated": negated, "not dense": not_dense}.get(case, lambda module: None)(module)  # type: ignore[operator]
+    call = torch.compile(module, backend="aot_eager", fullgraph=True) if case == "compile" else module
+    with torch.set_grad_enabled(case == "grad"), torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+        y = call(x)
+    expected, tolerance = F.conv2d(x, module.weight, module.bias, padding=1), 2e-2 if case == "autocast" else 1e-4
+    torch.testing.assert_close(y.detach().float(), expected.detach(), rtol=tolerance, atol=tolerance)
+    assert preparations == []
+
+
+def test_inputs_of_every_kind_and_torchs_errors(preparations: list[Executable]) -> None:
     module, x = layer(), images(1)
     with torch.no_grad():
         assert torch.equal(module(x[0]), fresh(module, x)[0])
         strided = torch.randn(2, 4, 8, 16)[..., ::2]
         assert torch.equal(module(strided), fresh(module, strided.contiguous()))
+        for bad in (torch.randn(2, 5, 8, 8), torch.randn(2, 4, 8, 8, dtype=torch.float64), torch.randn(4, 8)):
+            errors = []
+            for each in (module, nn.Conv2d(4, 6, 3, padding=1)):
+                with pytest.raises(RuntimeError) as error:
+                    each(bad)
+                errors.append(str(error.value))
+            assert errors[0] == errors[1]
     assert len(preparations) == 1

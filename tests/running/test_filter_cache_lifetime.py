@@ -10,7 +10,6 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -42,58 +41,43 @@ def used() -> mucudnn.Conv2d:
     return module
 
 
-def test_train_and_release_workspaces_give_the_memory_back() -> None:
-    module, x = used(), images()
-    assert bytes_in_use(cast(mucudnn.Conv2d, module.eval())) > 0
-    nn.Sequential(module).train()
-    assert bytes_in_use(module) == 0
-    with torch.no_grad():
-        assert torch.equal(module.eval()(x), fresh(module, x))
-    assert bytes_in_use(module) > 0
-    mucudnn.release_workspaces()
-    assert bytes_in_use(module) == 0
-    with torch.no_grad():
-        assert torch.equal(module(x), fresh(module, x))
-
-
-def test_a_module_that_dies_gives_the_memory_back() -> None:
-    module = used()
-    buffers = [weakref.ref(prepared.buffer) for prepared in cast(FilterCache, module.filter_cache)._prepared.values()]
-    del module
-    gc.collect()
-    assert [buffer() for buffer in buffers] == [None]
-
-
-def saved_and_loaded(module: nn.Module) -> Any:
+def through_torch_save(module: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved_and_loaded],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
-def test_copies_know_what_to_keep_and_prepare_it_themselves(copied: Callable[[Any], Any]) -> None:
+def test_memory_is_given_back_by_train_release_workspaces_and_the_end_of_the_module() -> None:
     module, x = used(), images()
-    other = copied(module)
-    assert other.cached_filters == module.cached_filters != ()
-    assert bytes_in_use(other) == 0
-    with torch.no_grad():
-        other.weight.mul_(2)
-        assert torch.equal(other(x), fresh(other, x))
-        assert torch.equal(module(x), fresh(module, x))
+    assert bytes_in_use(module.eval()) > 0
+    for give_back in (lambda model: model.train().eval(), lambda model: mucudnn.release_workspaces()):
+        give_back(nn.Sequential(module))
+        assert bytes_in_use(module) == 0
+        with torch.no_grad():
+            assert torch.equal(module(x), fresh(module, x))
+        assert bytes_in_use(module) > 0
+    buffers = [weakref.ref(prepared.buffer) for prepared in cast(FilterCache, module.filter_cache)._prepared.values()]
+    del module
+    gc.collect()
+    assert [buffer() for buffer in buffers] == [None]
 
 
-def test_nothing_kept_is_in_the_state_dict_or_adds_to_a_pickle() -> None:
-    module = layer()
-    before = len(pickle.dumps(module))
-    with torch.no_grad():
-        module(images())
+def test_copies_know_what_to_keep_and_prepare_it_themselves() -> None:
+    module, x = used(), images()
     assert list(module.state_dict()) == ["weight", "bias"]
-    assert len(pickle.dumps(module)) == before
+    assert len(pickle.dumps(module)) == len(pickle.dumps(copy.deepcopy(module))), "nothing prepared is in a pickle"
+    for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), through_torch_save):
+        other = copied(module)
+        assert other.cached_filters == module.cached_filters != ()
+        assert bytes_in_use(other) == 0
+        with torch.no_grad():
+            other.weight.mul_(2)
+            assert torch.equal(other(x), fresh(other, x))
+            assert torch.equal(module(x), fresh(module, x))
+    (text, _) = map(str, module.cached_filters)
+    for part in ("kept for forward 4x8x8 -> 6", "winograd-4x4", "1000 B", "batch 3 runs winograd-4x4 3"):
+        assert part in text
 
 
 def test_threads_share_one_preparation(preparations: list[Executable], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,12 +175,6 @@ def test_where_nothing_is_compiled_nothing_is_kept(
     finally:
         loaded_build.cache_clear()
     assert preparations == []
-
-
-def test_kept_filters_say_what_they_are() -> None:
-    (text, _) = map(str, layer().cached_filters)
-    for part in ("kept for forward 4x8x8 -> 6", "winograd-4x4", "1000 B", "batch 3 runs winograd-4x4 3"):
-        assert part in text
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -160,19 +160,19 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
     assert torch.equal(call(), tuned)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")], ids=repr)
-def test_python_and_cpp_may_lack_memory_too(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    call = Call(Operation.FORWARD, "gemm")
-    monkeypatch.setattr(executables, "workspace_of", failing(error))
-    with pytest.warns(RuntimeWarning, match="no memory"):
-        assert torch.equal(call(), call.torchs())
-
-
-@pytest.mark.parametrize("error", [RuntimeError("expected a tensor"), ValueError("a number")], ids=repr)
-def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("expected"), ValueError("1")]
+)
+def test_python_and_cpp_may_lack_memory_and_other_errors_are_raised(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     call, module = Call(Operation.FORWARD, "gemm"), layer()
     monkeypatch.setattr(executables, "_bound", lambda stage, *_: stage)  # part by part
     monkeypatch.setattr(Executable, "execute", failing(error))
+    if isinstance(error, MemoryError) or "alloc" in str(error):
+        with pytest.warns(RuntimeWarning, match="no memory"):
+            assert torch.equal(call(), call.torchs())
+        return
     with pytest.raises(type(error), match=str(error)):
         call()
     with torch.no_grad(), pytest.raises(type(error), match=str(error)):

@@ -102,67 +102,46 @@ WAYS: dict[str, Callable[[nn.Conv2d], object]] = {
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_change_a_weight_is_noticed(preparations: list[Executable], way: str, mode: Any) -> None:
-    module, x = layer(), images()
-    with mode():
-        before = module(x)
-    WAYS[way](module)
-    module.eval()
-    with mode():
-        after = [module(x), module(x)]
-        weight = module.weight  # parametrizations compute it anew
-    for y in after:
-        assert torch.equal(y, fresh(module, x, weight))
-    assert way == "channels_last" or not torch.equal(after[0], before)
-    assert len(preparations) == 2
+def test_every_way_to_change_a_weight_is_noticed(preparations: list[Executable], mode: Any) -> None:
+    for way, change in WAYS.items():
+        preparations.clear()
+        module, x = layer(), images()
+        with mode():
+            before = module(x)
+        change(module)
+        module.eval()
+        with mode():
+            after = [module(x), module(x)]
+            weight = module.weight  # parametrizations compute it anew
+        for y in after:
+            assert torch.equal(y, fresh(module, x, weight)), way
+        assert way == "channels_last" or not torch.equal(after[0], before), way
+        assert len(preparations) == 2, way
 
 
-def test_a_weight_that_is_changed_and_changed_back_runs_what_it_is_each_time(preparations: list[Executable]) -> None:
+@torch.no_grad()
+def test_what_runs_is_what_the_weight_is_each_time(preparations: list[Executable]) -> None:
     module, x = layer(), images()
     first, second = torch.randn(2, *module.weight.shape)
-    with torch.no_grad():
-        for w in (first, second, first, first, second):
-            module.weight.data.copy_(w)
-            assert torch.equal(module(x), fresh(module, x))
+    for w in (first, second, first, first, second):
+        module.weight.data.copy_(w)
+        assert torch.equal(module(x), fresh(module, x))
     assert len(preparations) == 4
-
-
-def test_the_same_bytes_in_another_order_of_dimensions() -> None:
-    module, x = layer(), images().contiguous(memory_format=torch.channels_last)
-    with torch.no_grad():
+    cast(Tensor, module.bias).add_(1)
+    assert torch.equal(module(x), fresh(module, x))
+    module.bias = None
+    assert torch.equal(module(x), fresh(module, x))
+    assert len(preparations) == 4, "a changed bias needs no preparation"
+    other, mine = nn.Parameter(torch.randn_like(module.weight)), module(x)
+    assert torch.equal(torch.func.functional_call(module, {"weight": other}, x), fresh(module, x, other))
+    assert torch.equal(module(x), mine)
+    sharing = layer()
+    sharing.weight = module.weight
+    for change in (lambda: None, lambda: module.weight.mul_(2), lambda: sharing.weight.data.add_(1)):
+        change()
         assert torch.equal(module(x), fresh(module, x))
-        strides = torch.empty_like(module.weight, memory_format=torch.channels_last).stride()
-        module.weight.data = module.weight.as_strided(module.weight.shape, strides)
-        assert torch.equal(module(x), fresh(module, x))
-
-
-def test_functional_call_with_another_weight() -> None:
-    module, x = layer(), images()
-    other = nn.Parameter(torch.randn_like(module.weight))
-    with torch.no_grad():
-        mine = module(x)
-        y = torch.func.functional_call(module, {"weight": other}, x)
-        assert torch.equal(y, fresh(module, x, other))
-        assert torch.equal(module(x), mine)
-
-
-def test_two_modules_that_share_one_weight() -> None:
-    one, other, x = layer(), layer(), images()
-    other.weight = one.weight
-    with torch.no_grad():
-        for change in (lambda: None, lambda: one.weight.mul_(2), lambda: other.weight.data.add_(1)):
-            change()
-            assert torch.equal(one(x), fresh(one, x))
-            assert torch.equal(other(x), fresh(other, x))
-
-
-def test_a_changed_bias_needs_no_preparation(preparations: list[Executable]) -> None:
-    module, x = layer(), images()
-    with torch.no_grad():
-        module(x)
-        cast(Tensor, module.bias).add_(1)
-        assert torch.equal(module(x), fresh(module, x))
-        module.bias = None
-        assert torch.equal(module(x), fresh(module, x))
-    assert len(preparations) == 1
+        assert torch.equal(sharing(x), fresh(sharing, x))
+    x = x.contiguous(memory_format=torch.channels_last)
+    strides = torch.empty_like(module.weight, memory_format=torch.channels_last).stride()
+    module.weight.data = module.weight.as_strided(module.weight.shape, strides)  # the same bytes, in another order
+    assert torch.equal(module(x), fresh(module, x))
