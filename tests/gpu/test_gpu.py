@@ -23,12 +23,10 @@ from support.cuda.either_device import (
     run_in_slices,
     wait_for_all,
 )
-from support.cudnn.backend import PICKY, STEADY, FakeBackend
 
-from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, Plan
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operands import random_operands
@@ -302,29 +300,3 @@ def test_the_baseline_is_torchs_own(device: str) -> None:
     operands = random_operands(problem, 4, device)
     expected = reference(problem, operands.x, operands.w, operands.y)
     assert relative_l2_error(run_torch(problem, operands), expected) <= WRONG["float32"]
-
-
-def test_the_stand_in_offers_engines_as_cudnn_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some for every size and some not: else the tests above would show little on the CPU."""
-    monkeypatch.setattr(registry, "cudnn_backend", FakeBackend)
-    one, four = ({engine.config for engine in offered_engines(PROBLEMS["3x3"], [n])} for n in (1, 4))
-    assert STEADY in one
-    assert PICKY not in one
-    assert {STEADY, PICKY} <= four
-
-
-def test_engines_that_cudnn_offers_and_does_not_build_are_skipped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, refused = FakeBackend(), list[str]()
-    monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
-
-    def refuse(plan: Plan) -> None:
-        if plan.config == STEADY:
-            raise CudnnError("finalize EXECUTION_PLAN", status, "CUDNN_STATUS", "")
-
-    backend.building, status = refuse, 3000
-    engines = buildable_engines(PROBLEMS["3x3"], [4], refused)
-    assert {e.config for e in engines} == {e.config for e in offered_engines(PROBLEMS["3x3"], [4])} - {STEADY}
-    assert refused == [CudnnEngine(STEADY, backend).name]
-    status = 5000
-    with pytest.raises(CudnnError, match="finalize"):
-        buildable_engines(PROBLEMS["3x3"], [4], refused)
