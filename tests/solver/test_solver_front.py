@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
@@ -81,13 +80,6 @@ def test_the_definition_holds(measurements: list[Measurement], n: int) -> None:
         assert key_of_cover([by_micro_config[m] for m in configuration.micro_configs]) == key_of(configuration)
 
 
-@settings(deadline=None, max_examples=40)
-@given(problems(largest=9), st.randoms(use_true_random=False))
-def test_the_order_of_the_input_does_not_matter(measurements: list[Measurement], random_source: random.Random) -> None:
-    shuffled = random_source.sample(measurements, len(measurements))
-    assert desirable_sets(shuffled, 12).of(12) == desirable_sets(measurements, 12).of(12)
-
-
 def test_linear_costs_have_the_known_front() -> None:
     """step = 100 + b us and scratch = b bytes: ceil(n / b) steps, with the least b that needs no more of them."""
     rows = [measured_us("linear", size, 100 + size, size) for size in range(1, 25)]
@@ -96,17 +88,6 @@ def test_linear_costs_have_the_known_front() -> None:
         smallest_size = {-(-n // size): size for size in range(n, 0, -1)}
         expected = sorted(((100 * count + n, size) for count, size in smallest_size.items()), reverse=True)
         assert [key_of(c)[:2] for c in sets.of(n)] == expected
-
-
-def test_a_table_for_all_sizes_is_that_of_each_size() -> None:
-    rows = [measured_us("a", s, 50 + 7 * s % 11, s * s, setup_us=9, prepared=30) for s in range(1, 13)]
-    rows += [measured_us("b", s, 70 + s, 2 * s) for s in range(1, 13)]
-    sets = desirable_sets(rows, 12)
-    for n in range(1, 13):
-        assert sets.of(n) == desirable_sets(rows, n).of(n)
-        assert sets.size(n) == len(sets.of(n))
-        assert sets.smallest(n) == sets.of(n)[0]
-        assert sets.fastest(n) == sets.of(n)[-1]
 
 
 def test_what_cannot_be_covered_has_an_empty_front() -> None:

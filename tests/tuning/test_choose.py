@@ -179,24 +179,23 @@ def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -
     assert choice.configuration.algorithms == ("small",)
 
 
-def test_an_undivided_one_is_run_beside_a_divided_one_that_is_predicted_faster() -> None:
+@pytest.mark.parametrize(
+    ("divided_s", "undivided_s", "parts"),
+    [
+        (0.1, 0.08, 1),  # it is run beside the divided one, which is predicted to be faster
+        (0.0785, 0.08, 1),  # as fast
+        (0.095, 0.0972, 2),  # the undivided one is no gain
+    ],
+)
+def test_an_undivided_one_that_is_as_fast_is_preferred(divided_s: float, undivided_s: float, parts: int) -> None:
     half = measured("small", BATCH // 2, 0.039, 10)
 
     def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: WholeRun(0.1, 0.1 if len(c.micro_configs) > 1 else 0.08, 0.0) for c in configurations}
+        return {c: WholeRun(0.1, divided_s if len(c.micro_configs) > 1 else undivided_s, 0.0) for c in configurations}
 
     choice = choose(FIRST, [TORCH, SMALL, half], run)
-    assert len(choice.configuration.micro_configs) == 1
     assert choice.configuration.algorithms == ("small",)
-
-
-def test_of_what_is_as_fast_the_undivided_is_taken() -> None:
-    half = measured("small", BATCH // 2, 0.039, 5)
-
-    def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: WholeRun(0.1, 0.0785 if len(c.micro_configs) > 1 else 0.08, 0.0) for c in configurations}
-
-    assert len(choose(FIRST, [TORCH, SMALL, half], run).configuration.micro_configs) == 1
+    assert len(choice.configuration.micro_configs) == parts
 
 
 @pytest.mark.parametrize(
@@ -218,12 +217,3 @@ def test_torchs_own_is_no_further_contender() -> None:
         runs = WholeRuns(lambda task, name: 2.0)
         choose(FIRST, [replace(TORCH, setup_s=setup_s), slow], runs)
         assert [name for _, name in runs.asked] == ["slow"]
-
-
-def test_an_even_one_that_is_no_gain_does_not_take_the_place_of_one_that_is() -> None:
-    half = measured("small", BATCH // 2, 0.039, 10)
-
-    def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: WholeRun(0.1, 0.095 if len(c.micro_configs) > 1 else 0.0972, 0.0) for c in configurations}
-
-    assert len(choose(FIRST, [TORCH, SMALL, half], run).configuration.micro_configs) == 2

@@ -274,23 +274,6 @@ def test_the_config_chooses_among_engines(cudnn: FakeBackend, choices: dict[str,
     assert Bench(cudnn).tune(**choices).problems[0].configuration.algorithms == (engine,)
 
 
-@pytest.mark.parametrize(
-    "error", [CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", ""), MemoryError("full")]
-)
-def test_an_engine_that_fails_is_recorded_and_the_search_goes_on(cudnn: FakeBackend, error: Exception) -> None:
-    bench = Bench(cudnn)
-
-    def start(plan: Plan) -> None:
-        if plan.config == RANDOM:
-            raise error
-        bench._start(plan)
-
-    cudnn.started = start
-    tuned = bench.tune().problems[0]
-    assert tuned.configuration.algorithms == ("cudnn:38 k2=5 k13=0",)
-    assert {f.reason for f in tuned.failures if f.micro_config.algorithm == "cudnn:9 k2=-1"} == {str(error)}
-
-
 def test_an_engine_whose_plan_needs_more_than_it_says_is_measured_with_what_the_plan_needs(cudnn: FakeBackend) -> None:
     cudnn.own = lambda plan: 5000 if plan.config == RANDOM else 0
     tuned = Bench(cudnn).tune().problems[0]
