@@ -18,8 +18,6 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 from mucudnn.words.task import Task
 
-# torch says it once a process, and of its own convolution
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 HERE = Environment("test", "none", 1, "2", "none", "torch")
 
 
@@ -89,23 +87,9 @@ def assert_same(torchs: nn.Module, ours: nn.Module, x: Tensor, tolerance: float 
     torch.testing.assert_close(results(ours, x), results(torchs, x), rtol=tolerance, atol=tolerance)
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"padding": 1},
-    {"padding": (2, 0), "stride": (2, 1), "dilation": (1, 2), "bias": False},
-    {"groups": 2},
-    *({"padding": 2, "padding_mode": mode} for mode in ("reflect", "replicate", "circular")),
-    {"padding": "valid"},
-    *({"padding": "same", "kernel_size": size} for size in (3, 2, (4, 1), (2, 3))),
-    {"padding": "same", "kernel_size": 2, "dilation": (2, 3)},
-    {"padding": "same", "kernel_size": 2, "padding_mode": "reflect"},
-    {"padding": 1, "dtype": torch.float64},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_training_gives_torchs_result_and_gradients(options: dict[str, Any]) -> None:
-    torchs, ours = pair(4, 6, **{"kernel_size": 3} | options)
-    assert_same(torchs, ours, torch.randn(3, 4, 7, 7, dtype=ours.weight.dtype))
+def test_training_gives_torchs_result_and_gradients() -> None:
+    torchs, ours = pair(4, 6, 3, padding=1)
+    assert_same(torchs, ours, torch.randn(3, 4, 7, 7))
     assert ran(ours) == set(Operation)
 
 
@@ -135,12 +119,6 @@ def test_unbatched_input(tuned: bool) -> None:
         ours.choices.executables.clear()
     assert_same(torchs, ours, torch.randn(4, 7, 7))
     assert ran(ours) == (set(Operation) if tuned else set())
-
-
-def test_non_contiguous_input() -> None:
-    torchs, ours = pair(4, 6, 3)
-    assert_same(torchs, ours, torch.randn(4, 3, 7, 14).transpose(0, 1)[..., ::2])
-    assert ran(ours) == set(Operation)
 
 
 def test_smaller_batches_have_configurations_from_the_same_sweep() -> None:

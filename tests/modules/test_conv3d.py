@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
-from support.problems.tuned_by_hand import assert_exact, results
+from support.problems.tuned_by_hand import assert_exact
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -70,13 +67,6 @@ def test_results_and_gradients_of_any_order(
     assert set(sliced) == set(SIZES)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
-def test_dtypes(dtype: torch.dtype, tolerance: float, sliced: list[int]) -> None:
-    torchs = nn.Conv3d(4, 6, 3).to(dtype)
-    assert_exact(divided(torchs, (4, 5, 6, 7)), torchs, torch.randn(5, 4, 5, 6, 7, dtype=dtype), tolerance)
-    assert set(sliced) == set(SIZES)
-
-
 def test_dw_of_halves_is_summed_in_float32() -> None:
     """Each slice gives a sum that a bfloat16 can hold, and so is the total; on the way there are steps it cannot."""
     n = 300
@@ -87,14 +77,6 @@ def test_dw_of_halves_is_summed_in_float32() -> None:
     assert dw.item() == 300
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 5, 6, 7), (5, 4, 6, 6, 7), (4, 5, 6, 7)], ids=["empty", "size", "unbatched"])
-def test_what_it_was_not_made_for_is_torchs(shape: tuple[int, ...], sliced: list[int]) -> None:
-    torchs = nn.Conv3d(4, 6, 3)
-    x = torch.randn(shape)
-    assert torch.equal(divided(torchs, (4, 5, 6, 7))(x), torchs(x))
-    assert sliced == []
-
-
 @pytest.mark.parametrize(("n", "expected"), [(2, []), (3, []), (4, [3]), (9, [3])])
 def test_any_number_of_samples_runs_in_the_same_slices(n: int, expected: list[int], sliced: list[int]) -> None:
     torchs = nn.Conv3d(4, 6, 3)
@@ -102,16 +84,6 @@ def test_any_number_of_samples_runs_in_the_same_slices(n: int, expected: list[in
     with torch.no_grad():
         torch.testing.assert_close(divided(torchs, (4, 5, 6, 7))(x), torchs(x), rtol=1e-4, atol=1e-5)
     assert sliced == expected
-
-
-def test_bad_input_gets_torchs_error() -> None:
-    torchs = nn.Conv3d(4, 6, 3)
-    for shape in ((5, 3, 5, 6, 7), (5, 4, 5, 6), (5, 4, 2, 6, 7)):
-        with pytest.raises(RuntimeError) as expected:
-            torchs(torch.randn(shape))
-        with pytest.raises(RuntimeError) as error:
-            divided(torchs, shape[1:])(torch.randn(shape))
-        assert str(error.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -132,47 +104,6 @@ def test_memory_is_that_of_one_slice(operation: Operation) -> None:
     )
     assert undivided_bytes >= 8 * matrix_bytes
     assert sliced_bytes <= matrix_bytes + max(x[0].nbytes, dy[0].nbytes, w.nbytes)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_without_graph_breaks(dynamic: bool, sliced: list[int]) -> None:
-    torchs = nn.Conv3d(4, 6, 3)
-    ours = divided(torchs, (4, 5, 6, 7))
-    compiled = cast(nn.Module, torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic))
-    x = torch.randn(5, 4, 5, 6, 7)
-    first = [torch.autograd.grad(m(x).square().mean(), list(m.parameters())) for m in (compiled, torchs)]
-    torch.testing.assert_close(*first, rtol=1e-4, atol=1e-5)
-    assert sliced == [3, 1]
-
-
-def test_autocast_computes_in_its_type_as_torch_does(sliced: list[int]) -> None:
-    torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7)
-    with torch.autocast("cpu", torch.bfloat16):
-        mine, expected = results(divided(torchs, (4, 5, 6, 7)), x), results(torchs, x)
-    assert [t.dtype for t in mine] == [t.dtype for t in expected]
-    torch.testing.assert_close(mine[:4], expected[:4], rtol=3e-2, atol=3e-2)
-    assert set(sliced) == set(SIZES)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
-def test_copies_are_divided_and_state_dicts_go_both_ways(copied: Callable[[nn.Module], Any], sliced: list[int]) -> None:
-    torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7)
-    other = copied(divided(torchs, (4, 5, 6, 7)))
-    assert_exact(other, torchs, x)
-    assert sliced
-    fresh = nn.Conv3d(4, 6, 3)
-    fresh.load_state_dict(other.state_dict())
-    assert_exact(other, fresh, x)
-
-
-def test_flops_are_those_of_torchs() -> None:
-    torchs, x = nn.Conv3d(4, 6, 3), torch.randn(5, 4, 5, 6, 7, requires_grad=True)
-    counts = []
-    for module in (torchs, divided(torchs, (4, 5, 6, 7))):
-        with FlopCounterMode(display=False) as counter:
-            module(x).sum().backward()
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)

@@ -28,36 +28,6 @@ def pair(*args: Any, x: Tensor, algorithm: str = "gemm", **options: Any) -> tupl
     return torchs, ours
 
 
-@pytest.mark.parametrize("torch_format", FORMATS, ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"stride": 2, "padding": 1, "output_padding": 1},
-        {"stride": (2, 3), "padding": (1, 0), "output_padding": (0, 2), "kernel_size": (4, 3), "bias": False},
-        {"dilation": (2, 1), "padding": (2, 1)},
-        {"groups": 2, "stride": 2},
-        {"kernel_size": 1},
-        {"kernel_size": 2, "stride": 2},
-        {"padding": 3, "stride": 2},
-    ],
-    ids=str,
-)
-def test_results_and_gradients_of_any_order(options: dict[str, Any], torch_format: torch.memory_format) -> None:
-    x = torch.randn(3, 4, 5, 6).to(memory_format=torch_format)
-    torchs, ours = pair(4, 6, x=x, **{"kernel_size": 3} | options)
-    assert_exact(ours, torchs, x)
-    assert ran(ours) == EVERY
-
-
-@pytest.mark.parametrize("algorithm", ["direct", "implicit-gemm", "winograd-2x2", "winograd-4x4"])
-def test_algorithms_that_compute_backward_data(algorithm: str) -> None:
-    x = torch.randn(2, 8, 9, 9)
-    torchs, ours = pair(8, 8, 3, padding=1, x=x, algorithm=algorithm)
-    assert_exact(ours, torchs, x, 1e-4)
-    assert Operation.BACKWARD_DATA in ran(ours)
-
-
 @pytest.mark.parametrize(("filters", "images"), [(a, b) for a in FORMATS for b in FORMATS])
 @pytest.mark.parametrize("channels", [(4, 6), (1, 6), (4, 1), (1, 1)], ids=str)
 def test_memory_formats_are_torchs(
@@ -68,14 +38,6 @@ def test_memory_formats_are_torchs(
     ours = tune_by_hand(copy.deepcopy(torchs), x)
     assert_exact(ours, torchs, x)
     assert ran(ours)
-
-
-@pytest.mark.parametrize("shape", [(4, 5, 6), (1, 4, 5, 6)], ids=str)
-def test_unbatched_input_and_batches_of_one(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape)
-    torchs, ours = pair(4, 6, 3, stride=2, x=x)
-    assert_exact(ours, torchs, x)
-    assert ran(ours) == EVERY
 
 
 @pytest.mark.parametrize("unbatched", [False, True])

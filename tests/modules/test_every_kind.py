@@ -10,30 +10,127 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.problems.tuned_by_hand import assert_exact, ran, results, tune_by_hand
+from support.problems.tuned_by_hand import assert_exact, results, tune_by_hand
+from support.problems.tuned_by_hand import ran as ran_by_choices
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import mucudnn
+from mucudnn.modules import conv3d
+from mucudnn.modules.conv3d import DividedOperation
 from mucudnn.words.problem import Operation
+
+# torch says it once a process, and of its own convolution
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
 EVERY = set(Operation)
 KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "Conv1d": (nn.Conv1d, (3, 4, 9)),
     "Conv2d": (nn.Conv2d, (3, 4, 7, 6)),
     "ConvTranspose2d": (nn.ConvTranspose2d, (3, 4, 5, 6)),
+    "Conv3d": (nn.Conv3d, (5, 4, 5, 6, 7)),
 }
+SIZES_3D = dict(zip((3, 2, 1), Operation, strict=True))  # of the micro-batches of a Conv3d
 each_kind = pytest.mark.parametrize("kind", KINDS)
+each_2d_or_1d = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Conv3d"])
 
 
 def pair(kind: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any, Tensor]:
     """Torch's module and ours with the same parameters, and the x for which ours is tuned."""
     make, shape = KINDS[kind]
     torchs, x = make(4, 6, 3).to(dtype), torch.randn(shape, dtype=dtype)
-    return torchs, tune_by_hand(copy.deepcopy(torchs), x), x
+    return torchs, divided(torchs, x) if kind == "Conv3d" else tune_by_hand(copy.deepcopy(torchs), x), x
+
+
+def divided(module: nn.Module, x: Tensor) -> Any:
+    """A copy of a ``Conv3d`` that computes every operation in micro-batches."""
+    ours: Any = copy.deepcopy(module)
+    ours.__class__ = mucudnn.Conv3d
+    ours.divided = tuple(DividedOperation(operation, (*x.shape,), n, 2, 1) for n, operation in SIZES_3D.items())
+    return ours
+
+
+sliced: set[int] = set()  # sizes of the slices that a Conv3d took in a test
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = conv3d._slices
+    sliced.clear()
+    monkeypatch.setattr(conv3d, "_slices", lambda n, size: (sliced.add(size), slices(n, size))[1])
+
+
+def ran(module: nn.Module) -> set[str]:
+    """The operations that ran a configuration, or in slices."""
+    return {SIZES_3D[size] for size in sliced} if isinstance(module, mucudnn.Conv3d) else ran_by_choices(module)
 
 
 def forward_of(kind: str) -> Operation:
     return Operation.BACKWARD_DATA if kind == "ConvTranspose2d" else Operation.FORWARD
+
+
+SAME: list[dict[str, Any]] = [
+    {"padding": "valid"},
+    *({"padding": "same", "kernel_size": size} for size in (3, 2, 4)),
+    {"padding": "same", "kernel_size": 2, "padding_mode": "reflect"},
+    *({"padding": 2, "padding_mode": mode} for mode in ("reflect", "replicate", "circular")),
+]
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "Conv1d": [
+        *({}, {"padding": 2, "stride": 2, "dilation": 2, "bias": False}, {"groups": 2}, {"kernel_size": 1}),
+        *(*SAME, {"padding": "same", "kernel_size": 2, "dilation": 3}),
+    ],
+    "Conv2d": [
+        *({"padding": 1}, {"padding": (2, 0), "stride": (2, 1), "dilation": (1, 2), "bias": False}, {"groups": 2}),
+        *(*SAME, *({"padding": "same", "kernel_size": size} for size in ((4, 1), (2, 3)))),
+        {"padding": "same", "kernel_size": 2, "dilation": (2, 3)},
+    ],
+    "ConvTranspose2d": [
+        *({}, {"stride": 2, "padding": 1, "output_padding": 1}, {"dilation": (2, 1), "padding": (2, 1)}),
+        {"stride": (2, 3), "padding": (1, 0), "output_padding": (0, 2), "kernel_size": (4, 3), "bias": False},
+        *({"groups": 2, "stride": 2}, {"kernel_size": 1}, {"kernel_size": 2, "stride": 2}, {"padding": 3, "stride": 2}),
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), [(kind, one) for kind in OPTIONS for one in OPTIONS[kind]], ids=str)
+def test_results_and_gradients_of_any_order(kind: str, options: dict[str, Any]) -> None:
+    make, shape = KINDS[kind]
+    for torch_format in [torch.contiguous_format, *([torch.channels_last] if kind == "ConvTranspose2d" else [])]:
+        torchs, x = make(4, 6, **{"kernel_size": 3} | options), torch.randn(shape).to(memory_format=torch_format)
+        ours = tune_by_hand(copy.deepcopy(torchs), x)
+        assert_exact(ours, torchs, x)
+        assert ran(ours) == EVERY
+
+
+ALGORITHMS = {
+    "Conv1d": ("direct", "implicit-gemm", "fft"),
+    "ConvTranspose2d": ("direct", "implicit-gemm", "winograd-2x2", "winograd-4x4"),
+}
+
+
+@pytest.mark.parametrize(("kind", "algorithm"), [(kind, name) for kind in ALGORITHMS for name in ALGORITHMS[kind]])
+def test_other_algorithms(kind: str, algorithm: str) -> None:
+    make, shape = KINDS[kind]
+    torchs, x = make(8, 8, 3, padding=1), torch.randn(2, 8, *(9 for _ in shape[2:]))
+    ours = tune_by_hand(copy.deepcopy(torchs), x, algorithm)
+    assert_exact(ours, torchs, x, 1e-4)
+    assert forward_of(kind) in ran(ours)
+
+
+@each_2d_or_1d
+def test_inputs_of_any_layout(kind: str) -> None:
+    make, (n, c, *size) = KINDS[kind]
+    for x in (
+        torch.randn(c, *size),  # unbatched
+        torch.randn(1, c, *size),
+        torch.randn(n, *size, c).movedim(-1, 1),  # as of sequences with their channels last
+        torch.randn(c, n, *size[:-1], 2 * size[-1]).transpose(0, 1)[..., ::2],
+    ):
+        torchs = make(4, 6, 3)
+        ours = tune_by_hand(copy.deepcopy(torchs), x)
+        assert_exact(ours, torchs, x)
+        assert ran(ours) == EVERY
 
 
 @each_kind
@@ -47,7 +144,8 @@ def test_dtypes(kind: str) -> None:
 @each_kind
 def test_sizes_that_are_not_tuned_are_torchs(kind: str) -> None:
     torchs, ours, x = pair(kind)
-    for other in (x[:0], torch.cat((x, x)), torch.cat((x, x), -1), x[0]):
+    others = (x[:0], torch.cat((x, x), -1), x[0], *([] if kind == "Conv3d" else [torch.cat((x, x))]))
+    for other in others:
         assert torch.equal(ours(other), torchs(other))
     assert ran(ours) == set()
 

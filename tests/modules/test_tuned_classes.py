@@ -124,13 +124,6 @@ def test_two_modules_of_one_class_stay_of_one_class() -> None:
     assert type(one) is type(two)
 
 
-def test_turning_back() -> None:
-    ours = tune_by_hand(named(), IMAGES)
-    ours.__class__ = ours.untuned_class
-    assert type(ours) is Named
-    assert ours(IMAGES).shape == (2, 4, 5, 5)
-
-
 @pytest.mark.parametrize(
     ("module", "ours"),
     [
