@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,9 @@ def test_what_is_faster_stays_and_is_told(machine: Machine) -> None:
     assert (found.convolutions.speedup, found.share, found.rest) == pytest.approx((2, 0.5, 1))
     assert found.over_tuned == pytest.approx(1)
     assert mucudnn.report(net).confirmation is found
+    assert (
+        mucudnn.report(copy.deepcopy(net)).confirmation == pickle.loads(pickle.dumps(net.first)).confirmation == found
+    )
     assert told == ["confirming in the model's own step", str(found)]
 
 
@@ -111,19 +113,6 @@ def test_nothing_is_left_behind(machine: Machine) -> None:
     assert operators.computed is computed
 
 
-def test_in_eval_it_is_the_forward_pass(machine: Machine) -> None:
-    net = tuned_net().eval()
-    assert confirmed(net, Config()) is None
-    assert (
-        "not confirmed: the model is in eval mode; Config(confirm=True) confirms anyway"
-        in mucudnn.report(net).details()
-    )
-    found = confirmed(net)
-    assert found is not None
-    assert found.step.torch_s == pytest.approx(REST_S + 2 * 0.002)
-    assert not net.training
-
-
 @pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")
 def test_cached_filters_that_are_slower_in_place_are_cached_no_more(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
@@ -170,74 +159,76 @@ def test_the_users_step_is_run_and_parameters_are_restored(machine: Machine) -> 
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_a_step_that_fails_leaves_what_was_tuned(machine: Machine) -> None:
+def test_a_step_that_fails_or_is_interrupted_leaves_what_was_tuned(machine: Machine) -> None:
     net = tuned_net()
 
-    def step(model: nn.Module) -> None:
-        raise RuntimeError("no memory\nand a stack")
+    def failing(error: BaseException) -> Callable[[nn.Module], None]:
+        def step(model: nn.Module) -> None:
+            raise error
 
-    with pytest.warns(
-        RuntimeWarning, match=r"could not be confirmed in the model's own step: RuntimeError: no memory$"
-    ):
-        assert confirmed(net, step=step) is None
+        return step
+
+    words = r"could not be confirmed in the model's own step: RuntimeError: no memory$"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert confirmed(net, step=failing(RuntimeError("no memory\nand a stack"))) is None
+    with pytest.raises(KeyboardInterrupt):
+        confirmed(net, step=failing(KeyboardInterrupt()))
     assert not torchs(net)
     assert net.first.choices is not None
+    assert net.second.choices is not None
     assert mucudnn.report(net).confirmation is None
 
 
-def test_ctrl_c_leaves_what_was_tuned(machine: Machine) -> None:
-    net = tuned_net()
-
-    def step(model: nn.Module) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        confirmed(net, step=step)
-    assert net.first.choices is not None
-    assert net.second.choices is not None
+def short(machine: Machine, net: Net, patch: pytest.MonkeyPatch) -> None:
+    machine.rest_s, machine.torchs_s, machine.ours_s = {True: 1e-5, False: 1e-5}, 2e-5, {3: 1e-5, 4: 1e-5}
 
 
-@pytest.mark.parametrize("confirm", [False, None, True])
-def test_the_config_decides(machine: Machine, confirm: bool | None) -> None:
-    net = tuned_net()
-    found = confirmed(net, Config(confirm=confirm), step=None)
-    assert (found is None) == (confirm is False)
-    assert ("not confirmed: confirm=False" in str(mucudnn.report(net))) == (confirm is False)
-
-
-def test_too_short_steps_are_confirmed_if_asked_for(machine: Machine) -> None:
-    machine.rest_s = {True: 1e-5, False: 1e-5}
-    machine.torchs_s, machine.ours_s = 2e-5, {3: 1e-5, 4: 1e-5}
-    net = tuned_net()
-    assert confirmed(net, Config()) is None
-    assert "not confirmed: a step takes 10 us; Config(confirm=True) confirms anyway" in str(mucudnn.report(net))
-    assert confirmed(net, Config(confirm=True)) is not None
-    assert "not confirmed" not in str(mucudnn.report(net))
-
-
-def test_models_that_train_while_gradients_are_made_are_confirmed_if_asked_for(machine: Machine) -> None:
-    net = tuned_net()
-    before = copy.deepcopy(net.state_dict())
-
+def training_in_hooks(machine: Machine, net: Net, patch: pytest.MonkeyPatch) -> None:
     def train(parameter: Tensor) -> None:
         with torch.no_grad():
             parameter.mul_(0.9)
 
     net.first.weight.register_post_accumulate_grad_hook(train)  # type: ignore[no-untyped-call]
+
+
+def one_of_several(machine: Machine, net: Net, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(module, "_is_one_of_several", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda machine, net, patch: net.eval(), "the model is in eval mode"),
+        (short, "a step takes 10 us"),
+        (training_in_hooks, "its parameters have gradient hooks, which may train the model"),
+        (one_of_several, "this process is one of several that do not tune together"),
+    ],
+    ids=["eval", "short", "hooks", "several"],
+)
+def test_some_models_are_confirmed_only_if_asked_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, change: Callable[..., object], reason: str
+) -> None:
+    net = tuned_net()
+    change(machine, net, monkeypatch)
+    state, training = copy.deepcopy(net.state_dict()), net.training
     assert confirmed(net, Config()) is None
-    assert confirmed(net) is not None
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert f"not confirmed: {reason}; Config(confirm=True) confirms anyway" in mucudnn.report(net).details()
+    found = confirmed(net)
+    assert found is not None
+    assert "not confirmed" not in str(mucudnn.report(net))
+    assert net.training == training
+    if not training:  # the step is the forward pass
+        assert found.step.torch_s == pytest.approx(REST_S + 2 * 0.002)
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert confirmed(net, Config(confirm=False)) is None
+    assert "not confirmed: confirm=False" in str(mucudnn.report(net))
+    for copied in (copy.deepcopy(net.first), pickle.loads(pickle.dumps(net.first))):
+        assert copied.unconfirmed == "confirm=False"
 
 
 def test_where_nothing_of_ours_runs_nothing_is_run(machine: Machine) -> None:
     assert confirmed(tuned_net(algorithm=TORCHS_OWN)) is None
     assert machine.clock.seconds == pytest.approx(REST_S)  # of the trace
-
-
-def test_one_of_several_processes_confirms_if_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_is_one_of_several", lambda: True)
-    assert confirmed(tuned_net(), Config()) is None
-    assert confirmed(tuned_net()) is not None
 
 
 @pytest.fixture
@@ -249,36 +240,6 @@ def alone() -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_a_group_of_one_is_alone() -> None:
     assert not module._is_one_of_several()
-
-
-def test_confirmed_models_survive_pickling(machine: Machine) -> None:
-    net = tuned_net()
-    found = confirmed(net)
-    assert mucudnn.report(copy.deepcopy(net)).confirmation == found
-    assert pickle.loads(pickle.dumps(net.first)).confirmation == found
-
-
-def test_optimize_confirms_and_keeps_results(database: Path) -> None:
-    torch.manual_seed(0)
-    torchs_net = Net()
-    net = copy.deepcopy(torchs_net)
-    config = Config(algorithms=("gemm", "winograd-4x4"), time_limit="20ms", database=database, confirm=True)
-    steps: list[nn.Module] = []
-
-    def step(model: nn.Module) -> None:
-        steps.append(model)
-        model(X).sum().backward()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mucudnn.optimize(net, X, config, step=step)
-    report = mucudnn.report(net)
-    assert bool(steps) == (report.confirmation is not None)
-    assert all(parameter.grad is None for parameter in net.parameters())
-    assert all(
-        torch.equal(a, b) for a, b in zip(net.state_dict().values(), torchs_net.state_dict().values(), strict=True)
-    )
-    torch.testing.assert_close(net.eval()(X), torchs_net.eval()(X), rtol=1e-4, atol=1e-4)
 
 
 def test_optimize_confirms_where_convolutions_can_be_timed(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
