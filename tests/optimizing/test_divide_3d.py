@@ -44,6 +44,7 @@ def test_the_largest_micro_batch_within_the_limit() -> None:
     limit = 3 * MATRIX_BYTES + MATRIX_BYTES // 2  # three matrices, and the result of a slice, but not four
     divided = divide_3d(Twice().double(), X, Config(workspace_limit=limit), "cpu")
     assert set(divided) == {"outer", "inner"}
+    assert {one.x_shape for one in divided["inner"]} == {(7, 4, 8, 8, 8)}  # the larger batch, with its padding
     assert set(chosen(divided["outer"])) == {Operation.FORWARD, Operation.BACKWARD_FILTER}  # nobody asks for its dx
     for one in divided["outer"]:
         assert one.micro_batch_size == 2  # of divisors of seven and powers of two
@@ -69,15 +70,14 @@ def test_results_and_gradients_are_those_of_torch() -> None:
     assert_exact(ours, model, X, 1e-12)
 
 
-def test_a_module_keeps_the_larger_of_two_batches() -> None:
-    divided = divide_3d(Twice().double(), X, Config(workspace_limit=2 * MATRIX_BYTES), "cpu")
-    assert {one.x_shape for one in divided["inner"]} == {(7, 4, 8, 8, 8)}  # with its padding
-
-
 def test_what_is_within_the_limit_stays_undivided() -> None:
     ours: Any = mucudnn.optimize(nn.Conv3d(4, 4, 3, padding=1).double(), X, Config())
     assert {one.micro_batch_size for one in ours.divided} == {UNDIVIDED}
     assert mucudnn.report(ours).untuned == (("", "within the limit of 64 MiB"),)
+    for options in ({"workspace_limit": None}, {"workspace_limit": "headroom"}, {"workspace_budget": "1MiB"}):
+        model = mucudnn.optimize(nn.Conv3d(4, 4, 3).double(), X, Config(**options))  # type: ignore[arg-type]
+        assert type(model) is nn.Conv3d
+        assert "no workspace limit in bytes" in mucudnn.report(model).untuned[0][1]
 
 
 def test_a_limit_below_one_sample_is_said_and_torchs_own_runs() -> None:
@@ -88,15 +88,6 @@ def test_a_limit_below_one_sample_is_said_and_torchs_own_runs() -> None:
     assert torch.equal(ours(X), model(X))
     ((_, reason),) = mucudnn.report(ours).untuned
     assert "in micro-batches, above the limit of 1 KiB" in reason
-
-
-@pytest.mark.parametrize(
-    "options", [{"workspace_limit": None}, {"workspace_limit": "headroom"}, {"workspace_budget": "1MiB"}], ids=str
-)
-def test_without_a_limit_in_bytes_torchs_own_runs(options: dict[str, Any]) -> None:
-    model = mucudnn.optimize(nn.Conv3d(4, 4, 3).double(), X, Config(**options))
-    assert type(model) is nn.Conv3d
-    assert "no workspace limit in bytes" in mucudnn.report(model).untuned[0][1]
 
 
 @pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last_3d], ids=str)

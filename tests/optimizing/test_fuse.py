@@ -90,10 +90,9 @@ FUSED: dict[str, tuple[Callable[..., Tensor], list[tuple[str, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_what_follows_a_convolution_is_fused(name: str) -> None:
-    forward, parts = FUSED[name]
-    assert sorted(fused_as_before(Calls(forward))) == sorted(parts)
+def test_what_follows_a_convolution_is_fused() -> None:
+    for name, (forward, parts) in FUSED.items():
+        assert sorted(fused_as_before(Calls(forward))) == sorted(parts), name
 
 
 LEFT_ALONE: dict[str, Callable[..., Tensor]] = {
@@ -110,26 +109,22 @@ LEFT_ALONE: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEFT_ALONE)
-def test_what_may_not_be_fused_is_left_alone(name: str) -> None:
-    assert fused_as_before(Calls(LEFT_ALONE[name])) == []
+def test_what_may_not_be_fused_is_left_alone() -> None:
+    for name, forward in LEFT_ALONE.items():
+        assert fused_as_before(Calls(forward)) == [], name
 
 
-@pytest.mark.parametrize(
-    ("convolution", "norm", "shape"),
-    [
+def test_every_kind_of_convolution() -> None:
+    for convolution, norm, shape in (
         (nn.Conv1d(4, 6, 3, groups=2), nn.BatchNorm1d(6), (2, 4, 9)),
         (nn.Conv2d(4, 6, 3, stride=2, padding="valid", dilation=2), nn.BatchNorm2d(6, affine=False), (2, 4, 9, 8)),
         (nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), nn.BatchNorm2d(6, eps=0.1), (2, 4, 5, 8)),
         (nn.Conv3d(4, 6, 2, bias=False), nn.BatchNorm3d(6), (1, 4, 4, 5, 6)),
         (nn.ConvTranspose2d(4, 6, 4, stride=2), nn.BatchNorm2d(6), (2, 4, 5, 5)),
         (mucudnn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), (2, 4, 5, 5)),
-    ],
-    ids=str,
-)
-def test_every_kind_of_convolution(convolution: nn.Module, norm: nn.Module, shape: tuple[int, ...]) -> None:
-    model = nn.Sequential(convolution, norm, nn.ReLU())
-    assert fused_as_before(model, torch.randn(shape, dtype=torch.float64)) == [("batch norm", "ReLU")]
+    ):
+        model = nn.Sequential(convolution, norm, nn.ReLU())
+        assert fused_as_before(model, torch.randn(shape, dtype=torch.float64)) == [("batch norm", "ReLU")], model
 
 
 class Shifted(nn.Conv2d):
@@ -137,32 +132,23 @@ class Shifted(nn.Conv2d):
         return super().forward(input) + 1
 
 
-def overflowing() -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(3)
-    nn.init.constant_(norm.weight, 1e38)  # finite in float32; with the filter and 1 / sqrt(eps) beyond it
-    return norm
-
-
-@pytest.mark.parametrize(
-    ("convolution", "norm"),
-    [
+def test_what_cannot_be_folded_is_left_alone() -> None:
+    for convolution, norm in (
         (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)),
         (Shifted(3, 3, 1), nn.BatchNorm2d(3)),
         (weight_norm(nn.Conv2d(3, 3, 1)), nn.BatchNorm2d(3)),
         (nn.ConvTranspose2d(3, 3, 1, groups=3), nn.BatchNorm2d(3)),
         (nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3)),
-    ],
-    ids=("statistics of the batch", "a forward of its own", "parametrized", "transposed in groups", "another norm"),
-)
-def test_what_cannot_be_folded_is_left_alone(convolution: nn.Module, norm: nn.Module) -> None:
-    assert fused_as_before(nn.Sequential(convolution, norm)) == []
-
-
-def test_a_filter_that_would_overflow_is_not_folded() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), overflowing()).eval()
-    model[1].running_var.zero_()  # type: ignore[union-attr]
-    model[0].weight.data.fill_(10.0)
-    assert fuse(model, torch.zeros(1, 3, 4, 4)) is model
+    ):
+        assert fused_as_before(nn.Sequential(convolution, norm)) == [], norm
+    overflowing = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).eval()
+    for tensor, value in (
+        (overflowing[0].weight, 10.0),
+        (overflowing[1].weight, 1e38),
+        (overflowing[1].running_var, 0),
+    ):
+        tensor.data.fill_(value)
+    assert fuse(overflowing, torch.zeros(1, 3, 4, 4)) is overflowing
 
 
 def test_folding_is_rounded_once() -> None:
@@ -172,17 +158,13 @@ def test_folding_is_rounded_once() -> None:
     torch.testing.assert_close(folded, {name: tensor.float() for name, tensor in exact.items()}, rtol=0, atol=0)
 
 
-def test_memory_formats_stay() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval().to(memory_format=torch.channels_last)
+def test_memory_formats_stay_and_tensors_are_shared_but_the_folded_ones() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(128, 2))
+    model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
     fused: Any = fuse(model, x)
     assert fused.get_submodule("0.convolution").weight.is_contiguous(memory_format=torch.channels_last)
-    assert fused(x).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_tensors_are_shared_but_the_folded_ones() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)).eval()
-    fused: Any = fuse(model, torch.zeros(1, 3, 2, 2))
+    assert fused.get_submodule("0")(x).is_contiguous(memory_format=torch.channels_last)
     assert fused.get_submodule("3").weight is model[3].weight
     assert type(model[0]) is nn.Conv2d
     assert [name for name, _ in fused.named_modules() if "1" in name] == []  # nothing is left of the batch norm
@@ -224,16 +206,6 @@ def test_arguments_that_decide_are_part_of_the_graph() -> None:
     torch.testing.assert_close(masked(x, x), model(x, x))
 
 
-def left_with_warning(model: nn.Module, arguments: Any, words: str) -> None:
-    with pytest.warns(UserWarning, match=f"nothing is fused, the model runs as it is: {words}"):
-        assert fuse(model, arguments) is model
-
-
-def test_what_cannot_be_traced_is_left_alone() -> None:
-    x = torch.randn(1, 3, 4, 4)
-    left_with_warning(Branching().eval(), (x, None, True), "TraceError")
-
-
 class Asking(nn.Module):
     """Takes another way where x is no tensor, as tracing has it."""
 
@@ -246,15 +218,16 @@ class Asking(nn.Module):
         return y + 1 if isinstance(x, Tensor) else y
 
 
-def test_a_graph_that_gives_something_else_is_not_taken() -> None:
-    words = "its graph and the model give different results on the sample input"
-    left_with_warning(Asking().eval(), torch.randn(1, 3, 4, 4), words)
-
-
-def test_hooks_of_a_part_are_not_lost() -> None:
-    model, seen = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())).eval(), []
-    model[0].register_forward_hook(lambda *_: seen.append(1))
-    left_with_warning(model, torch.zeros(1, 3, 2, 2), "0 has hooks")
+def test_what_has_no_equal_graph_is_left_alone_with_a_warning() -> None:
+    hooked, x = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())).eval(), torch.randn(1, 3, 4, 4)
+    hooked[0].register_forward_hook(lambda *_: None)
+    for model, arguments, words in (
+        (Branching().eval(), (x, None, True), "TraceError"),
+        (Asking().eval(), x, "its graph and the model give different results on the sample input"),
+        (hooked, x, "0 has hooks"),
+    ):
+        with pytest.warns(UserWarning, match=f"nothing is fused, the model runs as it is: {words}"):
+            assert fuse(model, arguments) is model
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -269,21 +242,19 @@ def test_hooks_of_layers_are_called(index: int) -> None:
     assert seen == [1]
 
 
-def test_gradients_of_the_input_are_those_of_the_model() -> None:
-    model = learned(Calls(lambda m, x: m.relu(m.norm(m.conv(x)) + x)))
-    fused = fuse(model, torch.zeros(1, 3, 4, 4, dtype=torch.float64))
-    x = torch.randn(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
-    (expected,), (found,) = (torch.autograd.grad(one(x).square().sum(), x) for one in (model, fused))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_copies_and_pickles_compute_the_same() -> None:
-    model, x = learned(Calls(lambda m, x: 0)), torch.randn(1, 3, 4, 4, dtype=torch.float64)
-    model = nn.Sequential(model.conv, model.norm, nn.ReLU()).eval()
-    fused = fuse(model, x)
-    for again in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
-        torch.testing.assert_close(again(x), model(x))
+def test_gradients_copies_pickles_and_compiled_graphs_are_those_of_the_model() -> None:
+    x, whole = torch.randn(1, 3, 4, 4, dtype=torch.float64, requires_grad=True), Calls(lambda m, x: x)
+    model = learned(nn.Sequential(whole.conv, whole.norm, nn.ReLU()))
+    fused, (expected,) = fuse(model, x), torch.autograd.grad(model(x).square().sum(), x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(fused, backend="eager", fullgraph=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=1e-12)
+    for again in (fused, copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
         assert parts_of(again) == [("batch norm", "ReLU")]
+        (found,) = torch.autograd.grad(again(x).square().sum(), x)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("network", "size"), [("resnet18", 64), ("mobilenetv2", 64), ("efficientnet-b0", 64)])
@@ -358,12 +329,3 @@ def test_optimize_goes_on_where_nothing_can_be_fused(tmp_path: Path) -> None:
         ours: Any = mucudnn.optimize(model, x, config)
     assert ours is model
     assert type(ours.conv) is mucudnn.Conv2d
-
-
-def test_a_compiled_model_stays_fused() -> None:
-    model, x = learned(Calls(lambda m, x: m.relu(m.norm(m.conv(x)) + x))), torch.randn(1, 3, 4, 4, dtype=torch.float64)
-    fused = fuse(model, x)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled = torch.compile(fused, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=1e-12)

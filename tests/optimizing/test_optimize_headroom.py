@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from support.clock.machine import ENVIRONMENT
 from support.peaks import compare_peaks
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.sources.networks.blocks import Residual
-from mucudnn.running.environment import Environment
 from mucudnn.tuning import choose as choosing
-from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
 ALGORITHMS = ("winograd-4x4", "implicit-gemm", "gemm")
@@ -85,34 +81,23 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [y, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
 
-def test_the_peak_is_not_above_torchs(pair: Pair) -> None:
+def test_the_peak_is_not_above_torchs_in_copies_and_pickles_too(pair: Pair) -> None:
     assert any(not tuned.configuration.is_baseline for module in pair.convolutions for tuned in module.tuned)
-    comparison = compare_peaks(pair.torchs, pair.ours, pair.x)
-    assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
-
-
-def test_copies_and_pickles_stay_below_the_peak(pair: Pair) -> None:
-    for copied in (copy.deepcopy(pair.ours), pickle.loads(pickle.dumps(pair.ours))):
-        comparison = compare_peaks(pair.torchs, copied, pair.x)
+    for ours in (pair.ours, copy.deepcopy(pair.ours), pickle.loads(pickle.dumps(pair.ours))):
+        comparison = compare_peaks(pair.torchs, ours, pair.x)
         assert comparison.mucudnn_allocator_bytes <= comparison.torch_allocator_bytes
-
-
-def test_no_workspace_outlives_a_call(pair: Pair) -> None:
     every = [module.choices for module in pair.convolutions if module.choices is not None]
     assert every
     assert not any(choices.keeps_workspace for choices in every)
+    for _, tuned in mucudnn.report(pair.ours).layers:
+        assert tuned.limit_bytes is not None
+        assert tuned.configuration.is_baseline or tuned.configuration.workspace_bytes <= tuned.limit_bytes
 
 
 def test_result_and_gradients_are_right(pair: Pair) -> None:
     expected = gradients(copy.deepcopy(pair.torchs).double(), pair.x.double())
     for ours, reference in zip(gradients(pair.ours, pair.x), expected, strict=True):
         assert (ours - reference).norm() <= 1e-4 * reference.norm() + 1e-6
-
-
-def test_what_is_chosen_is_within_its_limit(pair: Pair) -> None:
-    for _, tuned in mucudnn.report(pair.ours).layers:
-        assert tuned.limit_bytes is not None
-        assert tuned.configuration.is_baseline or tuned.configuration.workspace_bytes <= tuned.limit_bytes
 
 
 def test_equal_problems_have_limits_of_their_own(pair: Pair) -> None:
@@ -156,28 +141,6 @@ def test_models_that_train_in_part_or_not_at_all(make: object, monkeypatch: pyte
 
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=16, h=16, w=16, k=16, r=3, s=3, padding=(1, 1))
-
-
-class Stored:
-    """Torch's own needs 10 MiB, ``frugal`` 1 MiB."""
-
-    environment: Environment = ENVIRONMENT
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        needs = {"native": 10 * 2**20, "frugal": 2**20}
-        return [Measurement(MicroConfig(name, 4), 0.0, 1.0, 0, size, 1e-7) for name, size in needs.items()]
-
-    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        return None
-
-
-@pytest.mark.parametrize("limit_bytes", [0, 2**20 - 1])
-def test_torchs_own_fits_where_nothing_else_does(limit_bytes: int) -> None:
-    config = Config(workspace_limit="headroom")
-    (tuned,) = replay([Task(PROBLEM, 4, limit_bytes, in_headroom=True)], config, Stored()).problems
-    assert tuned.configuration.is_baseline
-    with pytest.raises(InfeasibleError):
-        replay([Task(PROBLEM, 4, limit_bytes)], config, Stored())
 
 
 def test_torchs_own_is_tuned_where_nothing_else_fits(tmp_path: Path) -> None:
