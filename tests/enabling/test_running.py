@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from support.problems.tuned_by_hand import ran, tune_by_hand
-from support.ranks.alone import group_of_one
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
@@ -147,12 +146,6 @@ def test_convolutions_of_one_dimension(arguments: dict[str, int], session: Sessi
     assert all(met.ours for met in session.status().problems)
 
 
-def test_three_dimensions_are_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
-    assert_right(nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4))
-    assert not workshop.tuned
-    assert session.passed_by == {"three dimensions": 2}
-
-
 def test_the_operations_of_a_transposed_convolution_are_those_of_the_call(workshop: MadeUpWorkshop) -> None:
     config = Config(workspace_limit=None, operations=Operation.FORWARD)  # type: ignore[arg-type]
     with enabled(workshop, config) as session:
@@ -172,7 +165,9 @@ def test_what_an_optimized_model_runs_is_not_met(algorithm: str, session: Sessio
     assert len(session.met) == 1
 
 
-def test_an_empty_batch_and_wrong_operands_are_torchs(session: Session) -> None:
+def test_three_dimensions_empty_batches_and_wrong_operands_are_torchs(session: Session) -> None:
+    assert_right(nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4))
+    assert session.passed_by == {"three dimensions": 2}
     assert F.conv2d(torch.zeros(0, 4, 5, 5), torch.zeros(6, 4, 3, 3)).shape == (0, 6, 3, 3)
     for x, w in (
         (torch.zeros(1, 4, 5, 5), torch.zeros(6, 3, 3, 3)),
@@ -184,21 +179,19 @@ def test_an_empty_batch_and_wrong_operands_are_torchs(session: Session) -> None:
     assert not session.met
 
 
-def test_only_what_is_wanted_is_computed(session: Session, workshop: MadeUpWorkshop) -> None:
+def test_what_is_not_wanted_or_not_tuned_is_not_computed() -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6)
+    for operation in Operation:
+        workshop = MadeUpWorkshop()
+        with enabled(workshop, Config(workspace_limit=None, operations=operation)):  # type: ignore[arg-type]
+            assert_right(layer, x)
+        assert set(workshop.operations) == {operation}
     layer.weight.requires_grad_(False)
-    layer(x).sum().backward()
+    with enabled(workshop := MadeUpWorkshop()):
+        layer(x).sum().backward()
     assert workshop.operations == ["forward"]
     assert layer.bias is not None
     torch.testing.assert_close(layer.bias.grad, torch.full((6,), 32.0))
-
-
-@pytest.mark.parametrize("operation", Operation)
-def test_what_is_not_tuned_is_torchs_own_beside_what_is(operation: Operation, workshop: MadeUpWorkshop) -> None:
-    config = Config(workspace_limit=None, operations=operation)  # type: ignore[arg-type]
-    with enabled(workshop, config):
-        assert_right(nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6))
-    assert set(workshop.operations) == {operation}
 
 
 def test_autocast(session: Session) -> None:
@@ -291,14 +284,6 @@ def test_threads_share_what_is_tuned(session: Session, workshop: MadeUpWorkshop)
     assert not wrong
     assert len(workshop.tuned) == 1
     assert sum(met.calls for met in session.status().problems if met.problem.dtype == "float32") == 80
-
-
-def test_data_parallel_gradients_are_all_reduced(session: Session) -> None:
-    with group_of_one():
-        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 3)))
-        assert_right(model, torch.randn(2, 4, 6, 6))
-        del model
-    assert all(met.ours for met in session.status().problems)
 
 
 def test_torchs_own_within_a_limit_has_the_kept_workspace_given_back_that_would_exceed_it() -> None:

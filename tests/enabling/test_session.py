@@ -62,20 +62,13 @@ def test_the_database_is_asked_once_and_saves_the_tuning(session: Session, works
     assert {met.origin for met in session.status().problems} == {Origin.DATABASE}
 
 
-def test_a_size_that_is_met_once_is_not_tuned(session: Session, workshop: MadeUpWorkshop) -> None:
-    convolve(8)
-    convolve(5)  # the last batch
-    assert sizes(workshop) == [(8, 8, 8)]
-    last = session.status().problems[1]
-    assert (last.origin, last.ours) == (Origin.NEAREST, 1)
-    assert last.configuration is not None
-    assert last.configuration.batch_size == 5
-
-
 def test_a_further_size_is_tuned_when_it_has_come_often_enough(session: Session, workshop: MadeUpWorkshop) -> None:
     convolve(8)
-    for _ in range(2):
-        convolve(4)
+    convolve(4)  # once, as a last batch
+    assert sizes(workshop) == [(8, 8, 8)]
+    last = session.status().problems[1]
+    assert (last.origin, last.ours, last.configuration and last.configuration.batch_size) == (Origin.NEAREST, 1, 4)
+    convolve(4)
     for _ in range(3):
         convolve(2)
     assert sizes(workshop) == [(8, 8, 8), (4, 8, 8)]
@@ -90,36 +83,31 @@ def test_any_number_of_sizes_costs_little(session: Session, workshop: MadeUpWork
     assert all(met.ours for met in session.status().problems[1:])  # the nearest size's choice
 
 
-def test_another_layer_is_not_another_size(session: Session, workshop: MadeUpWorkshop) -> None:
+def test_another_layer_and_number_of_threads_is_not_another_size(session: Session, workshop: MadeUpWorkshop) -> None:
     x = torch.randn(2, 4, 8, 8)
     for stride in (1, 2):
         F.conv2d(x, W, stride=stride)
     F.conv2d(x.double(), W.double())
-    assert len(workshop.tuned) == 3
+    torch.set_num_threads(2)
+    convolve()
+    assert len(workshop.tuned) == 4
 
 
-def test_a_larger_batch_runs_the_choice_for_a_smaller_one(session: Session) -> None:
-    convolve(2)
-    convolve(7)
-    larger = session.status().problems[1]
-    assert larger.origin is Origin.NEAREST
-    assert larger.configuration is not None
-    assert larger.configuration.batch_size == 7
-
-
-def test_images_that_are_much_larger_run_torchs_own(session: Session) -> None:
-    convolve(2, 8, 8)
-    convolve(2, 10, 10)
-    convolve(2, 40, 40)
-    assert [met.ours for met in session.status().problems] == [1, 1, 0]
-
-
-def test_where_torch_won_it_runs_for_near_sizes_too(session: Session, workshop: MadeUpWorkshop) -> None:
+def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
+    session: Session, workshop: MadeUpWorkshop
+) -> None:
+    for n, size in ((2, 8), (7, 8), (2, 10), (2, 40)):  # tuned, larger batch, larger images, much larger images
+        convolve(n, size, size)
+    met = session.status().problems
+    assert [(one.origin, one.ours) for one in met] == [
+        *((Origin.MEASURED, 1), (Origin.NEAREST, 1), (Origin.NEAREST, 1), (Origin.NONE, 0)),
+    ]
+    assert met[1].configuration is not None
+    assert met[1].configuration.batch_size == 7
     workshop.algorithm = "native"
-    convolve(4)
-    convolve(3)
-    convolve(4, 9, 9)
-    assert not any(met.ours for met in session.status().problems)
+    for n, size in ((4, 8), (3, 8), (4, 9)):
+        F.conv2d(torch.randn(n, 4, size, size), W, stride=2)
+    assert not any(one.ours for one in session.status().problems[4:])
 
 
 def test_near_sizes_respect_the_limit(workshop: MadeUpWorkshop) -> None:
@@ -136,13 +124,6 @@ def test_many_shapes_do_not_pile_up(session: Session, monkeypatch: pytest.Monkey
     assert len(session.met) == 3
     assert len(session.calls) <= 3
     assert session.passed_by["too many shapes"] == 4
-
-
-def test_another_number_of_threads_is_tuned_anew(session: Session, workshop: MadeUpWorkshop) -> None:
-    convolve()
-    torch.set_num_threads(2)
-    convolve()
-    assert len(workshop.tuned) == 2
 
 
 def test_an_error_of_tuning_is_said_once_and_torchs_own_runs(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -179,12 +160,6 @@ def test_ctrl_c_reaches_the_user_and_the_next_call_tunes(session: Session, works
     workshop.while_tuning = lambda task: None
     convolve()
     assert session.status().problems[0].ours == 1
-
-
-def test_a_choice_that_cannot_run_here_leaves_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
-    workshop.algorithm = "an algorithm that this machine lacks"
-    convolve()
-    assert session.status().problems[0].ours == 0
 
 
 def test_tuning_sees_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:

@@ -40,15 +40,11 @@ def test_the_table_fits_and_names_what_was_met() -> None:
     assert "never tuned, 1 shape of call: three dimensions" in text
 
 
-def test_what_was_gained_is_summed_over_calls() -> None:
+def test_sums_and_the_frame_have_every_problem() -> None:
     status = some_status()
     assert status.gained_s == pytest.approx(2 * 2 * 4 * 0.01 + 3 * 0.01)
     assert status.gained_share == pytest.approx(0.5)
     assert status.spent_s == pytest.approx(2.0)
-
-
-def test_the_frame_has_every_problem() -> None:
-    status = some_status()
     frame = status.to_frame()
     assert len(frame) == len(status.problems) == 4
     assert list(frame["batch_size"]) == [4, 4, 3, 4]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -110,9 +109,8 @@ def test_seconds_are_summed_and_are_those_of_the_calls(monkeypatch: pytest.Monke
     assert spent["second", SECOND, N, "backward_filter"].time_s == 4.0  # with the gradient of the bias
 
 
+@pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")
 def test_cached_filters_are_recorded() -> None:
-    if loaded_build().library is None:
-        pytest.skip("nothing compiled: no filter is kept")
     model = tune(Twice()).eval()
     configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
     for module in (model.first, model.second):
@@ -150,16 +148,11 @@ def test_other_convolutions_are_recorded_as_well() -> None:
     }
 
 
-def test_memory_formats_are_told_apart() -> None:
-    model = Twice().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    problems = {problem for _, problem, *_ in counted(model)}
-    assert {problem.memory_format for problem in problems if problem} == {MemoryFormat.CHANNELS_LAST}
-
-
-def test_modules_of_converted_filters_cannot_be_told_but_their_problems_can() -> None:
-    model = tune(Twice())
+def test_formats_are_told_apart_and_modules_of_converted_filters_cannot_be_told() -> None:
+    last = counted(Twice().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    assert {problem.memory_format for _, problem, *_ in last if problem} == {MemoryFormat.CHANNELS_LAST}
     with torch.autocast("cpu", torch.bfloat16):
-        found = counted(model)
+        found = counted(tune(Twice()))
     assert {module for module, *_ in found} == {None}
     assert {problem.dtype for _, problem, *_ in found if problem} == {"bfloat16"}
     parametrized = Twice()
@@ -181,32 +174,19 @@ def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
     assert len(seen) == 3
 
 
-def ours() -> tuple[object, ...]:
-    return operators.computed, definition.bias_gradient, FilterCache.convolve, calls._values, calls._compiled
+def test_results_are_those_without_recording_and_errors_leave_nothing_behind() -> None:
+    def replaced() -> tuple[object, ...]:
+        return operators.computed, definition.bias_gradient, FilterCache.convolve, calls._values, calls._compiled
 
-
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    before = ours()
-    yield
-    assert ours() == before
-    assert not dispatcher._wrappers
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_nothing_is_left_behind_by_errors() -> None:
-    times = InPlaceTimes(nn.Conv2d(3, 4, 3), "cpu")
+    before, model, x = replaced(), tune(Twice()), torch.randn(N, 3, 8, 8)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    times = InPlaceTimes(model, "cpu")
     with pytest.raises(RuntimeError, match="expected input"), times.recording():
         nn.Conv2d(3, 4, 3)(torch.randn(1, 2, 8, 8))
     assert not times.take()
     with times.recording():  # and it goes on
-        nn.Conv2d(3, 4, 3)(torch.randn(1, 3, 8, 8))
-    assert len(times.take()) == 1
-
-
-def test_results_are_those_without_recording() -> None:
-    model, x = tune(Twice()), torch.randn(N, 3, 8, 8)
-    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
-    with InPlaceTimes(model, "cpu").recording():
         found = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert times.take()
+    assert replaced() == before
+    assert not dispatcher._wrappers
