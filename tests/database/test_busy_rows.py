@@ -14,7 +14,6 @@ from support.database_rows import FAST, HERE, PROBLEM, VERSIONS
 from mucudnn.database.configuration_keys import configuration_key, whole_run_from
 from mucudnn.database.database import Database
 from mucudnn.database.exports import export_csv, export_json_lines, read_profile
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import (
     BUSY,
     Failure,
@@ -99,15 +98,6 @@ def test_a_whole_run_under_load_replaces_no_other() -> None:
         assert database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS) == runs[1]
 
 
-@pytest.mark.parametrize("load", [-0.1, 1.1, "much"])
-def test_a_load_that_there_cannot_be_is_refused(load: object) -> None:
-    with (
-        Database(":memory:") as database,
-        pytest.raises(InvalidInputError, match=r"load must be from 0 to 1|cannot store TEXT"),
-    ):
-        database.add(HERE, PROBLEM, 1, replace(FAST, load=load))
-
-
 def test_the_best_rate_is_kept(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "some.sqlite", replace(HERE, threads=1)
     with Database(path) as database:
@@ -123,27 +113,15 @@ def test_the_best_rate_is_kept(tmp_path: Path) -> None:
         assert database.best_rate(HERE) == 0.0
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        None,
-        WithFreshWorkspace(),
-        WithCachedFilter("gemm", INSTEAD),
-        WithEpilogue("ReLU"),
-        WithEpilogue(adds=True),
-        WithEpilogue("SiLU", adds=True),
-        WithCachedFilter("gemm", INSTEAD, WithEpilogue("ReLU6", adds=True)),
-    ],
-    ids=str,
-)
-def test_the_key_of_a_whole_run_tells_what_ran(how: object) -> None:
+def test_the_key_of_a_whole_run_tells_what_ran() -> None:
     parts = (MicroConfig("gemm", 8), MicroConfig("gemm", 8), MicroConfig("native", 4))
     versions = {"gemm": 1, "native": 2, "fft": 3}
-    key = configuration_key(parts, versions, how)  # type: ignore[arg-type]
-    found, found_versions, found_how = whole_run_from(key)
-    assert (found, found_how) == (parts, how)
-    assert found_versions.items() <= versions.items()
-    assert json.loads(configuration_key(found, found_versions, found_how)) == json.loads(key)
+    for how in (*HOWS, WithEpilogue(adds=True), WithCachedFilter("gemm", INSTEAD, WithEpilogue("ReLU6", adds=True))):
+        key = configuration_key(parts, versions, how)
+        found, found_versions, found_how = whole_run_from(key)
+        assert (found, found_how) == (parts, how)
+        assert found_versions.items() <= versions.items()
+        assert json.loads(configuration_key(found, found_versions, found_how)) == json.loads(key)
 
 
 HOWS = (

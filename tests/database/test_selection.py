@@ -104,6 +104,7 @@ def test_sizes_are_those_of_the_policy_and_cover_the_batch(
 
 
 def test_several_environments_are_refused_with_what_each_has(opened: Database) -> None:
+    assert "there are no measurements to solve from; make some with mucudnn tune" in refusal(opened, Task(FORWARD, 4))
     fill(opened, [FORWARD, DATA])
     fill(opened, [DATA], environment=ELSEWHERE)
     fill(opened, [replace(FORWARD, k=8)], environment=replace(HERE, device="ARM"))
@@ -114,56 +115,30 @@ def test_several_environments_are_refused_with_what_each_has(opened: Database) -
     assert "ARM" not in message
 
 
-@pytest.mark.parametrize("text", ["3", "Xeon", "xeon (avx512), 1 thread", str(ELSEWHERE)])
-def test_an_environment_is_picked_by_number_or_text(opened: Database, text: str) -> None:
+def test_an_environment_is_picked_by_number_or_text(opened: Database) -> None:
     fill(opened, environment=replace(HERE, device="ARM"))
     fill(opened)
     fill(opened, environment=ELSEWHERE, version=2)
-    stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=text)
-    assert (stored.environment, stored.versions) == (ELSEWHERE, {"gemm": 2, "native": 2})
-
-
-def test_a_whole_description_is_not_part_of_another(opened: Database) -> None:
-    """It is taken as it is, even where another contains it."""
+    for text in ("3", "Xeon", "xeon (avx512), 1 thread", str(ELSEWHERE)):
+        stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=text)
+        assert (stored.environment, stored.versions) == (ELSEWHERE, {"gemm": 2, "native": 2})
+    for text, matching in (("9", "none"), ("0", "none"), ("Cray", "none"), ("torch", "more than one")):
+        message = refusal(opened, Task(FORWARD, 4), environment=text)
+        assert f"environment is {text!r}, which is {matching} of those stored; pick one" in message
+        assert f"\n  1: {HERE}; has 1 of the 1 problems asked for\n  2: " in message
     longer = replace(HERE, compiled=HERE.compiled + "-vnni")
-    fill(opened)
     fill(opened, environment=longer)
-    for environment in (HERE, longer):
+    for environment in (HERE, longer):  # a whole description is not part of another
         stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment=str(environment))
         assert stored.environment == environment
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("9", "environment is '9', which is none of those stored; pick one"),
-        ("0", "environment is '0', which is none"),
-        ("Cray", "environment is 'Cray', which is none of those stored; pick one"),
-        ("torch", "environment is 'torch', which is more than one of those stored; pick one"),
-    ],
-)
-def test_other_numbers_and_texts_are_refused_with_the_list(opened: Database, text: str, expected: str) -> None:
-    fill(opened)
-    fill(opened, environment=ELSEWHERE)
-    message = refusal(opened, Task(FORWARD, 4), environment=text)
-    assert expected in message
-    assert f"\n  1: {HERE}; has 1 of the 1 problems asked for\n  2: {ELSEWHERE}; has 1" in message
-
-
-def test_the_only_environment_with_these_problems_is_taken(opened: Database) -> None:
+def test_the_only_environment_with_measurements_of_these_problems_is_taken(opened: Database) -> None:
     fill(opened, [FORWARD])
     fill(opened, [DATA], environment=ELSEWHERE)
-    assert select_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
-
-
-def test_an_environment_in_which_a_problem_only_failed_does_not_have_it(opened: Database) -> None:
-    fill(opened)
     opened.add_failure(ELSEWHERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
+    assert select_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
     assert select_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
-
-
-def test_an_empty_database_says_so(opened: Database) -> None:
-    assert "there are no measurements to solve from; make some with mucudnn tune" in refusal(opened, Task(FORWARD, 4))
 
 
 # One version
@@ -187,21 +162,16 @@ def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:
     assert expected in refusal(opened, Task(FORWARD, 4), algorithms=("gem", "direct", "x"))
 
 
-@pytest.mark.parametrize(
-    ("named", "chosen"),
-    [
+def test_engines_are_named_one_by_one_or_by_their_source(opened: Database) -> None:
+    fill(opened, algorithms=["native", "gemm", "cudnn:6 k2=5", "cudnn:7"])
+    for named, chosen in (
         (("cudnn",), {"cudnn:6 k2=5", "cudnn:7"}),
         (("cudnn:7",), {"cudnn:7"}),
         (("gemm", "cudnn:7"), {"gemm", "cudnn:7"}),
-    ],
-)
-def test_engines_are_named_one_by_one_or_by_their_source(
-    opened: Database, named: tuple[str, ...], chosen: set[str]
-) -> None:
-    fill(opened, algorithms=["native", "gemm", "cudnn:6 k2=5", "cudnn:7"])
-    stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
-    assert set(stored.versions) == {"native", *chosen}
-    assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
+    ):
+        stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
+        assert set(stored.versions) == {"native", *chosen}
+        assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
     assert "measured are cudnn, gemm, native" in refusal(opened, Task(FORWARD, 4), algorithms=("cudnn:8",))
 
 

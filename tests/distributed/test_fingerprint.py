@@ -13,24 +13,15 @@ ONE = Fingerprint("cpu, a device", "host:file", {"torch": "2.13"}, {"threads": "
 OTHER_KIND = replace(ONE, kind="cuda, another", in_kind={"threads": "1", "library": "cuDNN"}, convolutions=("conv1",))
 
 
-def test_equal_ranks_have_no_differences() -> None:
+def test_kinds_need_the_same_in_themselves_and_settings_everywhere() -> None:
     assert differences([ONE, replace(ONE, place="elsewhere"), ONE]) == []
     require_alike([ONE], "")
-
-
-def test_kinds_need_the_same_in_themselves_only() -> None:
     assert differences([ONE, OTHER_KIND, ONE]) == []
     assert kinds([ONE, OTHER_KIND, ONE]) == {ONE.kind: [0, 2], OTHER_KIND.kind: [1]}
-
-
-def test_what_holds_everywhere_is_compared_between_kinds() -> None:
     other = replace(OTHER_KIND, everywhere={"torch": "2.14"})
     assert differences([ONE, other]) == ["torch is 2.13 on rank 0, 2.14 on rank 1"]
-
-
-def test_few_ranks_are_named_first() -> None:
-    other = replace(ONE, in_kind={"threads": "4"})
-    assert differences([ONE, ONE, other, ONE]) == ["threads is 4 on rank 2, 2 on ranks 0, 1, 3"]
+    few_first = [ONE, ONE, replace(ONE, in_kind={"threads": "4"}), ONE]
+    assert differences(few_first) == ["threads is 4 on rank 2, 2 on ranks 0, 1, 3"]
 
 
 def test_every_difference_is_named() -> None:
@@ -40,25 +31,14 @@ def test_every_difference_is_named() -> None:
 
 
 def test_convolutions_are_named_that_one_rank_has_alone() -> None:
-    (found,) = differences([ONE, replace(ONE, convolutions=("conv1", "conv3"))])
-    assert "'conv2' on rank 0 only" in found
-    assert "'conv3' on rank 1 only" in found
-    assert "conv1" not in found
-
-
-def test_many_convolutions_are_counted() -> None:
-    (found,) = differences([ONE, replace(ONE, convolutions=(*ONE.convolutions, *"abcdefgh"))])
-    assert "'a', 'b', 'c' and 5 more on rank 1 only" in found
-
-
-def test_another_order_is_a_difference() -> None:
-    (found,) = differences([ONE, ONE, replace(ONE, convolutions=("conv2", "conv1"))])
-    assert "another order on rank 2 than on rank 0" in found
-
-
-def test_another_setting_explains_other_convolutions() -> None:
-    other = replace(ONE, in_kind={"threads": "1"}, convolutions=())
-    assert differences([ONE, other]) == ["threads is 2 on rank 0, 1 on rank 1"]
+    for convolutions, expected in (
+        (("conv1", "conv3"), "the convolutions differ: 'conv2' on rank 0 only, 'conv3' on rank 2 only"),
+        ((*ONE.convolutions, *"abcdefgh"), "the convolutions differ: 'a', 'b', 'c' and 5 more on rank 2 only"),
+        (("conv2", "conv1"), "the convolutions come in another order on rank 2 than on rank 0"),
+    ):
+        assert differences([ONE, ONE, replace(ONE, convolutions=convolutions)]) == [expected]
+    explained = replace(ONE, in_kind={"threads": "1"}, convolutions=())
+    assert differences([ONE, explained]) == ["threads is 2 on rank 0, 1 on rank 1"]
 
 
 def test_another_version_may_send_more_and_less() -> None:

@@ -101,33 +101,20 @@ def test_ranks_train_as_one_process_does_even_where_one_has_no_sample_of_the_las
     assert max(ranks[2].run(train_unevenly.difference)) < 1e-12
 
 
-def test_a_rank_without_samples_weighs_nothing() -> None:
+def test_weights_and_shares_that_cannot_be_are_refused() -> None:
     assert gradient_weight(0, 5, 3) == 0
     assert gradient_weight(5, 5, 1) == 1
-
-
-@pytest.mark.parametrize(("samples", "batch", "ranks"), [(1, 0, 1), (2, 1, 1), (-1, 1, 1), (1, 1, 0), (1.5, 2, 1)])
-def test_weights_of_no_share_are_refused(samples: int, batch: int, ranks: int) -> None:
-    with pytest.raises(InvalidInputError):
-        gradient_weight(samples, batch, ranks)
-
-
-@pytest.mark.parametrize(
-    ("shares", "rank", "words"),
-    [
+    for numbers in ((1, 0, 1), (2, 1, 1), (-1, 1, 1), (1, 1, 0), (1.5, 2, 1)):
+        with pytest.raises(InvalidInputError):
+            gradient_weight(*numbers)  # type: ignore[arg-type]
+    for shares, rank, words in (
         ((0, 0), 0, "at least one above 0"),
         ((), 0, "at least one above 0"),
         ((1, -1), 0, "one of shares"),
         ((1, 2), 2, "rank is 2"),
         ((1, 2), None, "no process group"),
-    ],
-)
-def test_what_is_no_share_is_refused(shares: tuple[int, ...], rank: int | None, words: str) -> None:
-    with pytest.raises(InvalidInputError, match=words):
-        UnevenBatchSampler(range(4), shares, rank)
-
-
-def test_a_batch_that_the_epoch_does_not_have_has_no_weight() -> None:
-    sampler = UnevenBatchSampler(range(4), (2, 2), 0)
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            UnevenBatchSampler(range(4), shares, rank)
     with pytest.raises(InvalidInputError, match="number is 1"):
-        sampler.weight(1)
+        UnevenBatchSampler(range(4), (2, 2), 0).weight(1)

@@ -180,21 +180,15 @@ def test_other_convolutions_are_no_calls() -> None:
             y = nn.functional.conv_transpose2d(self.conv(x), w, padding=1)
             return self.volumes(nn.functional.conv2d(y, w, padding=1).unsqueeze(2))
 
-    calls = trace_step(Others(), torch.randn(2, 4, 8, 8)).calls
-    assert [(call.name, call.operation) for call in calls] == [
-        ("conv", Operation.FORWARD),
-        ("conv", Operation.BACKWARD_FILTER),
-    ]
-
-
-def test_a_second_convolution_of_a_module_is_no_call() -> None:
     class Scaled(nn.Conv2d):
         def forward(self, x: Tensor) -> Any:
             return nn.functional.conv2d(super().forward(x), torch.ones(4, 4, 1, 1))
 
-    calls = trace_step(Scaled(3, 4, 3), torch.randn(2, 3, 8, 8)).calls
-    assert [call.operation for call in calls] == [Operation.FORWARD, Operation.BACKWARD_FILTER]
-    assert {call.problem.r for call in calls} == {3}
+    for model, name in ((Others(), "conv"), (Scaled(4, 4, 3), "")):
+        calls = trace_step(model, torch.randn(2, 4, 8, 8)).calls
+        both = [(name, Operation.FORWARD), (name, Operation.BACKWARD_FILTER)]
+        assert [(call.name, call.operation) for call in calls] == both
+        assert {call.problem.r for call in calls} == {3}
 
 
 @pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -249,17 +243,6 @@ def test_modules_of_every_kind_are_traced_and_optimized_alike() -> None:
     ]
 
 
-def test_the_reason_for_real_tensors_is_said() -> None:
-    timeline = trace_step(DataDependent(), torch.randn(4, 3, 12, 12))
-    assert timeline.real_because is not None
-    assert "DataDependent" in timeline.real_because
-
-
-def test_no_gradient_where_nothing_can_be_trained() -> None:
-    model = conv_net().requires_grad_(False)
-    assert {call.operation for call in trace_step(model, torch.randn(2, 3, 12, 12)).calls} == {Operation.FORWARD}
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_autocast_holds(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
@@ -268,18 +251,20 @@ def test_autocast_holds(dtype: torch.dtype) -> None:
     assert {call.operation for call in calls} == ALL
 
 
-def test_an_output_without_a_floating_tensor_is_refused() -> None:
+def test_errors_of_the_model_are_its_own_and_an_output_must_be_floating() -> None:
     class Labels(nn.Conv2d):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x).argmax(1)
 
     with pytest.raises(InvalidInputError, match="without a floating-point tensor"):
         trace_step(Labels(3, 4, 1), torch.randn(2, 3, 4, 4))
-
-
-def test_errors_of_the_model_are_its_own() -> None:
     with pytest.raises(RuntimeError, match="channels"):
         trace_step(nn.Conv2d(3, 4, 1), torch.randn(2, 5, 4, 4))
+    frozen = conv_net().requires_grad_(False)
+    assert {call.operation for call in trace_step(frozen, torch.randn(2, 3, 12, 12)).calls} == {Operation.FORWARD}
+    reason = trace_step(DataDependent(), torch.randn(4, 3, 12, 12)).real_because
+    assert reason is not None
+    assert "DataDependent" in reason
 
 
 def test_as_json_and_as_a_frame() -> None:
