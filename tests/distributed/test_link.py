@@ -1,15 +1,20 @@
-"""The link between ranks: here of one rank alone, with a clock that ticks; of two in ``test_cli_scale``."""
+"""The link between ranks, and buckets of DistributedDataParallel, on one rank alone; two are in ``test_cli_scale``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
+import torch
 import torch.distributed as dist
 from support.clock.ticking import TickingClock
 from support.ranks.alone import group_of_one
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.distributed.link import all_reduce_times_s, joined, launched_rank
+from mucudnn.solver.buckets import DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES, ddp_ends
 from mucudnn.words.errors import UnavailableError
 
 
@@ -36,3 +41,22 @@ def test_the_rank_is_the_one_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(UnavailableError, match="start it with torchrun"):
             launched_rank()
+
+
+# Buckets that DistributedDataParallel really makes, once it has seen a step.
+
+
+WIDTHS = (200, 100, 300, 200, 150, 200, 4000)
+
+
+@pytest.mark.parametrize("cap_mb", [None, 0.1, 0.25, 1, 100])
+def test_they_are_those_of_the_model(cap_mb: float | None, one_rank: None) -> None:
+    model = nn.Sequential(*(nn.Linear(n, k, bias=False) for n, k in pairwise(WIDTHS)))
+    trained = DistributedDataParallel(model, bucket_cap_mb=cap_mb)  # type: ignore[arg-type]
+    for _ in range(3):  # it tells them then
+        trained(torch.ones(2, WIDTHS[0])).sum().backward()
+    sizes = [4 * n * k for n, k in pairwise(WIDTHS)][::-1]  # as gradients become ready
+    cap, first = (DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES) if cap_mb is None else (int(cap_mb * 2**20), None)
+    expected = [sum(sizes[i:j]) for i, j in pairwise([0, *ddp_ends(sizes, cap, first)])]
+    made = str(trained._get_ddp_logging_data()["rebuilt_bucket_sizes"])
+    assert [int(size) for size in made.split(",")] == expected

@@ -1,16 +1,18 @@
 """The algorithms of torch's operators stay within what they are handed, whatever that is: they raise where it is too
-little. Torch resizes an ``out=`` that is too small, and would write behind a slice of a mini-batch.
-"""
+little. Torch resizes an ``out=`` that is too small, and would write behind a slice of a mini-batch."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
@@ -66,3 +68,25 @@ def test_less_than_is_needed_raises_and_nothing_is_written_behind_it(
             run(a, problem, *given.values())
         assert call.memory.trespass() is None
         assert torch.equal(last.nan_to_num(7), kept.nan_to_num(7))
+
+
+# The memory format that torch suggests for a tensor, told without its slow imports.
+
+
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@pytest.mark.parametrize("dim", LAST)
+def test_it_is_torchs(dim: int) -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        shape = [rng.choice([1, 1, 2, 3, 4]) for _ in range(dim)]
+        tensor = torch.empty(shape, memory_format=rng.choice([torch.contiguous_format, LAST[dim]]))
+        turned = tensor.transpose(rng.randrange(dim), rng.randrange(dim))
+        tensor = rng.choice([tensor, turned, tensor[:, :1], tensor[..., ::2], tensor[:, :0]])
+        assert suggests_channels_last(tensor) == (suggest_memory_format(tensor) == LAST[dim]), seed
+
+
+def test_other_tensors_are_not_in_it() -> None:
+    assert not suggests_channels_last(torch.zeros(3, 2))
+    assert not suggests_channels_last(torch.zeros(3, 2, 4))

@@ -58,16 +58,8 @@ class Rogue(BaseAlgorithm):
         assert prepared.numel() == self.prepared_bytes
         prepared.fill_(self.mark)
 
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
+        prepared, scratch = rest
         assert (prepared.numel(), scratch.numel()) == (
             self.prepared_bytes,
             self.scratch_bytes_per_sample * x.shape[0],

@@ -19,7 +19,6 @@ import click
 KERNELS = (
     "tests/kernels/test_algorithm_contract.py",
     "tests/kernels/test_numerics_contract.py",
-    "tests/kernels/test_native.py",
 )
 MODELS = (
     "tests/modules/test_conv2d.py",

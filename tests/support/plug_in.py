@@ -27,16 +27,7 @@ class Pointwise(BaseAlgorithm):
     def is_local(self, problem: ConvProblem) -> bool:
         return True
 
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
         matrix = w.view(problem.k, problem.c).expand(len(x), -1, -1)
         y.flatten(2).baddbmm_(matrix, x.flatten(2), beta=0)
         if bias is not None:

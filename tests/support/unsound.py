@@ -31,16 +31,7 @@ class Product(BaseAlgorithm):
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
 
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
         y.copy_(torch.einsum("nchw,kc->nkhw", x, w[:, :, 0, 0]))
         if bias is not None:
             y.add_(bias.view(-1, 1, 1))

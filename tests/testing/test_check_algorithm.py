@@ -37,16 +37,7 @@ class Exact(BaseAlgorithm):
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         prepared.zero_()
 
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
         result = reference(problem, x, w, y, bias)
         match problem.operation:
             case Operation.FORWARD:
@@ -54,7 +45,7 @@ class Exact(BaseAlgorithm):
             case Operation.BACKWARD_DATA:
                 x.copy_(result)
             case Operation.BACKWARD_FILTER:
-                prepared.view(torch.float64).view(w.shape).add_(result)
+                rest[0].view(torch.float64).view(w.shape).add_(result)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:

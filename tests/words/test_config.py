@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.errors import InvalidInputError, first_line
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,11 @@ def test_time_for_a_first_call() -> None:
 )
 def test_which_limits_hold_torchs_own(given: dict[str, object], fits: bool) -> None:
     assert Config(**given).baseline_exempt is fits
+
+
+# Errors, told.
+
+
+def test_the_first_line_says_what_happened() -> None:
+    assert first_line(RuntimeError("out of memory\na stack trace")) == "out of memory"
+    assert first_line(RuntimeError()) == "RuntimeError"

@@ -87,16 +87,7 @@ class FakeAlgorithm(BaseAlgorithm):
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         self.clock.advance(self.setup_s)
 
-    def step(
-        self,
-        problem: ConvProblem,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
         size = x.shape[0]
         self.sizes_run.append(size)
         self.offsets_run.append(int(x.storage_offset()))
