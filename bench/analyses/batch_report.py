@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +88,7 @@ def name_of(curves: Curves) -> str:
 def sweep_record(sweep: BatchSweep) -> Record:
     """Return the JSON object of ``mucudnn batch --json``: points and cliffs of the network and of every problem."""
     return {
-        **record_header(sweep.config, sweep.environment, datetime.now(UTC)),
+        **record_header(sweep.config, sweep.environment),
         "source": sweep.source,
         "up_to": sweep.up_to,
         "measured_sizes": sweep.measured_sizes,

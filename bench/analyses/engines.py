@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 from rich.table import Table
 
-import mucudnn
-from mucudnn.bench.report.records import FORMAT_VERSION, Record
+from mucudnn.bench.report.records import Record, stamp
 from mucudnn.bench.report.tables import long_name, new_table, short_name
 from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
 from mucudnn.kernels.cudnn.device import Device
@@ -110,9 +108,7 @@ def engines_table(engines: EngineList) -> Table:
 def engines_record(engines: EngineList) -> Record:
     """Return the JSON object that ``mucudnn engines --json`` writes, with ``workspace_bytes`` by micro-batch size."""
     return {
-        "format_version": FORMAT_VERSION,
-        "mucudnn": mucudnn.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **stamp(),
         "device": engines.device,
         "cudnn": engines.cudnn,
         "numerics": asdict(engines.numerics),

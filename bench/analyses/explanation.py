@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,29 +26,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedLayer:
-    """One operation of one layer: its chosen configuration, and the next faster one if there is one.
-
-    Both configurations have the times by which the budget was divided. If whole runs were timed, these are their times,
-    which include the overhead of a call.
-    """
-
-    row: TunedLayer
-    chosen: Configuration
-    next_faster: Configuration | None
-
-    @property
-    def extra_bytes(self) -> int:
-        """Workspace that the next faster configuration needs beyond the chosen one; 0 if no configuration is faster."""
-        return 0 if self.next_faster is None else self.next_faster.workspace_bytes - self.chosen.workspace_bytes
-
-    @property
-    def saved_s(self) -> float:
-        """Time that the next faster configuration saves in all occurrences of the layer; 0 if none is faster."""
-        return 0.0 if self.next_faster is None else self.row.count * (self.chosen.time_s - self.next_faster.time_s)
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """Explanation of how a workspace budget was divided among problems. curve: time of all convolutions by budget."""
 
@@ -59,13 +35,39 @@ class Explanation:
     marginal: Marginal
 
     @property
-    def rows(self) -> list[ExplainedLayer]:
-        """An explained operation for each problem, in the order of the layer table."""
+    def rows(self) -> list[Record]:
+        """A row for each operation of each layer, in the order of the layer table.
+
+        Configurations have the times by which the budget was divided, those of whole runs if there are any. Times are
+        those of one call, except ``saved_s``: what the next faster configuration saves in all occurrences of the layer,
+        with ``extra_bytes`` of workspace beyond the chosen one; both are 0 if none is faster.
+        """
         assignment = self.divided.division.assignment
         return [
-            ExplainedLayer(row, assignment[task], next_faster(options, assignment[task]))
+            _row(row, assignment[task], next_faster(options, assignment[task]))
             for row, (task, options) in zip(self.tuning.rows, self.divided.options.items(), strict=True)
         ]
+
+
+def _row(row: TunedLayer, chosen: Configuration, faster: Configuration | None) -> Record:
+    return {
+        "layer": long_name(row.names),
+        "operation": str(row.tuned.problem.operation),
+        "count": row.count,
+        "batch_size": row.tuned.batch_size,
+        **_configuration("chosen", chosen),
+        **_configuration("next_faster", faster),
+        "extra_bytes": 0 if faster is None else faster.workspace_bytes - chosen.workspace_bytes,
+        "saved_s": 0.0 if faster is None else row.count * (chosen.time_s - faster.time_s),
+    }
+
+
+def _configuration(what: str, configuration: Configuration | None) -> Record:
+    return {
+        what: configuration and str(configuration),
+        f"{what}_s": configuration and configuration.time_s,
+        f"{what}_workspace_bytes": configuration and configuration.workspace_bytes,
+    }
 
 
 def explain(tuning: TableTuning) -> Explanation:
@@ -85,7 +87,7 @@ def explain(tuning: TableTuning) -> Explanation:
 def explanation_table(explanation: Explanation) -> Table:
     """Return a table of the operations: workspace, and what the next faster configuration of each needs and saves."""
     here, rows = explanation.marginal.here, explanation.rows
-    workspace = format_bytes(sum(row.chosen.workspace_bytes for row in rows))
+    workspace = format_bytes(sum(row["chosen_workspace_bytes"] for row in rows))
     printed = new_table(
         f"{explanation.tuning.source}, workspace budget {format_bytes(here.budget_bytes)}",
         ("layer", "operation", "configuration"),
@@ -93,14 +95,18 @@ def explanation_table(explanation: Explanation) -> Table:
         footer=("total", "", "", "", milliseconds(here.time_s), workspace, "", "", ""),
     )
     for row in rows:
-        chosen, more = row.chosen, ("", "", "")
-        if row.next_faster is not None:
-            more = (str(row.next_faster), format_bytes(row.extra_bytes), milliseconds(row.saved_s))
+        more = ("", "", "")
+        if row["next_faster"] is not None:
+            more = (row["next_faster"], format_bytes(row["extra_bytes"]), milliseconds(row["saved_s"]))
         printed.add_row(
-            *(short_name(row.row.names), str(row.row.tuned.problem.operation), str(chosen), str(row.row.count)),
-            *(milliseconds(row.row.count * chosen.time_s), format_bytes(chosen.workspace_bytes), *more),
+            *(_name(row), row["operation"], row["chosen"], str(row["count"])),
+            *(milliseconds(row["count"] * row["chosen_s"]), format_bytes(row["chosen_workspace_bytes"]), *more),
         )
     return printed
+
+
+def _name(row: Record) -> str:
+    return short_name(row["layer"].split(", "))
 
 
 def in_words(explanation: Explanation) -> str:
@@ -114,9 +120,9 @@ def explanation_record(explanation: Explanation) -> Record:
     """Return the JSON object that ``mucudnn explain --json`` writes."""
     tuning = explanation.tuning
     return {
-        **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
+        **record_header(tuning.config, tuning.environment),
         "source": tuning.source,
-        "problems": [_layer_record(row) for row in explanation.rows],
+        "problems": explanation.rows,
         "marginal": explanation.marginal.to_json(),
         "curve": explanation.curve.to_json(),
         "division": explanation.divided.division.to_json(),
@@ -129,36 +135,9 @@ def write_tables(explanation: Explanation, path: Path) -> None:
     The name of the second file ends in ``-curve``: ``memory-curve.csv`` beside ``memory.csv``.
     """
     write_each(
-        (path, partial(write_csv, rows=[_layer_record(row) for row in explanation.rows])),
+        (path, partial(write_csv, rows=explanation.rows)),
         (beside(path, CURVE), partial(write_csv, rows=[asdict(point) for point in explanation.curve.points])),
     )
-
-
-def _layer_record(row: ExplainedLayer) -> Record:
-    """Return the JSON object of an explained operation.
-
-    Times are those of one call, except ``saved_s``, the time saved in all occurrences of the layer.
-    """
-    return {
-        "layer": long_name(row.row.names),
-        "operation": str(row.row.tuned.problem.operation),
-        "count": row.row.count,
-        "batch_size": row.row.tuned.batch_size,
-        **_configuration("chosen", row.chosen),
-        **_configuration("next_faster", row.next_faster),
-        "extra_bytes": row.extra_bytes,
-        "saved_s": row.saved_s,
-    }
-
-
-def _configuration(what: str, configuration: Configuration | None) -> Record:
-    if configuration is None:
-        return {what: None, f"{what}_s": None, f"{what}_workspace_bytes": None}
-    return {
-        what: str(configuration),
-        f"{what}_s": configuration.time_s,
-        f"{what}_workspace_bytes": configuration.workspace_bytes,
-    }
 
 
 def draw_explanation(explanation: Explanation) -> Figure:
@@ -170,7 +149,7 @@ def draw_explanation(explanation: Explanation) -> Figure:
     draw_curve(curve, explanation.curve, (here.budget_bytes, here.time_s))
     curve.set_title(str(explanation.marginal).replace("; ", "\n"), fontsize=10, loc="left")
     rows = [
-        (f"{short_name(row.row.names)} {row.row.tuned.problem.operation}", row.chosen.workspace_bytes, row.extra_bytes)
+        (f"{_name(row)} {row['operation']}", row["chosen_workspace_bytes"], row["extra_bytes"])
         for row in explanation.rows
     ]
     draw_segments(segments, rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict
-from datetime import UTC, datetime
 from statistics import median
 
 from rich.table import Table
@@ -106,7 +105,7 @@ def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, s
 def tuning_record(tuning: TableTuning) -> Record:
     """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     return {
-        **record_header(tuning.config, tuning.environment, datetime.now(UTC)),
+        **record_header(tuning.config, tuning.environment),
         "source": tuning.source,
         "complete": not tuning.interrupted,
         "problems": [_tuned(row) for row in tuning.rows],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import mucudnn
@@ -16,16 +16,18 @@ FORMAT_VERSION = 1  # of all records; raised when a key is removed or changes it
 Record = dict[str, Any]
 
 _DECIDE_NOTHING = ("confirm", "first_call_time", "background", "database")
-# Later settings, which records include only if they differ from these defaults.
-_NEW = {"thorough": False, "limits_torch": None, "share_tuning": True, "fuse": False}
 
 
-def record_header(config: Config, environment: Environment, date: datetime) -> Record:
+def stamp() -> Record:
+    """Return the first keys of every JSON object: versions of the format and of mucudnn, and the current time."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"format_version": FORMAT_VERSION, "mucudnn": mucudnn.__version__, "date": date}
+
+
+def record_header(config: Config, environment: Environment) -> Record:
     """Return the first keys of the JSON object of every tuning: versions, date, environment and settings."""
     return {
-        "format_version": FORMAT_VERSION,
-        "mucudnn": mucudnn.__version__,
-        "date": date.isoformat(timespec="seconds"),
+        **stamp(),
         "environment": asdict(environment),
         "config": {**config_record(config), "database": None if config.database is None else str(config.database)},
     }
@@ -33,11 +35,7 @@ def record_header(config: Config, environment: Environment, date: datetime) -> R
 
 def config_record(config: Config) -> Record:
     """Return the settings of a config that decide what is measured, as JSON values."""
-    return {
-        name: value
-        for name, value in asdict(config).items()
-        if name not in _DECIDE_NOTHING and (name, value) not in _NEW.items()
-    }
+    return {name: value for name, value in asdict(config).items() if name not in _DECIDE_NOTHING}
 
 
 def configuration_record(configuration: Configuration) -> Record:

@@ -7,14 +7,13 @@ whole run.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-import mucudnn
-from mucudnn.bench.report.records import FORMAT_VERSION, Record
+from mucudnn.bench.report.records import Record, stamp
 from mucudnn.bench.report.tables import new_table
 from mucudnn.database.configuration_keys import whole_run_from
 from mucudnn.database.samples import unpacked
@@ -94,8 +93,7 @@ def sample_rows(every: Iterable[Record]) -> list[Record]:
 
 def samples_record(every: Iterable[Record]) -> Record:
     """Return one JSON object with all series, each with the list of its samples."""
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"format_version": FORMAT_VERSION, "mucudnn": mucudnn.__version__, "date": date, "series": [*every]}
+    return {**stamp(), "series": [*every]}
 
 
 def samples_table(environment: Environment, every: Sequence[Record]) -> Table:

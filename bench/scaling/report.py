@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def scale_record(result: ScaleResult) -> Record:
     """Return the JSON object of ``mucudnn scale --json``; its ``points`` are the rows of the CSV file."""
     device, cluster = result.device, result.cluster
     return {
-        **record_header(result.config, result.environment, datetime.now(UTC)),
+        **record_header(result.config, result.environment),
         "source": result.source,
         "batch": result.batch,
         "local_batch": result.local_batch,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 
 import numpy as np
 from rich.table import Table
@@ -102,7 +101,7 @@ def in_words(result: SharedBatch) -> str:
 def share_record(result: SharedBatch) -> Record:
     """Return the JSON object of ``mucudnn share --json``; its ``devices`` are the rows of the CSV file."""
     first = result.tunings[0]
-    header = record_header(first.config, first.environment, datetime.now(UTC))
+    header = record_header(first.config, first.environment)
     return {
         **{key: value for key, value in header.items() if key != "environment"},
         "environments": [asdict(tuning.environment) for tuning in result.tunings],

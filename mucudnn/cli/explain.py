@@ -101,7 +101,6 @@ def _headroom(
     source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, outputs: Outputs
 ) -> None:
     from mucudnn.bench.analyses import headroom as report
-    from mucudnn.bench.analyses.headroom import draw_headroom
     from mucudnn.bench.sources.table_tuning import table_with_headroom
 
     table, headroom = table_with_headroom(source, **sizes, device=device)
@@ -111,9 +110,9 @@ def _headroom(
         report.headroom_table(headroom, tuning, rows),
         report.in_words(headroom, rows),
         str(tuning.environment),
-        rows=report.headroom_csv_rows(rows),
+        rows=rows,
         record=report.headroom_record(headroom, tuning, rows),
-        figure=lambda: draw_headroom(headroom, tuning.source, rows),
+        figure=lambda: report.draw_headroom(headroom, tuning.source, rows),
     )
 
 

@@ -58,7 +58,6 @@ class InferenceRun:
             "rounds": rounds,
             "parts": list(parts),
             **config_record(config),
-            "fuse": config.fuse,
         }
         header = Header(*("inference", name, settings, current_environment()), _COLUMNS, wanted=len(parts))
         with open_folder(out, header) as folder:
