@@ -95,18 +95,6 @@ def optimize(
     config = config_or_default(config)
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
-    with progress_of(progress) as report_progress:
-        return _optimize(model, sample_input, config, report_progress, step, process_group)
-
-
-def _optimize(
-    model: torch.nn.Module,
-    sample_input: Any,
-    config: Config,
-    progress: Progress,
-    step: Step | None,
-    process_group: ProcessGroup | None,
-) -> torch.nn.Module:
     if config.fuse:
         from mucudnn.optimizing.fuse import fuse  # lazy, like all that most calls do not need
 
@@ -118,10 +106,10 @@ def _optimize(
             f"where nothing is faster, are deterministic only with {DETERMINISTIC_SETTING} = True"
         )
     team = team_of(config, process_group)
-    with made_current(device), undisturbed(model):
+    with progress_of(progress) as report_progress, made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
         with propagate_errors(team), untouched:
-            tuned = _tune(model, sample_input, config, device.type, progress, team)
+            tuned = _tune(model, sample_input, config, device.type, report_progress, team)
         confirm_model(
             model,
             sample_input,
@@ -130,7 +118,7 @@ def _optimize(
             device_type=device.type,
             step=step,
             team=None if team is None else team.again(),
-            progress=progress,
+            progress=report_progress,
         )
     return model
 

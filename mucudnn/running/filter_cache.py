@@ -36,6 +36,9 @@ from mucudnn.words.results import Configuration
 from mucudnn.words.units import format_bytes
 from mucudnn.words.warning import say_once
 
+_Source = tuple[int, torch.Size, tuple[int, ...], torch.dtype, int]
+_Prepared = tuple[_Source, Tensor]  # of a filter: its source, and the buffer, 1-D uint8
+
 
 @dataclass(frozen=True, slots=True)
 class CachedFilter:
@@ -137,11 +140,11 @@ class FilterCache:
         if executable is None or not (epilogue is None or executable.takes(epilogue, x)):
             return None
         try:
-            prepared = self._prepared_from(w, executable)
-            y = executable.run(x, w, bias, prepared.buffer, epilogue)
+            source, buffer = self._prepared_from(w, executable)
+            y = executable.run(x, w, bias, buffer, epilogue)
             key = known_key(Operation.FORWARD, x, w, bias, *geometry)
             if key is not None:
-                self.kept[key] = prepared.source.fingerprint, _fingerprint_address(), prepared.buffer
+                self.kept[key] = source[0], _fingerprint_address(), buffer
             return y
         except LibraryError as error:
             say_once(f"{executable.problem}: {error}; its filter is not kept")
@@ -153,9 +156,9 @@ class FilterCache:
             return None
 
     def _prepared_from(self, w: Tensor, executable: Executable) -> _Prepared:
-        source = _Source.of(w)
+        source = _source_of(w)
         prepared = self._prepared.get(executable.problem)
-        if prepared is None or prepared.source != source:
+        if prepared is None or prepared[0] != source:
             prepared = self._prepare(w, source, executable)
         return prepared
 
@@ -167,36 +170,20 @@ class FilterCache:
         """
         with self._preparing:
             prepared = self._prepared.get(executable.problem)
-            if prepared is not None and prepared.source == source:  # by another thread, while this one waited
+            if prepared is not None and prepared[0] == source:  # by another thread, while this one waited
                 return prepared
             self._prepared.pop(executable.problem, None)  # freed first if nobody reads it
             self.kept = {}
             copy = w.detach().clone()
             torch_format = TORCH_FORMATS[executable.problem.memory_format]
             buffer = executable.prepare(copy.contiguous(memory_format=torch_format))
-            prepared = self._prepared[executable.problem] = _Prepared(_Source.of(copy), buffer)
+            prepared = self._prepared[executable.problem] = _source_of(copy), buffer
             return prepared
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Key of a prepared buffer: the filter, and the number of threads, on which an algorithm's layout may depend."""
-
-    fingerprint: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    threads: int
-
-    @classmethod
-    def of(cls, w: Tensor) -> _Source:
-        return cls(fingerprint(w), w.shape, w.stride(), w.dtype, torch.get_num_threads())
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    source: _Source
-    buffer: Tensor  # 1-D uint8
+def _source_of(w: Tensor) -> _Source:
+    """Return what a prepared buffer depends on: the filter, and the number of threads, which may decide its layout."""
+    return fingerprint(w), w.shape, w.stride(), w.dtype, torch.get_num_threads()
 
 
 def _can_be_cached(w: Tensor) -> bool:

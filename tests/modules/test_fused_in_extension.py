@@ -119,7 +119,7 @@ def test_what_is_kept_is_given_back() -> None:
     module(images(), images())
     filters = of(module).filter_cache
     assert filters is not None
-    prepared = [prepared.buffer.nbytes for prepared in filters._prepared.values()]
+    prepared = [buffer.nbytes for _, buffer in filters._prepared.values()]
     assert [buffer.nbytes for *_, buffer in filters.kept.values()] == prepared
     release_workspaces()
     assert not filters.kept

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing 
 
 def bytes_in_use(module: mucudnn.Conv2d) -> int:
     assert module.filter_cache is not None
-    return sum(prepared.buffer.nbytes for prepared in module.filter_cache._prepared.values())
+    return sum(buffer.nbytes for _, buffer in module.filter_cache._prepared.values())
 
 
 def used() -> mucudnn.Conv2d:
@@ -57,7 +57,7 @@ def test_memory_is_given_back_by_train_release_workspaces_and_the_end_of_the_mod
         with torch.no_grad():
             assert torch.equal(module(x), fresh(module, x))
         assert bytes_in_use(module) > 0
-    buffers = [weakref.ref(prepared.buffer) for prepared in cast(FilterCache, module.filter_cache)._prepared.values()]
+    buffers = [weakref.ref(buffer) for _, buffer in cast(FilterCache, module.filter_cache)._prepared.values()]
     del module
     gc.collect()
     assert [buffer() for buffer in buffers] == [None]
