@@ -114,25 +114,6 @@ def confirmed(steps: MadeUpSteps) -> Confirmation:
     return found
 
 
-@pytest.fixture
-def in_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "PHASE_S", inf)
-
-
-def test_what_is_faster_in_place_stays() -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)})
-    found = confirmed(steps)
-    assert not steps.put_back
-    assert not steps.torchs
-    assert found.step.torch_s == pytest.approx(0.12)
-    assert found.step.time_s == pytest.approx(0.09)
-    assert found.step.speedup == pytest.approx(0.12 / 0.09)
-    assert found.convolutions.speedup == pytest.approx(0.07 / 0.04)
-    assert found.share == pytest.approx(0.07 / 0.12)
-    assert found.most_speedup == pytest.approx(0.12 / 0.05)
-    assert found.rest == pytest.approx(1)
-
-
 def test_each_choice_knows_its_time_in_place() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)})
     found = confirmed(steps)
@@ -144,18 +125,6 @@ def test_each_choice_knows_its_time_in_place() -> None:
     assert (data.in_place.call.torch_s, data.in_place.call.time_s) == pytest.approx((0.020, 0.010))
     assert "in place   PyTorch 20 ms, ours 10 ms, 2.00 ± 0.00 (backward data, with backward filter)" in str(data)
     assert found.over_tuned == pytest.approx(1.0)  # 5 ms were tuned, 5 of forward, 6 of dx and 4 of dw are in place
-
-
-def test_torchs_own_is_put_back_where_ours_loses_in_place() -> None:
-    slow = {SMALL: 0.0125}
-    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
-    found = confirmed(steps)
-    assert steps.torchs == {("a", FORWARD)}
-    assert [(one.module, one.problem) for one in found.put_back] == [("a", SMALL)]
-    assert steps.tuned["a"][0].reason == "PyTorch's own: slower in the step, 0.80 ± 0.00; tuning chose gemm 8"
-    assert steps.tuned["a"][0].time_s == TORCHS_S[FORWARD]
-    assert found.step.time_s == pytest.approx(0.095)  # measured again, with torch's own there
-    assert not found.is_withdrawn
 
 
 @pytest.mark.parametrize("names_modules", [True, False])
@@ -175,29 +144,21 @@ def test_calls_of_equal_layers_are_added_up_in_the_order_of_the_step() -> None:
     assert [place.module for place in parts[1].places] == [name for name in "abcdefgh" for _ in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("data_s", "filter_s", "put_back"),
-    [
+def test_of_a_joint_call_that_is_put_back_which_takes_longer_than_its_share() -> None:
+    for data_s, filter_s, put_back in (
         (0.020, 0.004, {DATA}),  # torch's are 12 and 8 ms
         (0.006, 0.016, {FILTER}),
         (0.015, 0.010, {DATA, FILTER}),
-        (0.015, 0.0049, set()),  # together faster than torch's call
-    ],
-)
-def test_of_a_joint_call_that_is_put_back_which_takes_longer_than_its_share(
-    data_s: float, filter_s: float, put_back: set[Operation]
-) -> None:
-    slow = {SMALL.with_operation(DATA): data_s, SMALL.with_operation(FILTER): filter_s}
-    steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
-    confirmed(steps)
-    assert steps.torchs == {("a", operation) for operation in put_back}
-
-
-def test_dw_alone_is_compared_with_dw_alone() -> None:
+        (0.015, 0.0049, set[Operation]()),  # together faster than torch's call
+    ):
+        slow = {SMALL.with_operation(DATA): data_s, SMALL.with_operation(FILTER): filter_s}
+        steps = MadeUpSteps({"a": all_three(SMALL), "b": all_three(LARGE)}, slow)
+        confirmed(steps)
+        assert steps.torchs == {("a", operation) for operation in put_back}
     first = tuple(one for one in all_three(SMALL) if one.problem.operation is not DATA)  # nobody asks for its dx
     steps = MadeUpSteps({"a": first, "b": all_three(LARGE)}, {SMALL.with_operation(FILTER): 0.009})
     confirmed(steps)
-    assert steps.torchs == {("a", FILTER)}
+    assert steps.torchs == {("a", FILTER)}, "dw alone is compared with dw alone"
 
 
 def test_torchs_own_is_not_put_back_above_the_workspace_limit() -> None:
@@ -243,17 +204,14 @@ def test_steps_take_turns_and_neither_side_is_always_second() -> None:
     assert {pair[0] for pair in pairs} == {False, True}
 
 
-@pytest.mark.usefixtures("in_any_time")
-def test_a_clear_step_needs_few_rounds_and_an_unclear_one_has_an_end() -> None:
+def test_a_clear_step_needs_few_rounds_and_an_unclear_or_long_one_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0))
+    assert confirmed(long).step.rounds == bounds.LEAST_ROUNDS
+    assert len(long.runs) == 2 + 2 * bounds.LEAST_ROUNDS  # warming up is one of each
+    monkeypatch.setattr(bounds, "PHASE_S", inf)
     clear, unclear = MadeUpSteps({"a": all_three(SMALL)}), MadeUpSteps({"a": all_three(SMALL)}, rest_s=(0.05, 0.065))
     assert confirmed(clear).step.rounds == bounds.CLEAR_ROUNDS
     assert confirmed(unclear).step.rounds == bounds.MOST_ROUNDS
-
-
-def test_long_steps_are_few() -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(3.0, 3.0))
-    assert confirmed(steps).step.rounds == bounds.LEAST_ROUNDS
-    assert len(steps.runs) == 2 + 2 * bounds.LEAST_ROUNDS  # warming up is one of each
 
 
 def test_where_recording_weighs_the_step_is_timed_without() -> None:
@@ -266,21 +224,16 @@ def test_where_recording_weighs_the_step_is_timed_without() -> None:
     assert found.recorded.torch_s == pytest.approx(0.0048)
 
 
-@pytest.mark.parametrize(
-    ("rest_s", "runs", "reason"),
-    [
+def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed() -> None:
+    for rest_s, runs, reason in (
         (-0.0395, 3, "a step takes 500 us; Config(confirm=True) confirms anyway"),
         (0.0, 13, None),
         (3.0, 2, "a step takes 3.04 s; Config(confirm=True) confirms anyway"),
-    ],
-)
-def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed(
-    rest_s: float, runs: int, reason: str | None
-) -> None:
-    steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02))
-    found = confirm(made_up(steps), automatic=True)
-    assert found == reason if reason else isinstance(found, Confirmation)
-    assert len(steps.runs) == runs
+    ):
+        steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02))
+        found = confirm(made_up(steps), automatic=True)
+        assert found == reason if reason else isinstance(found, Confirmation)
+        assert len(steps.runs) == runs
 
 
 def test_the_interval_is_that_of_the_ratios_of_the_rounds() -> None:
@@ -308,20 +261,6 @@ def test_a_burst_of_load_changes_nothing_but_the_number_of_steps() -> None:
     assert (quiet.waits, disturbed.waits) == (1, 6), "before all, and after each round that was disturbed"
     assert not found.is_disturbed
     assert "busy" not in str(found)
-
-
-@pytest.mark.usefixtures("in_any_time")
-def test_where_it_never_becomes_quiet_all_stays_as_it_was_tuned() -> None:
-    choices = {"a": all_three(SMALL), "b": all_three(LARGE)}
-    steps = MadeUpSteps(choices, {SMALL: 0.0125}, load_of=lambda _: BUSY_MACHINE)
-    found = confirmed(steps)
-    assert found.step.is_slower, "as it seems"
-    assert found.is_disturbed
-    assert not found.is_withdrawn
-    assert not found.put_back
-    assert not steps.torchs
-    assert str(found).endswith("at most 2.40x; measured on a busy machine, 90% of its speed was missing")
-    assert len(steps.runs) == 3 + 2 * bounds.MOST_ROUNDS, "one phase, which has an end"
 
 
 def test_what_lost_in_quiet_is_put_back_though_others_work_afterwards() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -231,15 +231,9 @@ def test_where_nothing_of_ours_runs_nothing_is_run(machine: Machine) -> None:
     assert machine.clock.seconds == pytest.approx(REST_S)  # of the trace
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    with group_of_one():
-        yield
-
-
-@pytest.mark.usefixtures("alone")
 def test_a_group_of_one_is_alone() -> None:
-    assert not module._is_one_of_several()
+    with group_of_one():
+        assert not module._is_one_of_several()
 
 
 def test_optimize_confirms_where_convolutions_can_be_timed(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

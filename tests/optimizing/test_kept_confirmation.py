@@ -96,18 +96,14 @@ OTHERS: list[Callable[[Net], object]] = [
 
 
 def test_another_model_is_confirmed_by_steps_of_its_own(machine: Machine) -> None:
+    named = [nn.Sequential(OrderedDict({name: tuned_net()})) for name in ("a", "b", "a")]
+    assert [is_new(confirmed(model, OPEN)) for model in named] == [True, True, False]
     confirmed(tuned_net(), OPEN)
     for change in OTHERS:
         same, other = tuned_net(), tuned_net()
         assert not is_new(confirmed(same, OPEN))
         change(other)
         assert is_new(confirmed(other, OPEN)), OTHERS.index(change)
-
-
-def test_names_tell_models_apart(machine: Machine) -> None:
-    named: list[Callable[[], nn.Module]]
-    named = [lambda name=name: nn.Sequential(OrderedDict({name: tuned_net()})) for name in "ab"]  # type: ignore[misc]
-    assert [is_new(confirmed(make(), OPEN)) for make in (*named, *named)] == [True, True, False, False]
 
 
 def test_inputs_limits_autocast_and_versions_tell_them_apart(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

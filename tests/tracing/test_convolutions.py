@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,50 +16,41 @@ FORWARD, BACKWARD_DATA, BACKWARD_FILTER = Operation
 CHANNELS_LAST = MemoryFormat.CHANNELS_LAST
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_one_dimension_is_height_1() -> None:
+    strided = {"stride": 2, "padding": 1, "dilation": 3, "groups": 2}
+    cases: tuple[tuple[dict[str, Any], ConvProblem], ...] = (
         ({}, ConvProblem(FORWARD, 4, 1, 9, 6, 1, 3)),
-        (
-            {"stride": 2, "padding": 1, "dilation": 3, "groups": 2},
-            ConvProblem(FORWARD, 4, 1, 9, 6, 1, 3, (1, 2), (0, 1), (1, 3), 2),
-        ),
+        (strided, ConvProblem(FORWARD, 4, 1, 9, 6, 1, 3, (1, 2), (0, 1), (1, 3), 2)),
         ({"padding": "same"}, ConvProblem(FORWARD, 4, 1, 9, 6, 1, 3, padding=(0, 1))),
         # One on the left, one on the right, and one more there that torch adds beforehand
         ({"padding": "same", "kernel_size": 4}, ConvProblem(FORWARD, 4, 1, 10, 6, 1, 4, padding=(0, 1))),
         ({"padding": 2, "padding_mode": "reflect"}, ConvProblem(FORWARD, 4, 1, 13, 6, 1, 3)),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-def test_one_dimension_is_height_1(options: dict[str, Any], expected: ConvProblem) -> None:
-    model = nn.Conv1d(4, 6, **{"kernel_size": 3} | options)
-    for x in (torch.randn(5, 4, 9), torch.randn(4, 9)):
-        (call,) = trace(model, x)
-        assert (call.problem, call.batch_size) == (expected, 5 if x.dim() == 3 else 1)
-        assert expected.y_shape(1)[1:] == (6, 1, model(x).shape[-1])
+    )
+    for options, expected in cases:
+        model = nn.Conv1d(4, 6, **{"kernel_size": 3} | options)
+        for x in (torch.randn(5, 4, 9), torch.randn(4, 9)):
+            (call,) = trace(model, x)
+            assert (call.problem, call.batch_size) == (expected, 5 if x.dim() == 3 else 1)
+            assert expected.y_shape(1)[1:] == (6, 1, model(x).shape[-1])
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_a_transposed_convolution_returns_the_x_of_its_problem() -> None:
+    strided = {"stride": (2, 3), "padding": 1, "output_padding": (1, 2), "groups": 2}
+    cases: tuple[tuple[dict[str, Any], ConvProblem], ...] = (
         ({}, ConvProblem(BACKWARD_DATA, 6, 11, 10, 4, 3, 3)),
-        (
-            {"stride": (2, 3), "padding": 1, "output_padding": (1, 2), "groups": 2},
-            ConvProblem(BACKWARD_DATA, 6, 18, 24, 4, 3, 3, (2, 3), (1, 1), (1, 1), 2),
-        ),
+        (strided, ConvProblem(BACKWARD_DATA, 6, 18, 24, 4, 3, 3, (2, 3), (1, 1), (1, 1), 2)),
         ({"dilation": (2, 1)}, ConvProblem(BACKWARD_DATA, 6, 13, 10, 4, 3, 3, dilation=(2, 1))),
-    ],
-)
-def test_a_transposed_convolution_returns_the_x_of_its_problem(options: dict[str, Any], expected: ConvProblem) -> None:
-    model, x = nn.ConvTranspose2d(4, 6, 3, **options), torch.randn(5, 4, 9, 8)
-    (call,) = trace(model, x)
-    assert call.is_transposed
-    assert (call.problem, call.batch_size) == (expected, 5)
-    assert expected.x_shape(5) == model(x).shape
-    assert expected.y_shape(5) == x.shape
-    assert expected.w_shape() == model.weight.shape
-    problems = [call.problem_of(operation).operation for operation in Operation]
-    assert problems == [BACKWARD_DATA, FORWARD, BACKWARD_FILTER]
+    )
+    for options, expected in cases:
+        model, x = nn.ConvTranspose2d(4, 6, 3, **options), torch.randn(5, 4, 9, 8)
+        (call,) = trace(model, x)
+        assert call.is_transposed
+        assert (call.problem, call.batch_size) == (expected, 5)
+        assert (expected.x_shape(5), expected.y_shape(5)) == (model(x).shape, x.shape)
+        assert expected.w_shape() == model.weight.shape
+        problems = [call.problem_of(operation).operation for operation in Operation]
+        assert problems == [BACKWARD_DATA, FORWARD, BACKWARD_FILTER]
 
 
 def test_output_size_is_the_height_and_width_of_the_problem() -> None:
@@ -84,9 +76,8 @@ def test_memory_format_and_dtype() -> None:
     assert call.problem.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("model", [nn.Conv1d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3)], ids=str)
-def test_bad_input_gets_torchs_error(model: nn.Module) -> None:
-    for shape in ((4,), (2, 3, 4, 5, 6)):
+def test_bad_input_gets_torchs_error() -> None:
+    for model, shape in product((nn.Conv1d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3)), ((4,), (2, 3, 4, 5, 6))):
         with pytest.raises(RuntimeError, match="Expected"):
             trace(model, torch.randn(shape))
 
