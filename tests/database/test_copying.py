@@ -68,18 +68,15 @@ def test_what_others_add_to_the_file_changes_no_answer(file: Database, path: Pat
         assert sizes(file) == [1, 4]
 
 
-@pytest.mark.parametrize("copies", [False, True])
-def test_rows_of_others_are_taken_and_copied_where_it_is_asked_for(
-    file: Database, tmp_path: Path, copies: bool
-) -> None:
+def test_rows_of_others_are_taken_and_copied_where_it_is_asked_for(file: Database, tmp_path: Path) -> None:
     with Database(tmp_path / "other.sqlite") as other, CopyingDatabase(file) as database:
         other.add(*HERE, measured(8))
-        rows = other.rows_that_count(ENVIRONMENT, [FORWARD])
-        database.take(rows, copies=copies)
-        database.take(rows, copies=copies)
-        assert sizes(database) == [1, 8]
-        assert sizes(file) == ([1, 8] if copies else [1])
-        assert database.fresh_rows() == [], "others have them"
+        for copies in (False, True):
+            rows = other.rows_that_count(ENVIRONMENT, [FORWARD])
+            database.take(rows, copies=copies)
+            assert sizes(database) == [1, 8]
+            assert sizes(file) == ([1, 8] if copies else [1])
+            assert database.fresh_rows() == [], "others have them"
 
 
 def test_a_file_that_cannot_be_written_is_left_alone_after_a_word(path: Path, file: Database) -> None:
@@ -135,8 +132,6 @@ def test_the_innermost_mount_tells_whether_it_is_a_network_folder(
     for folder, expected in places.items():
         assert network_file_system(Path(folder) / "measurements.sqlite") == expected
 
-
-def test_nobody_knows_without_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(all: bool) -> None:
         raise FileNotFoundError
 

@@ -81,19 +81,14 @@ def test_other_keys_have_nothing(path: Path) -> None:
         assert rows_of(path, *key) == ((), (), None)
 
 
-def test_only_algorithms_asked_for_come_back(path: Path) -> None:
+def test_only_algorithms_and_configurations_asked_for_come_back(path: Path) -> None:
+    eight, four = MicroConfig("gemm", 8), MicroConfig("gemm", 4)
     with Database(path) as database:
         assert database.measurements(HERE, PROBLEM, {"fft": 1}) == ()
         assert database.failures(HERE, PROBLEM, {"fft": 1}) == (FAILED,)
-
-
-def test_verifications_are_of_one_very_configuration(path: Path) -> None:
-    eight, four = MicroConfig("gemm", 8), MicroConfig("gemm", 4)
-    with Database(path) as database:
-        database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, WholeRun(3.0, 2.0, 0.1))
-        database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, WholeRun(4.0, 2.0, 0.1))
-        found = database.whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS)
-        assert found == WholeRun(4.0, 2.0, 0.1)
+        for baseline_s in (3.0, 4.0):
+            database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, WholeRun(baseline_s, 2.0, 0.1))
+        assert database.whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS) == WholeRun(4.0, 2.0, 0.1)
         assert database.whole_run(HERE, PROBLEM, [eight], VERSIONS) == FULL[2]
         for other in ([eight, four], [four, four, eight], [eight, four, four, four]):
             assert database.whole_run(HERE, PROBLEM, other, VERSIONS) is None
@@ -148,21 +143,7 @@ def test_default_file_of_another_schema_version_is_left_alone(monkeypatch: pytes
         Database(of_earlier)
 
 
-def test_missing_folders_are_made(tmp_path: Path) -> None:
-    with Database(tmp_path / "a" / "b%20?c" / "new.sqlite") as database:
-        database.add(HERE, PROBLEM, 1, FAST)
-    assert (tmp_path / "a" / "b%20?c" / "new.sqlite").is_file()
-
-
 # Upkeep
-
-
-def test_info_counts_rows_by_environment(path: Path) -> None:
-    elsewhere = replace(HERE, threads=1)
-    with Database(path) as database:
-        database.add(elsewhere, PROBLEM, 1, FAST)
-        info = database.info()
-    assert info == (EnvironmentRows(elsewhere, 1, 0, 0, 0, 0), EnvironmentRows(HERE, 1, 1, 1, 0, 0))
 
 
 def test_exports_have_every_row_and_value(path: Path) -> None:
@@ -186,45 +167,41 @@ def test_merge_is_the_union(path: Path, tmp_path: Path) -> None:
     with Database(tmp_path / "other.sqlite") as other:
         other.add(elsewhere, PROBLEM, 1, FAST)
         other.add(HERE, PROBLEM, 1, newer)
-    with Database(tmp_path / "union.sqlite") as union:
+    (tmp_path / "diary").write_text("no database")
+    with Database(tmp_path / "a" / "b%20?c" / "union.sqlite") as union:  # in a folder that is made
+        with pytest.raises(DatabaseError, match="diary"):
+            union.merge(tmp_path / "diary")
         assert union.merge(other.path) == MergeCounts(added=2, known=0)
         assert union.merge(path) == MergeCounts(added=3, known=0)
         assert union.merge(path) == MergeCounts(added=0, known=3)
         assert union.measurements(HERE, PROBLEM, VERSIONS) == (newer,)  # by its time, although it was merged first
         assert union.measurements(elsewhere, PROBLEM, VERSIONS) == (FAST,)
+        assert union.info() == (EnvironmentRows(elsewhere, 1, 0, 0, 0, 0), EnvironmentRows(HERE, 2, 1, 1, 0, 0))
     assert rows_of(path, HERE, PROBLEM) == FULL
 
 
-def test_merge_with_what_is_no_database_changes_nothing(path: Path) -> None:
-    other = path.with_name("other.sqlite")
-    other.write_text("no database")
-    with Database(path) as database, pytest.raises(DatabaseError, match=r"other\.sqlite"):
-        database.merge(other)
-    assert rows_of(path, HERE, PROBLEM) == FULL
-
-
-@pytest.mark.parametrize(
-    ("choice", "removed", "left"),
-    [
+def test_prune(tmp_path: Path) -> None:
+    """Five rows, one of them superseded and one from elsewhere."""
+    elsewhere = replace(HERE, threads=1)
+    cases: list[tuple[dict[str, Any], int, tuple[object, ...]]] = [
         ({}, 1, FULL),
         ({"environments": [HERE]}, 2, FULL),
-        ({"environments": [HERE, replace(HERE, threads=1)]}, 1, FULL),
+        ({"environments": [HERE, elsewhere]}, 1, FULL),
         ({"environments": [replace(HERE, threads=9)]}, 5, ((), (), None)),
         ({"versions": {"gemm": 1}}, 2, ((FAST,), (), FULL[2])),
         ({"versions": {"fft": 1}}, 4, ((), (FAILED,), None)),
         ({"versions": {}}, 5, ((), (), None)),
-    ],
-)
-def test_prune(path: Path, choice: dict[str, Any], removed: int, left: tuple[object, ...]) -> None:
-    """Five rows, one of them superseded and one from elsewhere."""
-    with Database(path) as database:
-        database.add(HERE, PROBLEM, 1, FAST)
-        database.add(replace(HERE, threads=1), PROBLEM, 1, FAST)
-        assert database.prune(**choice, dry_run=True) == removed
-        assert rows_of(path, HERE, PROBLEM) == FULL
-        assert database.prune(**choice) == removed
-        assert rows_of(path, HERE, PROBLEM) == left
-        assert database.prune(**choice) == 0
+    ]
+    for number, (choice, removed, left) in enumerate(cases):
+        path = fill(tmp_path / f"{number}.sqlite")
+        with Database(path) as database:
+            database.add(HERE, PROBLEM, 1, FAST)
+            database.add(elsewhere, PROBLEM, 1, FAST)
+            assert database.prune(**choice, dry_run=True) == removed
+            assert rows_of(path, HERE, PROBLEM) == FULL
+            assert database.prune(**choice) == removed
+            assert rows_of(path, HERE, PROBLEM) == left
+            assert database.prune(**choice) == 0
 
 
 def test_no_version_of_an_engine_is_pruned(path: Path) -> None:

@@ -122,7 +122,7 @@ def test_closing_a_moved_file_leaves_its_rows_in_it(
 # Locked
 
 
-def test_it_says_once_that_it_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_once_that_it_waits_and_gives_up_in_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "_PATIENCE_S", 0.01)
     holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     with Database(path) as database, warnings.catch_warnings(record=True) as told:
@@ -133,26 +133,18 @@ def test_it_says_once_that_it_waits(path: Path, monkeypatch: pytest.MonkeyPatch)
             timer.start()
             add(database, size)
             timer.join()
-    holder.close()
-    assert [str(warning.message) for warning in told] == [
-        f"database {path} is locked by another process: waiting for up to 60 s until it is done"
-    ]
-    assert sizes_in(path) == [1, 2, 8]
-
-
-def test_it_says_that_it_waits_before_it_gives_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "_PATIENCE_S", 0.01)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with Database(path, timeout_s=0.05) as database:
+        holder.execute("BEGIN IMMEDIATE")
         with (
+            Database(path, timeout_s=0.05) as hasty,
             pytest.raises(DatabaseError, match="locked by another process; wait"),
-            pytest.warns(UserWarning, match="wai"),
         ):
-            add(database, 1)
+            add(hasty, 4)
         holder.execute("COMMIT")
-        add(database, 1)
+        add(database, 4)
     holder.close()
+    waits = f"database {path} is locked by another process: waiting for up to {{}} s until it is done"
+    assert [str(warning.message) for warning in told] == [waits.format(60), waits.format(0)]
+    assert sizes_in(path) == [1, 2, 4, 8]
 
 
 # Threads and processes

@@ -38,23 +38,16 @@ def path(tmp_path: Path) -> Path:
     return fill(tmp_path / "full.sqlite")
 
 
-def test_a_file_system_without_write_ahead_log_will_do(path: Path) -> None:
+def test_without_a_write_ahead_log_read_only_and_in_memory(path: Path) -> None:
     change(path, "PRAGMA journal_mode = DELETE")
     with Database(path) as database:
         database.add(HERE, PROBLEM, 1, FAST)
     assert rows_of(path, HERE, PROBLEM) == FULL
-
-
-def test_read_only_reads_and_refuses_to_write(path: Path) -> None:
-    with Database(path, read_only=True) as database:
+    slower = replace(FAST, step_s=1.0)
+    with Database(path, read_only=True) as database, database.copy_in_memory() as copy:
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
         with pytest.raises(DatabaseError, match=r"can only be read; change its permissions"):
             database.add(HERE, PROBLEM, 1, FAST)
-
-
-def test_copy_in_memory_takes_more_and_leaves_the_file(path: Path) -> None:
-    slower = replace(FAST, step_s=1.0)
-    with Database(path, read_only=True) as database, database.copy_in_memory() as copy:
         copy.add(HERE, PROBLEM, 1, slower)
         assert copy.measurements(HERE, PROBLEM, VERSIONS) == (slower,)
         assert copy.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
