@@ -13,7 +13,7 @@ from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.tracing.headroom import Headroom
-from mucudnn.tracing.memory_timeline import ConvolutionCall
+from mucudnn.tracing.training_step import ConvolutionCall
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.units import format_bytes, format_seconds

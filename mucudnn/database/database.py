@@ -11,7 +11,7 @@ from typing import Any
 
 from mucudnn.database import schema
 from mucudnn.database.configuration_keys import configuration_key, micro_configs_from
-from mucudnn.database.rows import StoredRows, told_of_damage
+from mucudnn.database.rows import StoredRows
 from mucudnn.database.samples import sample_columns
 from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.running.environment import Environment
@@ -107,7 +107,6 @@ class Database(StoredRows):
 
     # Reading
 
-    @told_of_damage
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Measurement, ...]:
@@ -117,7 +116,6 @@ class Database(StoredRows):
         """
         return self.measurements_of_all(environment, [problem], versions)[problem]
 
-    @told_of_damage
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
@@ -133,7 +131,6 @@ class Database(StoredRows):
             if reason is not None
         )
 
-    @told_of_damage
     def measurements_of_all(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
@@ -143,7 +140,6 @@ class Database(StoredRows):
             for problem, found in self._results(environment, problems, versions).items()
         }
 
-    @told_of_damage
     def whole_run(
         self,
         environment: Environment,
@@ -157,7 +153,6 @@ class Database(StoredRows):
         rows = self._counting("verifications", condition, [configuration_key(micro_configs, versions, how)])
         return _whole_run(rows[0]) if rows else None
 
-    @told_of_damage
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
@@ -169,19 +164,16 @@ class Database(StoredRows):
         found = ((micro_configs_from(row["configuration"], versions, how), row) for row in rows)
         return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
 
-    @told_of_damage
     def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
         """Return time stamp and findings of the valid confirmation (timed steps) of a model by fingerprint, or None."""
         rows = self._counting("confirmations", f"{self._of(environment)} AND fingerprint = ?", [fingerprint])
         return (rows[0]["measured_at"], json.loads(rows[0]["findings"])) if rows else None
 
-    @told_of_damage
     def best_rate(self, environment: Environment) -> float:
         """Return the best stored rate of the reference kernel, in runs per second, or 0 if no rate is stored."""
         rows = self._file.read(f"SELECT rate FROM rates WHERE {self._of(environment)}")
         return float(rows[0][0]) if rows else 0.0
 
-    @told_of_damage
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
         """Return all problems that have measurements in this environment."""
         measured = f"SELECT problem_id FROM measurements WHERE {self._of(environment)} AND reason IS NULL"
@@ -189,7 +181,6 @@ class Database(StoredRows):
         rows = self._file.read(f"SELECT {columns} FROM problems WHERE id IN ({measured})")
         return frozenset(map(schema.problem_from, rows))
 
-    @told_of_damage
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
         """Return, by algorithm, the versions that have measurements or failures, newest last."""
         found: dict[str, tuple[int, ...]] = {}

@@ -13,10 +13,10 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, cast
 
 from mucudnn.database import schema
 from mucudnn.database.schema import Row
@@ -26,9 +26,6 @@ from mucudnn.words.errors import DATABASE_OPTION
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import is_doubtful
 from mucudnn.words.warning import say_once
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class EnvironmentRows(NamedTuple):
@@ -78,20 +75,6 @@ def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
     return cast(SqliteFile, _kept.file)
 
 
-def told_of_damage(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a reading method so that a failure due to a damaged file raises ``DatabaseError``."""
-
-    @wraps(method)
-    def checked(*args: P.args, **rest: P.kwargs) -> T:
-        try:
-            return method(*args, **rest)
-        except (ValueError, TypeError, LookupError, ArithmeticError, struct.error):
-            cast(StoredRows, args[0])._file.require_sound()
-            raise
-
-    return checked
-
-
 def is_doubtful_row(row: Row) -> bool:
     """Whether the result in a row should be measured again: it was noisy, or the machine was busy."""
     return row["kind"] != "failure" and is_doubtful(row["noise"], row["load"])
@@ -105,7 +88,8 @@ class StoredRows:
     write. A file that cannot be written is opened read-only in any case: check ``read_only``, and use
     ``copy_in_memory()`` to add measurements nevertheless. create: whether to create a missing file.
 
-    Use the object as a context manager, in the thread that opened it, and not in a forked process. Elsewhere every
+    Use the object as a context manager, which raises ``DatabaseError`` in place of an error of the block that is due to
+    a damaged file, in the thread that opened it, and not in a forked process. Elsewhere every
     method raises ``DatabaseError``, as every method does if the file is not SQLite, damaged, of another version, or
     locked by another process for longer than ``timeout_s``. Once the file is deleted, replaced or emptied, adding rows
     raises ``DatabaseError``; rows that were added before are in the file that was there.
@@ -141,7 +125,11 @@ class StoredRows:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if isinstance(error, (ValueError, TypeError, LookupError, ArithmeticError, struct.error)):
+                self._file.require_sound()
+        finally:
+            self.close()
 
     def close(self) -> None:
         if not self._is_kept:
@@ -171,12 +159,10 @@ class StoredRows:
         with self._file.writing() as connection:
             schema.add_rows(connection, [row], replaces=True)
 
-    @told_of_damage
     def every_row(self) -> list[Row]:
         """Return all rows, superseded ones included, oldest first."""
         return self._rows(schema.select_rows())
 
-    @told_of_damage
     def rows_that_count(
         self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None
     ) -> list[Row]:
@@ -193,7 +179,6 @@ class StoredRows:
         """Return the valid rows whose results should be measured again: noisy ones, or of a busy machine."""
         return [row for row in self.rows_that_count(environment) if is_doubtful_row(row)]
 
-    @told_of_damage
     def environments(self) -> tuple[Environment, ...]:
         """Return all environments (machines with their software) that have rows, sorted."""
         with_rows = " UNION ".join(f"SELECT environment_id FROM {table}" for table in schema.KEYS)
@@ -201,7 +186,6 @@ class StoredRows:
         rows = self._file.read(f"SELECT {columns} FROM environments WHERE id IN ({with_rows})")
         return tuple(sorted(Environment(*row) for row in rows))
 
-    @told_of_damage
     def info(self) -> tuple[EnvironmentRows, ...]:
         """Return the numbers of rows of each environment (machine and software)."""
         return tuple(map(self._info, self.environments()))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,10 +33,12 @@ from mucudnn.kernels.contract.buffers import empty_activation
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.executable import BUFFER_BYTES
-from mucudnn.tracing.memory_timeline import MemoryTimeline
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import TorchSettings
+
+if TYPE_CHECKING:
+    from mucudnn.tracing.training_step import MemoryTimeline
 
 InnerBytes = Callable[[ConvProblem, int], int]
 Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes

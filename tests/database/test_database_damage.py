@@ -160,6 +160,16 @@ def test_an_empty_file_has_nothing_and_stays_empty(tmp_path: Path, command: str)
     assert not (tmp_path / "rows.csv").exists()
 
 
+def test_an_error_that_a_damaged_row_causes_says_so(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE problems SET groups = 0")
+    with pytest.raises(DatabaseError, match=f"database {path} is damaged"), Database(path) as database:
+        database.problems(HERE)
+    with pytest.raises(InvalidInputError, match="of the block"), Database(fill(path.with_name("sound.sqlite"))):
+        raise InvalidInputError("of the block")
+
+
 # Random damage
 
 

@@ -17,8 +17,7 @@ from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.geometries import GEOMETRIES, geometry
 from mucudnn.tracing.headroom import MOST_LOST_BYTES, headroom_limits, reference_peak_bytes, torch_inner_bytes
-from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
-from mucudnn.tracing.training_step import trace_step, training_step
+from mucudnn.tracing.training_step import ConvolutionCall, Event, MemoryTimeline, trace_step, training_step
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -18,8 +18,7 @@ from mucudnn.kernels.contract.allocation import block_bytes, peak_allocated_byte
 from mucudnn.tracing import headroom
 from mucudnn.tracing import training_step as memory_step
 from mucudnn.tracing.headroom import find_headroom, headroom_limits, reference_peak_bytes, torch_inner_bytes
-from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
-from mucudnn.tracing.training_step import trace_step, training_step
+from mucudnn.tracing.training_step import ConvolutionCall, Event, MemoryTimeline, trace_step, training_step
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 

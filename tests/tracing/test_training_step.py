@@ -16,8 +16,7 @@ import mucudnn
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.running.choices import Choices
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tracing.memory_timeline import MemoryTimeline
-from mucudnn.tracing.training_step import trace_step, training_step
+from mucudnn.tracing.training_step import MemoryTimeline, trace_step, training_step
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig

@@ -22,7 +22,7 @@ from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import TableTuning, module_by_module, of_table, table_tasks
 from mucudnn.running.environment import Environment
 from mucudnn.tracing.headroom import Headroom, headroom_limits
-from mucudnn.tracing.memory_timeline import ConvolutionCall, Event, MemoryTimeline
+from mucudnn.tracing.training_step import ConvolutionCall, Event, MemoryTimeline
 from mucudnn.tuning.replay import replay
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
