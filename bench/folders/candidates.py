@@ -6,46 +6,43 @@ subject (what is measured, such as a layer) before the subject's rows. Benchmark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas
 
 from mucudnn.bench.folders.header import FORMAT_VERSION, Header
-from mucudnn.bench.folders.rows import object_of_line
+from mucudnn.bench.folders.rows import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    OPTIONAL_NUMBER,
+    TEXT,
+    TIMES,
+    Line,
+    checked_lines,
+    lines_in,
+    object_of_line,
+    require_valid,
+    subject_key,
+)
 from mucudnn.bench.report.export import json_line
 from mucudnn.solver.front import desirable_sets
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import Measurement, MicroConfig
+from mucudnn.words.values import shown
 
 if TYPE_CHECKING:
     from mucudnn.tuning.result import TunedProblem
 
 CANDIDATES_FILE = "candidates.jsonl"
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")
-_IsSound = Callable[[Any], bool]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value) and value >= 0
-
-
-_CANDIDATE: Mapping[str, _IsSound] = {
-    "algorithm": _is_text,
-    "micro_batch_size": lambda value: isinstance(value, int) and value > 0,
-    **dict.fromkeys(COSTS, _is_number),
-    "relative_error": lambda value: value is None or _is_number(value),
-    "is_allowed": lambda value: isinstance(value, bool),
-    "step_samples_s": lambda value: isinstance(value, list) and all(map(_is_number, value)),
-}
-_POINT: Mapping[str, _IsSound] = {"configuration": _is_text, "time_s": _is_number, "workspace_bytes": _is_number}
+_CANDIDATE = {"algorithm": TEXT, "micro_batch_size": COUNT, **dict.fromkeys(COSTS, NUMBER)}
+_CANDIDATE |= {"relative_error": OPTIONAL_NUMBER, "is_allowed": FLAG, "step_samples_s": TIMES}
+_POINT = {"configuration": TEXT, "time_s": NUMBER, "workspace_bytes": NUMBER}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,51 +102,33 @@ def _candidate(measurement: Measurement, *, is_allowed: bool) -> dict[str, Any]:
 
 
 def read_candidates(path: Path, header: Header) -> Candidates:
-    """Read ``candidates.jsonl``; if there is no such file, return empty data frames."""
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
-        return candidates_of_lines("", (), header)
-    except OSError as error:
-        return candidates_of_lines("", (), header, (f"{path} cannot be read: {error.strerror}",))
-    return candidates_of_lines(f"{path}, line", text.split("\n"), header)
+    """Read ``candidates.jsonl``; if there is no such file, return empty data frames.
+
+    Raises ``InvalidInputError`` if the file cannot be read.
+    """
+    return candidates_of_lines(f"{path}, line", lines_in(path) if path.exists() else (), header)
 
 
-def candidates_of_lines(where: str, lines: Iterable[str], header: Header, problems: tuple[str, ...] = ()) -> Candidates:
+def candidates_of_lines(where: str, lines: Iterable[str], header: Header) -> Candidates:
     """Return the candidates in the lines of a file; if a subject has several lines, the last one is used.
 
-    where: text before line numbers in messages. problems: earlier messages, which come first.
+    where: text before line numbers in messages.
     """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, text in enumerate(lines, start=1):
-        try:
-            if text:
-                line = _checked(text, header)
-                found[tuple(line[name] for name in header.subject_columns)] = line
-        except InvalidInputError as error:
-            problems = (*problems, f"{where} {number}: {error}; it is left out")
+    every, problems = checked_lines(where, lines, partial(_checked, header=header))
+    found = {subject_key(line, header): line for line in every}
     measured = _frame(found, "candidates", _CANDIDATE, header)
-    return Candidates(tuple(found.values()), measured, _frame(found, "desirable", _POINT, header), problems)
+    return Candidates(tuple(found.values()), measured, _frame(found, "desirable", _POINT, header), tuple(problems))
 
 
-def _checked(text: str, header: Header) -> dict[str, Any]:
+def _checked(text: str, header: Header) -> Line:
     """Return the JSON object of a line of ``candidates.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
     line = object_of_line(text, header, ("candidates", "desirable"))
-    _require(line["candidates"], _CANDIDATE)
-    _require(line["desirable"], _POINT)
+    for name, checks in (("candidates", _CANDIDATE), ("desirable", _POINT)):
+        if not isinstance(line[name], list):
+            raise InvalidInputError(f"{name} is {shown(line[name])}, not a list")
+        for record in line[name]:
+            require_valid(record, checks)
     return line
-
-
-def _require(records: object, columns: Mapping[str, _IsSound]) -> None:
-    """Raise ``InvalidInputError`` unless ``records`` is a list of objects with valid values in these columns."""
-    if not isinstance(records, list):
-        raise InvalidInputError(f"{records!r} is not a list")
-    for record in records:
-        if not isinstance(record, dict) or not columns.keys() <= record.keys():
-            raise InvalidInputError(f"{record!r} lacks one of {', '.join(columns)}")
-        for name, is_sound in columns.items():
-            if not is_sound(record[name]):
-                raise InvalidInputError(f"{name} is {record[name]!r}, which is not a valid value")
 
 
 def _frame(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mucudnn.bench.report.export import json_line
 from mucudnn.measuring.timing.load import Load
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
+from mucudnn.words.values import shown
 
 Subject = Mapping[str, Any]
 Line = dict[str, Any]
@@ -137,13 +139,9 @@ class Rows:
 
 def read_rows(path: Path, header: Header) -> Rows:
     """Read ``rows.jsonl``. Raises ``InvalidInputError`` if the file cannot be read."""
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
+    if not path.exists():
         return Rows((), (f"{path} does not exist: nothing was measured yet",))
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
-    return rows_of_lines(f"{path}, line", text.split("\n"), header)
+    return rows_of_lines(f"{path}, line", lines_in(path), header)
 
 
 def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
@@ -151,14 +149,7 @@ def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
 
     where: text before line numbers in messages. If a row was measured several times, the last result is used.
     """
-    found: list[Line] = []
-    problems: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line:
-                found.append(_checked(line, header))
-        except InvalidInputError as error:
-            problems.append(f"{where} {number}: {error}; it is left out")
+    found, problems = checked_lines(where, lines, partial(_checked, header=header))
     last = {row_key(line, header): line for line in found}
     counts = Counter(line["turns"] for line in found)
     incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
@@ -168,6 +159,29 @@ def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
         for turns, wanted in incomplete.items()
     ]
     return Rows(tuple(last.values()), tuple(problems), frozenset(incomplete), max(counts, default=0))
+
+
+def lines_in(path: Path) -> list[str]:
+    """Return the lines of a file. Raises ``InvalidInputError`` if the file cannot be read."""
+    try:
+        return path.read_bytes().decode(errors="replace").split("\n")
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def checked_lines(where: str, lines: Iterable[str], checked: Callable[[str], Line]) -> tuple[list[Line], list[str]]:
+    """Return the objects in the lines of a file, and a message on each invalid line.
+
+    where: text before line numbers in messages. checked: returns the object of a line, or raises ``InvalidInputError``.
+    """
+    found, problems = list[Line](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line:
+                found.append(checked(line))
+        except InvalidInputError as error:
+            problems.append(f"{where} {number}: {error}; it is left out")
+    return found, problems
 
 
 def subject_key(row: Mapping[str, Any], header: Header) -> Key:
@@ -180,33 +194,43 @@ def row_key(row: Mapping[str, Any], header: Header) -> Key:
     return (*subject_key(row, header), *(row[name] for name in _CONTESTANT))
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+
+
+# Checks of values, each with the words for what is allowed.
+Check = tuple[Callable[[Any], bool], str]
+TEXT: Check = (lambda value: isinstance(value, str), "a text")
+FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
+COUNT: Check = (lambda value: isinstance(value, int) and value > 0, "a whole number above 0")
+NUMBER: Check = (_is_number, "a number of at least 0")
+OPTIONAL_NUMBER: Check = (lambda value: value is None or _is_number(value), "a number of at least 0, or null")
+TIMES: Check = (
+    lambda value: isinstance(value, list) and all(_is_number(one) and one > 0 for one in value),
+    "a list of seconds above 0",
+)
+_CHECKS = {"turns": COUNT, "rows_in_turns": COUNT, "contestant": TEXT, "samples_s": TIMES}
+_CHECKS |= dict.fromkeys(("limit_bytes", "workspace_bytes", "relative_error", "load"), OPTIONAL_NUMBER)
+
+
+def require_valid(record: object, checks: Mapping[str, Check]) -> None:
+    """Raise ``InvalidInputError`` unless ``record`` is an object with valid values in the columns of ``checks``."""
+    if not isinstance(record, dict) or not checks.keys() <= record.keys():
+        raise InvalidInputError(f"{shown(record)} lacks one of {', '.join(checks)}")
+    for name, (is_valid, allowed) in checks.items():
+        if not is_valid(record[name]):
+            raise InvalidInputError(f"{name} is {shown(record[name])}, not {allowed}")
+
+
 def _checked(text: str, header: Header) -> Line:
     """Return the row in a line of ``rows.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
     line = object_of_line(text, header, COLUMNS)
-    _require_kinds(line)
-    _require_samples(line, header.is_timed)
-    return line
-
-
-def _require_kinds(line: Line) -> None:
-    for name in ("turns", "rows_in_turns"):
-        if not isinstance(line[name], int):
-            raise InvalidInputError(f"{name} is {line[name]!r}, not a whole number")
-    if not isinstance(line["contestant"], str):
-        raise InvalidInputError(f"contestant is {line['contestant']!r}, not a text")
-    if "operation" in line and line["operation"] is not None and "c" in line:
+    require_valid(line, _CHECKS | ({"count": COUNT} if "count" in line else {}))
+    if line.get("operation") is not None and "c" in line:
         problem_of(line)
-
-
-def _require_samples(line: Line, is_timed: bool) -> None:
-    samples = line["samples_s"]
-    if not isinstance(samples, list):
-        raise InvalidInputError(f"samples_s is {samples!r}, not a list of seconds")
-    for index, sample in enumerate(samples):
-        if isinstance(sample, bool) or not isinstance(sample, (int, float)) or not isfinite(sample) or sample <= 0:
-            raise InvalidInputError(f"sample {index + 1} of {len(samples)} is {sample!r}, not a time above 0")
-    if is_timed and not samples and not line["failure"]:
+    if header.is_timed and not line["samples_s"] and not line["failure"]:
         raise InvalidInputError("samples_s is empty without a failure")
+    return line
 
 
 def object_of_line(text: str, header: Header, columns: Iterable[str]) -> dict[str, Any]:

@@ -61,30 +61,12 @@ def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
-def not_numbers(rows: pandas.DataFrame) -> dict[str, int]:
-    """Return, for each numeric column of rows read from files, how many of its values are not numbers."""
-    found = {}
-    for name in set(_NUMBERS) & set(rows.columns):
-        given = rows[name].notna()
-        if wrong := int((given & pandas.to_numeric(rows[name], errors="coerce").isna()).sum()):
-            found[name] = wrong
-    return found
-
-
 def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a copy of the rows that has every numeric and text column, each converted to its type.
-
-    A column that the rows lack is empty; a value in a numeric column that is not a number becomes NaN.
-    """
-    rows = rows.copy()
-    for name in _NUMBERS:
-        found = rows[name] if name in rows else pandas.Series(nan, index=rows.index)
-        rows[name] = pandas.to_numeric(found, errors="coerce").astype(float)
-    for name in _TEXTS:
-        found = rows[name] if name in rows else pandas.Series(None, index=rows.index, dtype=object)
-        rows[name] = [None if value is None or value != value else str(value) for value in found]
-    rows["count"] = rows["count"].fillna(1)
-    return rows
+    """Return a copy of the rows that has every numeric and text column, each converted to its type."""
+    rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
+    texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
+    rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
+    return rows.assign(count=rows["count"].fillna(1))
 
 
 def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -112,7 +94,7 @@ def _with_same(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
     if {"network", "batch_size"} <= set(rows.columns):
-        rows = rows.assign(images_per_s=pandas.to_numeric(rows["batch_size"], errors="coerce") / rows["time_s"])
+        rows = rows.assign(images_per_s=rows["batch_size"] / rows["time_s"])
     if "kinds_s" in rows:
         rows = rows.assign(kinds=rows["kinds_s"].map(_kinds))
     return rows
@@ -121,7 +103,7 @@ def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
 def _kinds(kinds_s: object) -> str | None:
     from mucudnn.bench.contests.step_parts import shares  # imported only here, since it imports torch
 
-    if not isinstance(kinds_s, dict) or not all(isinstance(seconds, (int, float)) for seconds in kinds_s.values()):
+    if not isinstance(kinds_s, dict):
         return None
     return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
 
@@ -135,17 +117,11 @@ def _spread(samples: list[float]) -> float:
 
 def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add samples per second and the overheads of calls to the rows, and convert columns of metrics to numbers."""
-    alone_s = [_samples_in(value) for value in rows[_ALONE]]
+    alone_s = [value if isinstance(value, list) else [] for value in rows[_ALONE]]
     found = (overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True))
-    numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in _METRICS if name in rows}
-    rows = rows.assign(**numbers, samples_per_s=rows["batch_size"] / rows["time_s"])
+    rows = rows.astype({name: float for name in _METRICS if name in rows})
+    rows = rows.assign(samples_per_s=rows["batch_size"] / rows["time_s"])
     return _with_columns(rows, (one.columns("overhead{}_s") for one in found))
-
-
-def _samples_in(value: object) -> list[float]:
-    """Return the time samples that a cell of a table lists; empty if the cell is not a list of finite numbers."""
-    numbers = pandas.to_numeric(pandas.Series(value if isinstance(value, list) else [], dtype=object), errors="coerce")
-    return numbers.astype(float).tolist() if np.isfinite(numbers.astype(float)).all() else []
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:

@@ -12,7 +12,7 @@ import pandas
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
-from mucudnn.bench.pages.measured import has_problems, measured, not_numbers, unmatched_published
+from mucudnn.bench.pages.measured import has_problems, measured, unmatched_published
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
 from mucudnn.bench.sources.published import SOURCE, TABLES
 from mucudnn.words.errors import InvalidInputError
@@ -172,8 +172,6 @@ def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str
         yield "not read, or not as it should be", problem
     if not len(rows):
         yield "no rows", f"{folder.path} has no row that can be shown"
-    for name, count in not_numbers(folder.rows).items():
-        yield "not shown", f"{name} is no number in {count} rows"
     if folder.header.is_timed and (failed := int((rows["time_s"].isna()).sum())):
         yield "no time", f"{failed} rows have no samples; the last column of the table of operations has the reason"
     if busy := int((rows["load"] > BUSY).sum()):

@@ -56,4 +56,4 @@ def test_a_bad_row_is_told_by_its_number_and_the_others_are_there(folder: Result
     file.write_text(json.dumps(record))
     found = read_result_file(file)
     assert len(found.lines) == len(folder.lines) - 1
-    assert f"{file}, row 1: sample 1 of 1 is 'soon'" in found.problems[0]
+    assert f"{file}, row 1: samples_s is ['soon'], not" in found.problems[0]
