@@ -1,4 +1,4 @@
-"""The commands through their real entry point: what they print and write."""
+"""The commands through their real entry point: output, files, options for the choices of a config, imports."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
-from support.command_line import TUNE, commands, invoke, one_layer
+from support.command_line import TUNE, commands, fail, invoke, one_layer
 from support.database_rows import FAST, HERE, PROBLEM, fill
 from support.places import TESTS
+from support.processes import loaded_by
 
+import mucudnn
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
+from mucudnn.bench.suites.training import benchmark as training
 from mucudnn.cli import doctor
 from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithm_versions, algorithms
+from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.results import MicroConfig
 
@@ -147,3 +153,109 @@ def test_the_documentation_names_every_command_and_only_options_that_exist() -> 
     for example, name in named.items():
         known = {option for param in every[name].params for option in (*param.opts, *param.secondary_opts)}
         assert set(re.findall(r"(?<= )--[a-z-]+", example)) <= known, example
+
+
+# What must not be loaded before it is needed; asked of a fresh process.
+
+
+def test_import_loads_nothing_heavy() -> None:
+    assert loaded_by("import mucudnn; mucudnn.Config(); mucudnn.Operation.FORWARD; mucudnn.InfeasibleError") == set()
+
+
+def test_the_test_above_can_fail() -> None:
+    assert {"torch", "mucudnn.modules.conv2d"} <= loaded_by("import mucudnn; mucudnn.Conv2d")
+
+
+@pytest.mark.parametrize("name", mucudnn.__all__)
+def test_every_export_is_there(name: str) -> None:
+    assert getattr(mucudnn, name).__name__ == name
+    assert name in dir(mucudnn)
+
+
+def test_unknown_attribute_says_so() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conv3d'"):
+        _ = mucudnn.conv3d
+
+
+# The choices of a config, as options: each has one, in the commands where it decides something.
+
+
+COMMANDS = dict(commands())
+TRAINING = ("bench", "training", "alexnet")
+
+
+def names(command: click.Command) -> set[str]:
+    return {str(parameter.name) for parameter in command.params}
+
+
+def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
+    """What the command tunes with."""
+    seen: list[Any] = []
+
+    def stop(sources: object, batch_sizes: object, options: Any, *_: object, **__: object) -> None:
+        seen.append(options.config)
+        raise KeyboardInterrupt
+
+    def stop_tuning(table: object, config: Config, **_: object) -> None:
+        seen.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "benchmark_training", stop)
+    monkeypatch.setattr(table_tuning, "tune_table", stop_tuning)
+    result = invoke(*arguments)
+    assert seen, result.output
+    config: Config = seen[0]
+    return config
+
+
+def test_every_choice_has_an_option() -> None:
+    assert {field.name for field in fields(Config)} <= set().union(*map(names, COMMANDS.values()))
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if "workspace_limit" in names(command)])
+def test_wherever_there_is_a_limit_it_is_said_whether_it_holds_torchs_own(name: str) -> None:
+    assert "limits_torch" in names(COMMANDS[name])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [((), None), (("--limit-torch",), True), (("--no-limit-torch",), False)]
+)
+@pytest.mark.parametrize("command", [("tune", "alexnet", "--batch", "2"), ("batch", "alexnet"), TRAINING])
+def test_whether_the_limit_holds_torchs_own_is_handed_on(
+    command: tuple[str, ...], given: tuple[str, ...], expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config_of(monkeypatch, *command, *given).limits_torch is expected
+
+
+@pytest.mark.parametrize("option", ["--limit-torch", "--no-limit-torch"])
+def test_a_budget_always_holds_torchs_own(option: str) -> None:
+    message = fail("tune", "alexnet", "--batch", "2", "--workspace-budget", "1MiB", option)
+    assert "a budget always applies to PyTorch's own convolution too" in message
+
+
+def test_what_only_enable_knows_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--how", "enable", "--first-call-time", "7s", "--background")
+    config = config_of(monkeypatch, *TRAINING, *options)
+    assert (config.first_call_time_s, config.background) == (7.0, True)
+    config = config_of(monkeypatch, *TRAINING)
+    assert (config.first_call_time, config.background) == (Config().first_call_time, Config().background)
+
+
+@pytest.mark.parametrize("options", [("--background",), ("--first-call-time", "1s")])
+def test_what_only_enable_knows_is_refused_without_it(options: tuple[str, ...]) -> None:
+    message = fail(*TRAINING, *options)
+    assert options[0] in message
+    assert "add --how enable" in message
+
+
+@pytest.mark.parametrize(
+    "command", [("explain", "alexnet", "--batch", "2", "--budget", "1GiB"), ("tune", "alexnet", "--batch", "2")]
+)
+def test_quick_tuning_is_the_default(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not config_of(monkeypatch, *command).thorough
+    assert config_of(monkeypatch, *command, "--thorough").thorough
+
+
+def test_curves_over_all_batch_sizes_are_measured_thoroughly(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config_of(monkeypatch, "batch", "alexnet", "--up-to", "2").thorough
+    assert "each algorithm at every size" in " ".join(invoke("batch", "--help").output.split())

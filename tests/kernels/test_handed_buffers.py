@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from torch._prims_common import suggest_memory_format
 
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.buffers import suggests_channels_last
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.torch_ops.direct import Direct, phases
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 NAMES = ("gemm", "direct", "fft", "winograd-2x2", "winograd-4x4", "winograd-6x6")
 HANDED = ("x", "w", "y", "prepared", "scratch")
@@ -90,3 +93,43 @@ def test_it_is_torchs(dim: int) -> None:
 def test_other_tensors_are_not_in_it() -> None:
     assert not suggests_channels_last(torch.zeros(3, 2))
     assert not suggests_channels_last(torch.zeros(3, 2, 4))
+
+
+# The phases of the direct method: which pixels a tap reads, for strides and dilations that share no factor or many.
+
+
+by_operation = pytest.mark.parametrize("operation", list(Operation))
+
+
+def error_of(problem: ConvProblem) -> float:
+    call = Call(problem, 3)
+    expected = reference(problem, call.x, call.w, call.y)
+    return relative_l2_error(call.run(Direct(), [2, 1]), expected)
+
+
+@by_operation
+@pytest.mark.parametrize("stride", [(1, 2), (3, 1), (2, 4), (5, 7)], ids=str)
+@pytest.mark.parametrize("dilation", [(1, 1), (2, 3), (4, 2)], ids=str)
+def test_strides_and_dilations(operation: Operation, stride: Pair, dilation: Pair) -> None:
+    for padding, memory_format in product([(0, 0), (1, 4), (9, 6)], MemoryFormat):
+        problem = ConvProblem(
+            operation, 4, 13, 10, 6, 3, 2, stride, padding, dilation, 2, dtype="float64", memory_format=memory_format
+        )
+        assert error_of(problem) < 1e-14
+
+
+@by_operation
+def test_a_map_that_no_tap_reaches(operation: Operation) -> None:
+    """The only output reads padding alone: y is the bias, gradients are zero."""
+    problem = ConvProblem(operation, 2, 1, 1, 3, 1, 1, stride=(3, 3), padding=(1, 1))
+    assert not Call(problem, 2).run(Direct(), [2]).any()
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "count"),
+    [((1, 1), (1, 1), 1), ((2, 2), (1, 1), 4), ((2, 2), (2, 2), 1), ((4, 4), (1, 1), 9)],
+)
+def test_only_phases_that_are_read_are_stored(stride: Pair, dilation: Pair, count: int) -> None:
+    layout = phases(ConvProblem(Operation.FORWARD, 2, 16, 16, 2, 3, 3, stride, (1, 1), dilation))
+    assert len(layout.offsets) == count
+    assert {tap.phase for tap in layout.taps} == set(range(count))

@@ -1,24 +1,31 @@
-"""Solving again from what was stored gives what tuning gave, and measures nothing."""
+"""Solving again from stored measurements, those of missing packages included."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.plug_in import Pointwise
 
+import mucudnn
 from mucudnn.database.database import Database
+from mucudnn.database.selection import select_measurements
+from mucudnn.kernels import registry
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import Tuning
-from mucudnn.tuning.tuner import tune_tasks
-from mucudnn.words.config import Config
+from mucudnn.tuning.tuner import tune, tune_tasks
+from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
 
-BATCH = 8
 VERSIONS = {"native": 1, "quick": 1}
 PROBLEMS = [replace(FORWARD, k=k) for k in (2, 3, 4)]
 
@@ -115,3 +122,110 @@ def test_what_does_not_fit_names_the_tasks_and_what_would(config: Callable[[int]
             replay(tasks(too_little), too_little, stored)
         assert caught.value.smallest_feasible_bytes == least
         assert len(replay(tasks(enough), enough, stored).problems) == len(PROBLEMS)
+
+
+# Algorithms of other packages in tuning: measured, checked at every size, stored, chosen; and none can break it.
+
+
+PROBLEM = ConvProblem("forward", 8, 14, 14, 8, 1, 1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    mucudnn.register(Pointwise())
+
+
+@pytest.mark.usefixtures("registered")
+def test_it_is_measured_on_this_machine_and_stored_with_its_version(database: Path) -> None:
+    tuning = mucudnn.tune(PROBLEM, 4, Config(algorithms="test/pointwise", workspace_limit=None))
+    measured = {m.micro_config.algorithm: m for m in tuning.problems[0].measurements}
+    assert set(measured) == {"native", "test/pointwise"}
+    assert measured["test/pointwise"].relative_error < 1e-6
+    with Database(database) as opened:
+        assert opened.versions(tuning.environment)["test/pointwise"] == (1,)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_later_version_is_measured_anew(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(algorithms="test/pointwise", workspace_limit=None)
+    mucudnn.tune(PROBLEM, 2, config)
+    monkeypatch.setattr(registry, "_registered", {})
+    mucudnn.register(Pointwise(version=2))
+    tuning = mucudnn.tune(PROBLEM, 2, config)
+    with Database(database) as opened:
+        assert opened.versions(tuning.environment)["test/pointwise"] == (1, 2)
+
+
+def bench_with(quick: FakeAlgorithm) -> Bench:
+    bench = Bench()
+    bench.quick = quick
+    quick.clock = bench.clock
+    return bench
+
+
+def plug_in(**changes: Any) -> FakeAlgorithm:
+    return FakeAlgorithm("test/quick", Bench().clock, linear(0.01), **changes)
+
+
+def test_it_is_chosen_where_it_is_the_fastest_and_can_be_asked_for_by_its_name() -> None:
+    config = Config(algorithms="test/quick", workspace_limit=None)
+    (tuned,) = bench_with(plug_in()).tune(config=config).problems
+    assert tuned.configuration.algorithms == ("test/quick",)
+
+
+@dataclass(slots=True)
+class Failing(FakeAlgorithm):
+    """Raises what no library would, in one of its methods."""
+
+    fails_in: str = "step"
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return self._fail("supports")
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        self._fail("internal_bytes")
+        return 0
+
+    def step(self, *operands: Any) -> None:
+        self._fail("step")
+
+    def _fail(self, method: str) -> None:
+        if method == self.fails_in:
+            raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("method", ["supports", "internal_bytes", "step"])
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_bug_in_it_is_a_failure_of_that_algorithm_and_not_of_tuning(method: str, limit: int | None) -> None:
+    bench = bench_with(Failing("test/quick", Bench().clock, linear(0.01), fails_in=method))
+    (tuned,) = bench.tune(config=Config(workspace_limit=limit)).problems
+    assert tuned.configuration.is_baseline
+    if method != "internal_bytes" or limit is None:  # what cannot be counted fits no limit
+        assert all("a bug" in failure.reason for failure in tuned.failures)
+        assert tuned.failures
+
+
+def test_measurements_of_a_missing_package_are_solved_with_and_kept(database: Path) -> None:
+    bench = bench_with(plug_in())
+    with Database(database) as opened:
+        tune([FORWARD], BATCH, NO_LIMIT, database=opened, machine=bench.machine)
+        removed = opened.prune(versions={"native": 1})
+        assert removed == 0
+        assert "test/quick" in opened.versions(bench.machine.environment)
+        assert opened.prune(versions={"native": 1, "test/quick": 2}) > 0  # an installed one of another version
+        assert "test/quick" not in opened.versions(bench.machine.environment)
+
+
+def test_solving_again_needs_no_package_and_says_that_running_does(database: Path) -> None:
+    bench = bench_with(plug_in())
+    task = Task(FORWARD, BATCH, None)
+    with Database(database) as opened:
+        tuning = tune([FORWARD], BATCH, NO_LIMIT, database=opened, machine=bench.machine)
+        selected = select_measurements(opened, [task], BatchSizePolicy.POWER_OF_TWO)
+        (solved,) = replay([task], NO_LIMIT, selected).problems
+        strict = select_measurements(opened, [task], BatchSizePolicy.POWER_OF_TWO, strict=True)
+    assert solved.configuration == tuning.problems[0].configuration
+    said = "test/quick is an algorithm of another package: where it is missing, PyTorch's own runs instead"
+    assert said in selected.notes
+    assert "not known to be strict for each problem, and not used there: test/quick" in strict.notes

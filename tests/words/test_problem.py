@@ -1,9 +1,11 @@
-"""Convolution problems: shapes as torch's own, impossible ones refused as torch refuses them."""
+"""Convolution problems, and sizes, times and bandwidths as people write them."""
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.units import exact_bytes, format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
 
 SIZES: dict[str, Any] = {"c": 4, "h": 9, "w": 8, "k": 6, "r": 3, "s": 2}
 
@@ -102,3 +105,122 @@ def test_for_people() -> None:
         Operation.BACKWARD_DATA, **SIZES, stride=(2, 1), groups=2, memory_format=MemoryFormat.CHANNELS_LAST
     )
     assert str(problem) == "backward_data 4x9x8 -> 6, 3x2, stride 2x1, groups 2, float32 channels_last"
+
+
+# Bytes and seconds: what people write is understood exactly, or refused with what to write instead.
+
+
+FACTORS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+
+
+@given(st.integers(0, 10**6), st.sampled_from(sorted(FACTORS)), st.sampled_from(["", " ", "  "]))
+def test_binary_units_are_powers_of_1024(number: int, unit: str, space: str) -> None:
+    assert parse_bytes(f"{number}{space}{unit}") == number * FACTORS[unit]
+    assert parse_bytes(f"{number}{space}{unit.lower()}") == number * FACTORS[unit]
+
+
+@given(st.none() | st.integers(0, 2**50))
+def test_bytes_pass_through(value: int | None) -> None:
+    assert parse_bytes(value) == value
+
+
+def test_none_is_no_limit() -> None:
+    assert parse_bytes("none") is None
+    assert parse_bytes(" None ") is None
+    assert parse_bytes("1.5KiB") == 1536
+    assert format_bytes(None) == "no limit"
+
+
+@pytest.mark.parametrize(
+    ("given_text", "message"),
+    [
+        ("64MB", r"'64MB' is ambiguous: write 64MiB \(powers of 1024\) or 64000000B"),
+        ("64", r"'64' has no unit.*64MiB"),
+        ("-1", r"'-1' is not understood.*64MiB"),
+        ("lots", r"'lots' is not understood"),
+        ("", r"'' is not understood"),
+        ("64 parsecs", r"unknown unit 'parsecs'"),
+        (-1, "the number of bytes is -1; it must be at least 0"),
+        (True, "the number of bytes is True; it must be a whole number"),
+        (64.0, "the number of bytes is 64.0; it must be a whole number"),
+        (2**63, f"the number of bytes is {2**63}; it must be at most {2**63 - 1}"),
+        (f"{2**63}B", f"is more than {2**63 - 1} bytes; write a smaller one, or none"),
+        ("8388608TiB", "is more than"),
+        (f"{'9' * 400}MiB", r"is more than 9223372036854775807 bytes"),
+        (f"{'9' * 400}MB", r"is more than 9223372036854775807 bytes"),
+        (f"{'9' * 5000}B", r"99\.\.\. \(5003 characters\) is not understood"),
+        ("1e30TiB", "is not understood"),
+    ],
+)
+def test_refused_sizes_say_what_to_write(given_text: str | int, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        parse_bytes(given_text)
+
+
+@given(st.integers(0, 2**50))
+def test_printed_bytes_are_right_to_three_digits(value: int) -> None:
+    number, unit = format_bytes(value).split()
+    assert float(number) * FACTORS[unit] == pytest.approx(value, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60s", 60.0),
+        ("2min", 120.0),
+        ("500ms", 0.5),
+        ("5us", pytest.approx(5e-6)),
+        ("1h", 3600.0),
+        ("1.5", 1.5),
+        (3, 3.0),
+        (1e-9, 1e-9),
+        ("1e-9s", 1e-9),
+        ("none", None),
+        (None, None),
+    ],
+)
+def test_seconds(text: str | float | None, seconds: float | None) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("size", [2**53 + 1, 2**63 - 1])
+def test_exact_bytes_are_read_back_exactly(size: int) -> None:
+    """In float64 both are rounded, one of them to less than what was needed."""
+    assert parse_bytes(exact_bytes(size).split()[0]) == size
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert type(parse_bytes(np.int32(64))) is int
+    assert type(parse_seconds(np.float32(0.5))) is float
+    assert (parse_bytes(np.int32(64)), parse_seconds(np.float32(0.5))) == (64, 0.5)
+
+
+def test_sizes_beyond_all_units_can_be_printed() -> None:
+    assert format_bytes(10**400).endswith("0 GiB")
+    assert format_seconds(inf) == "inf s"
+
+
+@pytest.mark.parametrize("text", ["soon", "-1s", "3 days", "", "nan", "inf", "9" * 400, "1e400s", "9" * 5000])
+def test_refused_times_say_what_to_write(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="60s, 2min or 500ms"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize("seconds", [-1, nan, inf, True, 10**400, 1j, b"60s"])
+def test_what_is_no_number_of_seconds_is_refused(seconds: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"60s, 2min or 500ms|it must be a finite number"):
+        parse_seconds(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("25GB/s", 25e9), ("200Gbit/s", 25e9), ("1.5 MiB/s", 1.5 * 2**20), ("10gbit/s", 1.25e9), ("7B/s", 7)],
+)
+def test_bandwidths_are_bytes_a_second(text: str, bytes_per_s: float) -> None:
+    assert parse_bandwidth(text) == bytes_per_s
+
+
+@pytest.mark.parametrize("text", ["25GB", "25/s", "GB/s", "0GB/s", "none", "-1GB/s", "1 parsec/s", f"{'9' * 400}GB/s"])
+def test_what_is_no_bandwidth_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError, match="write for example 25GB/s"):
+        parse_bandwidth(text)

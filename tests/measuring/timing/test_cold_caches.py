@@ -1,20 +1,23 @@
-"""The clock of cold caches: what it counts, and when it empties them."""
+"""Cold caches, the kept heap, and the rate of matrix products."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
+from math import inf
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from mucudnn.measuring.timing import cold_caches
+from mucudnn.measuring.timing import cold_caches, peak_rate
 from mucudnn.measuring.timing import kept_heap as module
 from mucudnn.measuring.timing.cold_caches import ColdClock, last_level_bytes
 from mucudnn.measuring.timing.kept_heap import kept_heap
+from mucudnn.measuring.timing.peak_rate import peak_flops_per_s, sustained_flops_per_s
 
 
 @pytest.fixture
@@ -121,3 +124,25 @@ def _enter() -> None:
 def test_what_the_user_has_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     assert module._mallopt() is None
+
+
+# The rate of matrix products: measured a few times, and only where it bounds anything.
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", "float32"), ("cpu", "bfloat16"), ("cpu", "float16")])
+def test_where_it_bounds_nothing_it_is_infinite(device: str, dtype: str) -> None:
+    assert peak_flops_per_s(device, dtype) == sustained_flops_per_s(device, dtype) == inf
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_best_of_the_first_looks_counts(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one meets a busy moment; after ten of them nobody looks any more."""
+    looks = iter([1e9, 3e9, *[2e9] * 8])
+    monkeypatch.setattr(peak_rate, "_seen_flops_per_s", defaultdict(list))
+    monkeypatch.setattr(peak_rate, "_flops_per_s", lambda dtype, least_s: next(looks))
+    assert [peak_flops_per_s("cpu", dtype) for _ in range(12)] == [1e9, *[3e9] * 11]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_is_measured(dtype: str) -> None:
+    assert 0 < peak_flops_per_s("cpu", dtype) < inf

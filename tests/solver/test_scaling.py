@@ -1,0 +1,343 @@
+"""Buckets of gradients, all-reduces and uneven shares: against brute force, torch and a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, combinations, product
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mucudnn.solver.all_reduce import all_reduce_s, fitted_link, lower_bound_s, rounds, volume
+from mucudnn.solver.buckets import (
+    DDP_CAP_BYTES,
+    DDP_FIRST_CAP_BYTES,
+    Gradient,
+    MessageCost,
+    best_cap,
+    best_merging,
+    ddp_default,
+    ddp_ends,
+    sent_s,
+)
+from mucudnn.solver.shares import best_shares, equal_shares
+from mucudnn.words.communication import AllReduce, Link
+from mucudnn.words.errors import InfeasibleError, InvalidInputError
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)
+
+
+@st.composite
+def gradients_of_a_step(draw: st.DrawFn) -> list[Gradient]:
+    sizes = draw(SIZES)
+    gaps = draw(st.lists(st.integers(0, 40), min_size=len(sizes), max_size=len(sizes)))
+    return [Gradient(size, float(ready)) for size, ready in zip(sizes, accumulate(gaps), strict=True)]
+
+
+def by_message(latency: int, concave: bool) -> MessageCost:
+    return lambda size: latency + (size**0.5 if concave else float(size))
+
+
+def all_merges(count: int) -> Iterator[tuple[int, ...]]:
+    for cuts in range(count):
+        for inner in combinations(range(1, count), cuts):
+            yield (*inner, count)
+
+
+def simulated_s(gradients: list[Gradient], ends: tuple[int, ...], cost: MessageCost) -> float:
+    """One channel: each message waits for its last gradient and for the message before."""
+    free_s, first = 0.0, 0
+    for end in ends:
+        bucket = gradients[first:end]
+        free_s = max(free_s, *(gradient.ready_s for gradient in bucket)) + cost(sum(g.size_bytes for g in bucket))
+        first = end
+    return free_s
+
+
+@settings(max_examples=60)
+@given(gradients=gradients_of_a_step(), latency=st.integers(0, 50), concave=st.booleans())
+def test_the_best_merging_is_the_best_of_all(gradients: list[Gradient], latency: int, concave: bool) -> None:
+    cost = by_message(latency, concave)
+    best = best_merging(gradients, cost)
+    every = {ends: simulated_s(gradients, ends, cost) for ends in all_merges(len(gradients))}
+    assert best.end_s == pytest.approx(min(every.values()))
+    assert every[best.ends] == pytest.approx(best.end_s)
+    assert sent_s(gradients, best.ends, cost) == pytest.approx(best.end_s)
+
+
+@settings(max_examples=60)
+@given(gradients=gradients_of_a_step(), latency=st.integers(0, 50), concave=st.booleans())
+def test_the_best_cap_is_the_best_of_all_caps(gradients: list[Gradient], latency: int, concave: bool) -> None:
+    cost = by_message(latency, concave)
+    best = best_cap(gradients, cost)
+    sizes = [gradient.size_bytes for gradient in gradients]
+    every = {cap: simulated_s(gradients, ddp_ends(sizes, cap), cost) for cap in range(1, sum(sizes) + 2)}
+    assert best.end_s == pytest.approx(min(every.values()))
+    assert best.cap_bytes is not None
+    assert every[best.cap_bytes] == pytest.approx(best.end_s)
+    assert best.ends == ddp_ends(sizes, best.cap_bytes)
+    assert best.end_s >= best_merging(gradients, cost).end_s * (1 - 1e-12)
+
+
+@settings(max_examples=60)
+@given(sizes=SIZES, cap=st.integers(1, 300), first=st.none() | st.integers(1, 100))
+def test_buckets_are_filled_as_torch_fills_them(sizes: list[int], cap: int, first: int | None) -> None:
+    tensors = [torch.empty(size, dtype=torch.float32) for size in sizes]
+    limits = [4 * cap] if first is None else [4 * first, 4 * cap]
+    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits)
+    ends = ddp_ends([4 * size for size in sizes], 4 * cap, None if first is None else 4 * first)
+    assert [*accumulate(map(len, buckets))] == [*ends]
+
+
+def test_the_default_is_that_of_torch() -> None:
+    from torch.nn.parallel import distributed
+
+    assert distributed._DEFAULT_BUCKET_CAP_MB * 2**20 == DDP_CAP_BYTES
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == DDP_FIRST_CAP_BYTES
+
+
+def test_the_default_sends_a_small_bucket_first() -> None:
+    sizes = [2**19] * 4 + [2**24] * 4
+    gradients = [Gradient(size, float(number)) for number, size in enumerate(sizes)]
+    assert ddp_default(gradients, lambda _: 0.0).ends == (2, 6, 8)
+
+
+def test_latency_merges_and_bandwidth_divides() -> None:
+    gradients = [Gradient(10, float(number)) for number in range(5)]
+    assert best_merging(gradients, lambda _: 100.0).ends == (5,)
+    assert best_cap(gradients, lambda _: 100.0).ends == (5,)
+    assert best_merging(gradients, lambda size: size / 10).end_s == 5
+    assert best_cap(gradients, lambda size: size / 10).ends == (1, 2, 3, 4, 5)
+
+
+def test_without_gradients_nothing_is_sent() -> None:
+    for of in (best_merging, best_cap, ddp_default):
+        assert (of([], lambda _: 1.0).ends, of([], lambda _: 1.0).end_s) == ((), 0.0)
+
+
+@pytest.mark.parametrize("gradients", [[Gradient(0, 0.0)], [Gradient(1, 2.0), Gradient(1, 1.0)], [Gradient(1, -1.0)]])
+def test_gradients_out_of_order_are_refused(gradients: list[Gradient]) -> None:
+    for of in (best_merging, best_cap, ddp_default):
+        with pytest.raises(InvalidInputError, match="gradient"):
+            of(gradients, lambda _: 1.0)
+
+
+# Costs of all-reduces against a simulation that runs each algorithm message by message, on numbers.
+
+
+LINK = Link(latency_s=5e-6, bytes_per_s=25e9)
+RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 17, 31, 32)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Elements first..last of what the sender has; the receiver adds them to its own, or keeps them instead."""
+
+    sender: int
+    receiver: int
+    first: int
+    last: int
+    is_added: bool
+
+
+Round = list[Message]
+
+
+def ring(p: int, n: int) -> Iterator[Round]:
+    ends = [n * i // p for i in range(p + 1)]
+    for phase, is_added in enumerate((True, False)):
+        for step in range(p - 1):
+            chunks = [(rank + phase - step) % p for rank in range(p)]
+            yield [Message(r, (r + 1) % p, ends[c], ends[c + 1], is_added) for r, c in enumerate(chunks)]
+
+
+def tree(p: int, n: int) -> Iterator[Round]:
+    distances = [2**i for i in range((p - 1).bit_length())]
+    pairs = [[(r, r + d) for r in range(0, p, 2 * d) if r + d < p] for d in distances]
+    for level in pairs:
+        yield [Message(child, parent, 0, n, True) for parent, child in level]
+    for level in reversed(pairs):
+        yield [Message(parent, child, 0, n, False) for parent, child in level]
+
+
+def butterfly(p: int, n: int) -> Iterator[Round]:
+    for i in range(p.bit_length() - 1):
+        yield [Message(rank, rank ^ 2**i, 0, n, True) for rank in range(p)]
+
+
+def rabenseifner(p: int, n: int) -> Iterator[Round]:
+    own = [[(0, n)] for _ in range(p)]  # of each rank what it is responsible for, and was before
+    distances = [p >> i for i in range(1, p.bit_length())]
+    for distance in distances:
+        messages = []
+        for rank in range(p):
+            first, last = own[rank][-1]
+            halves = [(first, (first + last) // 2), ((first + last) // 2, last)]
+            upper = bool(rank & distance)
+            messages.append(Message(rank, rank ^ distance, *halves[not upper], True))
+            own[rank].append(halves[upper])
+        yield messages
+    for distance in reversed(distances):
+        yield [Message(rank, rank ^ distance, *own[rank].pop(), False) for rank in range(p)]
+
+
+SCHEDULES = {
+    AllReduce.RING: ring,
+    AllReduce.TREE: tree,
+    AllReduce.BUTTERFLY: butterfly,
+    AllReduce.RABENSEIFNER: rabenseifner,
+}
+FOLDED = (AllReduce.BUTTERFLY, AllReduce.RABENSEIFNER)
+
+
+def schedule(algorithm: AllReduce, p: int, n: int) -> Iterator[Round]:
+    """Ranks beyond a power of two send all they have to a partner before, and get the sum back after."""
+    power = 2 ** (p.bit_length() - 1) if algorithm in FOLDED else p
+    if power < p:
+        yield [Message(rank, rank - power, 0, n, True) for rank in range(power, p)]
+    yield from SCHEDULES[algorithm](power, n)
+    if power < p:
+        yield [Message(rank - power, rank, 0, n, False) for rank in range(power, p)]
+
+
+def simulate(algorithm: AllReduce, p: int, data: np.ndarray) -> tuple[np.ndarray, int, Fraction]:
+    """Return what each rank ends with, how many rounds there were, and the elements that passed in sequence."""
+    n = data.shape[1]
+    count, passed = 0, Fraction(0)
+    for messages in schedule(algorithm, p, n):
+        for side in ("sender", "receiver"):
+            busy = [getattr(message, side) for message in messages]
+            assert len({*busy}) == len(busy), "a rank sends one message and receives one in a round"
+        sent = [data[m.sender, m.first : m.last].copy() for m in messages]
+        for message, values in zip(messages, sent, strict=True):
+            old = data[message.receiver, message.first : message.last]
+            old[:] = old + values if message.is_added else values
+        count += 1
+        passed += max(m.last - m.first for m in messages)
+    return data, count, passed
+
+
+@pytest.mark.parametrize("p", RANKS)
+@pytest.mark.parametrize("algorithm", AllReduce)
+def test_every_rank_ends_with_the_sum_in_as_many_rounds_and_bytes_as_the_model_says(
+    algorithm: AllReduce, p: int
+) -> None:
+    n = 32 * p  # whole chunks and halves
+    data = np.random.default_rng(p).integers(-999, 999, (p, n))
+    expected = data.sum(axis=0)
+    ended, count, passed = simulate(algorithm, p, data.copy())
+    assert (ended == expected).all()
+    assert count == rounds(algorithm, p)
+    assert float(passed / n) == pytest.approx(volume(algorithm, p), rel=1e-14)
+    assert all_reduce_s(algorithm, p, 8 * n, LINK) == pytest.approx(count * 5e-6 + 8 * float(passed) / 25e9)
+
+
+@pytest.mark.parametrize("algorithm", AllReduce)
+@given(p=st.integers(1, 5000), size=st.integers(0, 2**40))
+def test_no_algorithm_is_below_the_lower_bound(algorithm: AllReduce, p: int, size: int) -> None:
+    assert all_reduce_s(algorithm, p, size, LINK) >= lower_bound_s(p, size, LINK) * (1 - 1e-12)
+
+
+def test_the_lower_bound_is_the_bandwidth_of_much_data_and_the_latency_of_little() -> None:
+    assert lower_bound_s(4, 25e9, LINK) == pytest.approx(1.5)
+    assert lower_bound_s(5, 1, LINK) == pytest.approx(3 * 5e-6)
+    assert lower_bound_s(1, 1e9, LINK) == 0
+
+
+def test_a_single_rank_sends_nothing_and_no_rank_is_refused() -> None:
+    for algorithm in AllReduce:
+        assert all_reduce_s(algorithm, 1, 10**9, LINK) == 0
+        for function in (rounds, volume):
+            with pytest.raises(InvalidInputError, match="ranks"):
+                function(algorithm, 0)
+
+
+@pytest.mark.parametrize("algorithm", AllReduce)
+@pytest.mark.parametrize("p", [2, 3, 8])
+def test_the_link_is_found_again_from_its_times(algorithm: AllReduce, p: int) -> None:
+    times = {2**i: all_reduce_s(algorithm, p, 2**i, LINK) for i in range(10, 28, 3)}
+    found = fitted_link(algorithm, p, times)
+    assert found.latency_s == pytest.approx(LINK.latency_s)
+    assert found.bytes_per_s == pytest.approx(LINK.bytes_per_s)
+
+
+def test_a_latency_that_would_be_negative_is_none() -> None:
+    found = fitted_link(AllReduce.RING, 2, {1000: 1e-6, 2000: 3e-6})
+    assert found.latency_s == 0
+    assert 1000 / 3e-6 < found.bytes_per_s < 2000 / 1e-6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "times"), [(1, {1: 1.0, 2: 2.0}), (2, {1: 1.0}), (2, {1: 0.0, 2: 1.0}), (2, {1: 2.0, 1000: 1.0})]
+)
+def test_times_that_say_nothing_of_a_link_are_refused(ranks: int, times: dict[int, float]) -> None:
+    with pytest.raises(InvalidInputError):
+        fitted_link(AllReduce.RING, ranks, times)
+
+
+@pytest.mark.parametrize(("latency", "bandwidth"), [(-1, 1), (0, 0), (float("nan"), 1), (0, float("inf")), ("5us", 1)])
+def test_a_link_has_finite_numbers(latency: float, bandwidth: float) -> None:
+    with pytest.raises(InvalidInputError):
+        Link(latency, bandwidth)
+
+
+# Shares of unlike devices against all shares there are.
+
+
+BATCH = 7
+TIMES = st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, inf])
+CURVES = st.lists(st.lists(TIMES, min_size=BATCH + 1, max_size=BATCH + 1), min_size=1, max_size=4)
+
+
+@settings(max_examples=100)
+@given(curves=CURVES)
+def test_the_shares_are_the_best_of_all_whatever_the_curves_are(curves: list[list[float]]) -> None:
+    every = [shares for shares in product(range(BATCH + 1), repeat=len(curves)) if sum(shares) == BATCH]
+    costs = [[curve[n] for curve, n in zip(curves, shares, strict=True)] for shares in every]
+    least = min((max(times), sum(times)) for times in costs)
+    if least[0] == inf:
+        with pytest.raises(InfeasibleError, match="7 samples"):
+            best_shares(curves, BATCH)
+        return
+    best = best_shares(curves, BATCH)
+    assert sum(best.samples) == BATCH
+    assert best.times_s == tuple(curve[n] for curve, n in zip(curves, best.samples, strict=True))
+    assert (best.step_s, sum(best.times_s)) == least
+
+
+def test_a_device_of_three_times_the_speed_takes_three_times_as_much() -> None:
+    curves = [[3.0 * n for n in range(101)], [1.0 * n for n in range(101)]]
+    best = best_shares(curves, 100)
+    assert best.samples == (25, 75)
+    assert best.step_s == 75
+    assert equal_shares(curves, 100).step_s == 150
+
+
+def test_a_device_too_slow_to_help_takes_nothing() -> None:
+    assert best_shares([[0, 1, 2, 3], [0, 9, 9, 9]], 3).samples == (3, 0)
+
+
+def test_a_step_in_the_curve_is_used_to_its_end() -> None:
+    stairs = [0.0, *(4.0 * (1 + (n - 1) // 4) for n in range(1, 17))]  # a device that computes four at a time
+    line = [1.5 * n for n in range(17)]
+    assert best_shares([stairs, line], 16).samples == (12, 4)
+
+
+def test_equal_shares_give_the_rest_to_the_first() -> None:
+    assert equal_shares([[float(n) for n in range(9)]] * 3, 8).samples == (3, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("curves", "batch"), [([], 1), ([[0.0, 1.0]], 2), ([[0.0, -1.0]], 1), ([[0.0, nan]], 1), ([[0.0, 1.0]], 0)]
+)
+def test_what_is_no_curve_is_refused(curves: list[list[float]], batch: int) -> None:
+    for of in (best_shares, equal_shares):
+        with pytest.raises(InvalidInputError):
+            of(curves, batch)
