@@ -11,7 +11,7 @@ from mucudnn.bench.recipes.benchmarks import Cell, Place
 from mucudnn.bench.sources.layers import LayerTable, load_source, with_filters
 from mucudnn.bench.suites.accuracy.equality import benchmark_equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.solver import benchmark_division
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError

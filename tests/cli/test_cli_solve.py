@@ -10,7 +10,7 @@ import pytest
 from support.command_line import HEADING, TUNE, fail, invoke
 
 from mucudnn.bench.sources import table_tuning
-from mucudnn.bench.suites.convolutions import division
+from mucudnn.bench.suites.convolutions import benchmark
 
 LAYERS = HEADING + "one,4,8,8,4,3,3,1,1,1,1\ntwo,4,8,8,8,1,1,0,0,1,1\n"
 SIZES = ("--batch", "2")
@@ -104,7 +104,7 @@ def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table_tuning, "tune_table", stop)
-    monkeypatch.setattr(division, "table_tasks", stop)
+    monkeypatch.setattr(benchmark, "table_tasks", stop)
     invoke(*command, "alexnet", "--workspace-budget", "1MiB")
     assert seen[0].workspace_budget_bytes == 2**20
     assert seen[0].workspace_limit_bytes is None

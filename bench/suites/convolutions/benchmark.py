@@ -23,18 +23,19 @@ from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import Layer, LayerTable
-from mucudnn.bench.sources.table_tuning import problems_to_tune
-from mucudnn.bench.suites.convolutions.choices import Choices
-from mucudnn.bench.suites.convolutions.contest import Contests, subject_of
-from mucudnn.bench.suites.convolutions.division import NetworkTuner, TunedNetwork
+from mucudnn.bench.sources.table_tuning import of_table, problems_to_tune, table_tasks
+from mucudnn.bench.suites.convolutions.contest import OURS, Choices, Contests, TunedNetwork, subject_of
 from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.job import expected_s
 from mucudnn.tuning.tuner import machine_and_database
-from mucudnn.words.config import Config
+from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
+from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.units import format_seconds
+
+DIVIDED = "mucudnn-wd"  # contestant with a workspace budget
 
 
 def benchmark_convolutions(
@@ -68,7 +69,7 @@ def benchmark_convolutions(
         with run.summarized():
             if run.left and (choices.budgets or not choices.policies):
                 part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
-                run.contests = replace(contests, tuned=tuple(run.tuned_networks(part)))
+                run.contests = replace(contests, tuned=tuple(tuned_networks(table, contests, part)))
             run.measure(progress)
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 
@@ -101,6 +102,36 @@ def _formats(table: LayerTable, choices: Choices) -> tuple[MemoryFormat, ...]:
     return choices.memory_formats or (table.layers[0].problem.memory_format,)
 
 
+def tuned_networks(table: LayerTable, contests: Contests, progress: Progress) -> Iterator[TunedNetwork]:
+    """Tune the whole table in all memory formats, under the config or, if there are policies, under each budget.
+
+    A workspace budget (bytes) is divided over all problems. Raises the errors of ``tune``.
+    """
+    config, choices = contests.config, contests.choices
+    layers = tuple(
+        replace(layer, problem=replace(layer.problem, memory_format=memory_format))
+        for memory_format in _formats(table, choices)
+        for layer in table.layers
+    )
+    table = replace(table, layers=layers)
+
+    def tuned(contestant: str, size: int | None, config: Config, progress: Progress) -> TunedNetwork:
+        tuning = of_table(table, contests.tune(table_tasks(table, config), config, progress))
+        chosen = {(row.names, row.tuned.problem): row.tuned for row in tuning.rows}
+        return TunedNetwork(contestant, BatchSizePolicy(config.policy), size, chosen)
+
+    if not choices.policies:
+        yield tuned(OURS, config.workspace_limit_bytes, config, progress)
+        return
+    wanted = [(policy, budget) for policy in choices.policies for budget in choices.budgets]
+    for index, (policy, budget) in enumerate(wanted):
+        one = replace(config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget)
+        try:
+            yield tuned(DIVIDED, budget, one, share_of(progress, index / len(wanted), 1 / len(wanted)))
+        except InfeasibleError as error:
+            yield TunedNetwork(DIVIDED, policy, budget, {}, " ".join(str(error).split()))
+
+
 @dataclass(slots=True)
 class _Run:
     """A benchmark run that writes into an open folder.
@@ -127,22 +158,6 @@ class _Run:
             left = [LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in self.left.items()]
             self.folder.write_summary(left)
 
-    def tuned_networks(self, progress: Progress) -> Iterator[TunedNetwork]:
-        """Tune the whole table in all memory formats; yield a result for the config, or for each policy and budget."""
-        contests = self.contests
-        layers = tuple(
-            replace(layer, problem=replace(layer.problem, memory_format=memory_format))
-            for memory_format in _formats(self.table, contests.choices)
-            for layer in self.table.layers
-        )
-        tuner = NetworkTuner(
-            replace(self.table, layers=layers), contests.config, contests.machine, contests.database, contests.priors
-        )
-        if contests.choices.policies:
-            yield from tuner.divisions(contests.choices.policies, contests.choices.budgets, progress)
-        else:
-            yield tuner.as_configured(progress)
-
     def measure(self, progress: Progress) -> None:
         """Measure the problems in ``left`` and remove them; problems beyond the time limit stay, with the reason.
 
@@ -152,8 +167,8 @@ class _Run:
         limit_s = self.contests.choices.time_limit_s
         end_s = inf if limit_s is None else clock.now() + limit_s
         balance = Balance(one for one in self.wanted if one not in self.left)
-        pace, count = Pace(), len(self.left)
-        while fitting := [one for one in self.left if (begun_s := clock.now()) + pace.expected_s(one) <= end_s]:
+        ratios, count = list[float](), len(self.left)
+        while fitting := [one for one in self.left if (begun_s := clock.now()) + _expected_s(one, ratios) <= end_s]:
             wanted = fitting[0] if limit_s is None else balance.next_of(fitting)
             mark = watch.mark()
             part = share_of(progress, 1 - len(self.left) / count, 1 / count)
@@ -163,7 +178,8 @@ class _Run:
             self.folder.add(rows, watch.since(mark))
             del self.left[wanted]
             balance.meet(wanted)
-            pace.learn(wanted, clock.now() - begun_s)
+            layer, problem = wanted
+            ratios.append((clock.now() - begun_s) / expected_s(problem, layer.batch_size))
         if limit_s is not None:
             self.left.update(dict.fromkeys(self.left, f"the {format_seconds(limit_s)} would not have sufficed"))
 
@@ -210,18 +226,10 @@ class Balance:
         return alone, self._both[kind, problem.operation], problem.flops(layer.batch_size)
 
 
-class Pace:
-    """An estimator of how long measuring a problem takes, from the durations of the problems already measured."""
+def _expected_s(wanted: Wanted, ratios: Sequence[float]) -> float:
+    """Return the expected seconds of measuring a problem; 0 before the first one, so that it is always started.
 
-    def __init__(self) -> None:
-        self._ratios: list[float] = []
-
-    def learn(self, wanted: Wanted, seconds: float) -> None:
-        """Record how many seconds measuring a problem took."""
-        layer, problem = wanted
-        self._ratios.append(seconds / expected_s(problem, layer.batch_size))
-
-    def expected_s(self, wanted: Wanted) -> float:
-        """Return the expected seconds of measuring a problem; 0 before the first one, so that it is always started."""
-        layer, problem = wanted
-        return median(self._ratios) * expected_s(problem, layer.batch_size) if self._ratios else 0.0
+    ratios: measured over expected seconds of the problems measured so far.
+    """
+    layer, problem = wanted
+    return median(ratios) * expected_s(problem, layer.batch_size) if ratios else 0.0

@@ -1,4 +1,7 @@
-"""The timing of one convolution problem: a configuration for each policy and limit, all interleaved with torch."""
+"""The timing of one convolution problem: a configuration for each policy and limit, all interleaved with torch.
+
+Choices made for the whole table are timed beside those made for each problem.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,23 @@ from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import Row, Subject, problem_columns
 from mucudnn.bench.report.records import configuration_record
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.convolutions.choices import Choices
-from mucudnn.bench.suites.convolutions.division import OURS, TunedNetwork
 from mucudnn.bench.suites.convolutions.same_time import SameTime
 from mucudnn.database.database import Database
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
 from mucudnn.measuring.timing.timer import Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.tuning.tuner import Priors, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError, first_line
-from mucudnn.words.problem import ConvProblem
+from mucudnn.words.problem import ConvProblem, MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-UNDIVIDED = "undivided"
+UNDIVIDED, OURS = "undivided", "mucudnn"  # contestants
 SLOWER = 0.97  # a speedup below is measured once more
 _LEAST_AGAIN = 3  # rounds; fewer give no confidence interval
 
@@ -41,6 +42,64 @@ _Chosen = Mapping[_Choice, _Tuned]
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
 _Time = Samples | Exception
 _Times = Mapping[_Call, _Time]
+
+
+ROUNDS = 15
+# Short calls are sampled for SHORT_S seconds, which brings the noise between two runs down to a few percent.
+MOST_ROUNDS, SHORT_S = 81, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Settings of a run: the policies and workspace limits (bytes, None: no limit) under which mucudnn chooses.
+
+    Without policies, mucudnn chooses under the config for the whole table at once; if its choice seems slower than
+    torch, both are timed once more, with twice the rounds. memory_formats: measured interleaved for each problem; if
+    empty, the table's own.
+
+    rounds: time samples of each contestant; under policies, short calls get more, up to ``MOST_ROUNDS``.
+
+    time_limit_s: a problem is started only if it is expected to finish by then; None for no time limit. A resumed run
+    may have another time limit.
+
+    budgets: bytes, each divided over the whole table. at_best: whether each problem also gets two limits of its own:
+    the workspace of the fastest undivided algorithm, and one byte less. same_time: whether to search for the smallest
+    workspace with which mucudnn is as fast as torch.
+    """
+
+    policies: tuple[BatchSizePolicy, ...] = ()
+    limits: tuple[int | None, ...] = ()
+    memory_formats: tuple[MemoryFormat, ...] = ()
+    rounds: int = ROUNDS
+    time_limit_s: float | None = None
+    budgets: tuple[int, ...] = ()
+    at_best: bool = False
+    same_time: bool = False
+
+    @property
+    def turns(self) -> TurnRounds:
+        """The rule for the number of rounds in which the contestants of a problem are timed."""
+        if not self.policies:
+            return TurnRounds(self.rounds, self.rounds, 0.0)
+        return TurnRounds(self.rounds, max(self.rounds, MOST_ROUNDS), SHORT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedNetwork:
+    """The configurations chosen together for all problems of a table. bytes: the limit or budget, None for no limit.
+
+    choices: by layer and problem; empty if tuning failed, with the reason in ``failure``.
+    """
+
+    contestant: str
+    policy: BatchSizePolicy
+    bytes: int | None
+    choices: Mapping[tuple[tuple[str, ...], ConvProblem], TunedProblem]
+    failure: str = ""
+
+    def chosen(self, layer: Layer, problem: ConvProblem) -> TunedProblem | str:
+        """Return the tuned problem with the configuration chosen for it, or the reason why none was chosen."""
+        return self.choices.get((layer.names, problem), self.failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +175,17 @@ class Contests:
         name = f"{layer.name}, {problem}"
         task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
         try:
-            tuning = tune_tasks(
-                [task],
-                config,
-                progress=progress,
-                machine=self.machine,
-                database=self.database,
-                priors=self.priors,
-            )
+            return self.tune([task], config, progress).problems[0]
         except InfeasibleError as error:
             return " ".join(str(error).split())
         except CANDIDATE_ERRORS as error:
             return first_line(error)
-        return tuning.problems[0]
+
+    def tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Tuning:
+        """Tune tasks on this machine with this database. Raises the errors of ``tune``."""
+        return tune_tasks(
+            tasks, config, progress=progress, machine=self.machine, database=self.database, priors=self.priors
+        )
 
     def _contest(self, layer: Layer, problem: ConvProblem, chosen: _Chosen) -> _Contest:
         tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]

@@ -15,11 +15,10 @@ from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.folders.speedups import speedup_of
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
+from mucudnn.bench.suites.convolutions.contest import OURS, SLOWER, UNDIVIDED
+from mucudnn.bench.suites.convolutions.same_time import WITHIN
 from mucudnn.words.units import format_bytes
 
-UNDIVIDED, OURS = "undivided", "mucudnn"
-SLOWER = 0.97  # contestants with a smaller speedup were measured once more
-WITHIN = 0.02  # times longer by up to this fraction counted as the same
 FLOOR_BYTES = 2**20  # smaller workspaces are raised to this in ratios, which are undefined at 0 bytes
 
 

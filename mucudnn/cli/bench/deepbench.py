@@ -87,7 +87,7 @@ def deepbench(
         raise click.UsageError("--batch replaces DeepBench's own sizes: give it or --batch-scale, not both")
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-    from mucudnn.bench.suites.convolutions.choices import Choices
+    from mucudnn.bench.suites.convolutions.contest import Choices
     from mucudnn.bench.suites.convolutions.report import deepbench_tables
     from mucudnn.words.progress import progress_bar
 

@@ -51,7 +51,7 @@ def limits(
     """
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-    from mucudnn.bench.suites.convolutions.choices import Choices
+    from mucudnn.bench.suites.convolutions.contest import Choices
     from mucudnn.bench.suites.convolutions.report import limits_tables
     from mucudnn.words.config import BatchSizePolicy
     from mucudnn.words.progress import progress_bar

@@ -39,7 +39,7 @@ def network(
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-    from mucudnn.bench.suites.convolutions.choices import ROUNDS, Choices
+    from mucudnn.bench.suites.convolutions.contest import ROUNDS, Choices
     from mucudnn.bench.suites.convolutions.report import network_tables
     from mucudnn.words.progress import progress_bar
 

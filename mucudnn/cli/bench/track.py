@@ -68,7 +68,7 @@ def track(
     from mucudnn.bench.folders.header import SUMMARY_FILE
     from mucudnn.bench.sources.layers import TRACKED, tracked_layers
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-    from mucudnn.bench.suites.convolutions.choices import Choices
+    from mucudnn.bench.suites.convolutions.contest import Choices
     from mucudnn.running.environment import current_environment
     from mucudnn.terminal.console import output
     from mucudnn.words.config import Config

@@ -13,7 +13,7 @@ from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.database.database import Database
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine

@@ -14,7 +14,7 @@ from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted
-from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.convolutions.report import deepbench_tables, left_out_in_words
 from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.problem import ConvProblem, Operation

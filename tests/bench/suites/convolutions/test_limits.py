@@ -14,7 +14,7 @@ from support.snapshots import printed
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.suites.convolutions import benchmark as module
-from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.convolutions.report import limits_tables
 from mucudnn.measuring.timing.timer import Runner, here
 from mucudnn.words.config import BatchSizePolicy

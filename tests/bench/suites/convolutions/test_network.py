@@ -12,7 +12,7 @@ from support.snapshots import assert_as_stored
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources.layers import Layer, LayerTable
-from mucudnn.bench.suites.convolutions.choices import Choices
+from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.convolutions.report import network_tables
 from mucudnn.tuning import workspaces
 from mucudnn.words.problem import MemoryFormat
