@@ -63,7 +63,13 @@ ROW_COLUMNS = (
 )
 
 # Exceptions of SQLite and sqlite3 for values that a table refuses
-_REFUSALS = (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError, UnicodeError)
+_REFUSALS = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    OverflowError,
+    UnicodeEncodeError,
+)
 
 
 # Tables

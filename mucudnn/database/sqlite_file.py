@@ -6,7 +6,7 @@ import os
 import sqlite3
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -66,7 +66,11 @@ class SqliteFile:
 
     def require_sound(self) -> None:
         """Raise ``DatabaseError`` for a damaged file, whose rows may break the rules of their tables."""
-        self._check(self._pragma("quick_check(1)") == "ok", "is damaged")
+        # In a copy, since SQLite checks no constraints of a file that was opened for reading only
+        with self._explained(), closing(sqlite3.connect(":memory:")) as copy:
+            self._connection.backup(copy)
+            found = copy.execute("PRAGMA quick_check(1)").fetchone()
+        self._check(found == ("ok",), "is damaged")
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         with self._explained():

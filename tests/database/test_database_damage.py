@@ -164,8 +164,12 @@ def test_an_error_that_a_damaged_row_causes_says_so(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         connection.execute("UPDATE problems SET groups = 0")
-    with pytest.raises(DatabaseError, match=f"database {path} is damaged"), Database(path) as database:
-        database.problems(HERE)
+    damaged = f"database {path} is damaged"
+    for read_only in (False, True):
+        with pytest.raises(DatabaseError, match=damaged), Database(path, read_only=read_only) as database:
+            database.problems(HERE)
+    with Database(":memory:") as database, pytest.raises(DatabaseError, match=damaged):
+        database.merge(path)
     with pytest.raises(InvalidInputError, match="of the block"), Database(fill(path.with_name("sound.sqlite"))):
         raise InvalidInputError("of the block")
 
