@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +21,7 @@ from time import perf_counter, sleep
 from typing import Any, Generic, Self, TypeVar
 
 from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, Timer, WallClock, here
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, Timer, WallClock, here, sample_in_rounds
 from mucudnn.words.errors import UnavailableError, first_line
 
 T = TypeVar("T")
@@ -132,27 +133,40 @@ def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
 
 
 class Apart:
-    """A context manager that ends the processes of contestants and deletes the temporary folder of their inputs."""
+    """A context manager that ends the processes of contestants and deletes the temporary folder of their inputs.
 
-    def __init__(self) -> None:
+    ready_s, sample_s: timeouts in seconds of a contestant's preparation and of each of its samples. pause_s: seconds
+    before each sample.
+    """
+
+    def __init__(self, *, ready_s: float = inf, sample_s: float = inf, pause_s: float = PAUSE_S) -> None:
+        self._limits = {"ready_s": ready_s, "sample_s": sample_s, "pause_s": pause_s}
         self._stack = ExitStack()
         self._folder: Path | None = None
         self._handed = 0
 
     def handed(self, thing: T) -> Callable[[], T]:
-        """Store an object in a file and return a function with which a job in another process loads a copy of it.
+        """Store an object in a file and return a picklable function with which another process loads a copy of it.
 
+        A file is used because tensors that multiprocessing hands to another process share their memory with this one.
         Raises ``UnavailableError`` if the object cannot be pickled.
         """
         assert self._folder is not None
         self._handed += 1
         path = self._folder / f"{self._handed}.pickle"
-        store(thing, path)
-        return Stored(path)
+        try:
+            with path.open("wb") as stream:
+                pickle.dump(thing, stream)
+        except Exception as error:  # a class may raise anything when it is pickled
+            raise UnavailableError(
+                "the model cannot be pickled, but each contestant runs in its own process: make it picklable, for "
+                f"example by replacing lambdas with named functions ({type(error).__name__}: {error})"
+            ) from error
+        return partial(_load, path)
 
     def start(self, job: Callable[[], Ready[T]]) -> OwnProcess[T]:
-        """Start a process for a job; wait, without a timeout, until it is prepared. Raises ``OwnProcessError``."""
-        return self._stack.enter_context(OwnProcess(job, pause_s=PAUSE_S))
+        """Start a process for a job and wait until it is prepared. Raises ``OwnProcessError`` if it fails."""
+        return self._stack.enter_context(OwnProcess(job, **self._limits))
 
     def __enter__(self) -> Self:
         self._folder = Path(self._stack.enter_context(TemporaryDirectory()))
@@ -160,6 +174,11 @@ class Apart:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _load(path: Path) -> Any:
+    with path.open("rb") as stream:
+        return pickle.load(stream)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +190,7 @@ class Entrant(Generic[T]):
 
     process: OwnProcess[T] | None = None
     timer: Timer | None = None
-    unready: str = ""
+    unready: str | None = None
 
     @classmethod
     def started(cls, apart: Apart, job: Callable[[], Ready[T]]) -> Self:
@@ -183,34 +202,28 @@ class Entrant(Generic[T]):
         return cls(process, Timer(process.call, process, SAMPLED))
 
     @property
-    def failure(self) -> str:
-        """The reason why this contestant could not be prepared or timed; an empty string if it did not fail."""
+    def failure(self) -> str | None:
+        """The reason why this contestant could not be prepared or timed, or None if it did not fail."""
         error = None if self.timer is None else self.timer.error
         return self.unready if error is None else first_line(error)
 
+    @property
+    def found(self) -> T | None:
+        """The result of the preparation, or None if the contestant failed."""
+        return None if self.process is None or self.failure else self.process.found
 
-@dataclass(frozen=True, slots=True)
-class Stored(Generic[T]):
-    """A file with a pickled object; calling the instance loads a copy of the object."""
-
-    path: Path
-
-    def __call__(self) -> T:
-        with self.path.open("rb") as stream:
-            thing: T = pickle.load(stream)
-        return thing
+    @property
+    def samples_s(self) -> list[float]:
+        """The time samples in seconds; empty if the contestant failed."""
+        return [] if self.timer is None or self.failure else self.timer.samples_s
 
 
-def store(thing: Any, path: Path) -> None:
-    """Pickle a model and its inputs to a file. Raises ``UnavailableError`` if they cannot be pickled.
+def sampled(entrants: Iterable[Entrant[T]], rounds: int) -> Iterator[int]:
+    """Time each contestant that is prepared once in every round; yield the number of rounds done."""
+    return islice(sample_in_rounds([one.timer for one in entrants if one.timer is not None]), rounds)
 
-    A file is used because tensors that multiprocessing hands to another process share their memory with this one.
-    """
-    try:
-        with path.open("wb") as stream:
-            pickle.dump(thing, stream)
-    except Exception as error:  # a class may raise anything when it is pickled
-        raise UnavailableError(
-            "the model cannot be pickled, but each contestant runs in its own process: make it picklable, for example "
-            f"by replacing lambdas with named functions ({type(error).__name__}: {error})"
-        ) from error
+
+def require_torch(torchs: Entrant[T]) -> None:
+    """Raise ``UnavailableError`` if torch's contestant failed."""
+    if torchs.failure:
+        raise UnavailableError(f"PyTorch, with which all others are compared, fails: {torchs.failure}")

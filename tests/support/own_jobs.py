@@ -63,7 +63,7 @@ class MadeUpRuntime:
     """
 
     runtime: str
-    model_file: Path
+    subject: Any
     threads: int
     config: Any
     outputs: Mapping[str, Any]

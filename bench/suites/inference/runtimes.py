@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import islice
 from math import inf, isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,13 +25,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
-from mucudnn.bench.contests.apart import PAUSE_S, OwnProcess, Ready, Stored, store
+from mucudnn.bench.contests.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
 from mucudnn.bench.suites.inference.runtime import Runtime
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Timer, WallClock, sample_in_rounds
+from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
@@ -68,15 +66,15 @@ def require_installed(runtime: Runtime) -> None:
 class RuntimeJob:
     """A picklable job for another process: loads the model and prepares it for calls in one runtime.
 
-    model_file: written by ``store_model``. config: for mucudnn's tuning. A call of the job returns the function to
-    time, which runs the model once, and the model's outputs as arrays, in order; also a function that splits a call's
-    seconds by kind of layer.
+    subject: returns the model and its arguments. config: for mucudnn's tuning. A call of the job returns the function
+    to time, which runs the model once, and the model's outputs as arrays, in order; also a function that splits a
+    call's seconds by kind of layer.
 
     Raises ``UnavailableError`` if the runtime is not installed, and any error of the runtime.
     """
 
     runtime: Runtime
-    model_file: Path
+    subject: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
     threads: int
     config: Config
 
@@ -84,8 +82,7 @@ class RuntimeJob:
         require_installed(self.runtime)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(False)
-        stored: Stored[tuple[nn.Module, tuple[Tensor, ...]]] = Stored(self.model_file)
-        model, arguments = stored()
+        model, arguments = self.subject()
         outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
         kinds = self._kinds(model, outputs) if self.runtime.tells_layers else None
         return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
@@ -94,14 +91,6 @@ class RuntimeJob:
         """Return a function that calls the model once and returns the seconds of each kind of layer."""
         times = KindTimes(model, outputs, WallClock())
         return lambda _: times.sample()
-
-
-def store_model(model: nn.Module, arguments: Sequence[Tensor], file: Path) -> None:
-    """Write a model and its arguments to a file for other processes.
-
-    Raises ``UnavailableError`` if they cannot be pickled.
-    """
-    store((model, tuple(arguments)), file)
 
 
 def _torch(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
@@ -194,11 +183,8 @@ def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> 
     return file
 
 
-_Process = OwnProcess[_Arrays]
-
 _KINDS_ROUNDS = 3
 READY_S, SAMPLE_S = 3600.0, 600.0  # timeouts of a runtime's preparation and of one sample
-_RULE = replace(EVERY_ROUND, sample_s=0.2)
 
 
 def compare_runtimes(
@@ -226,54 +212,37 @@ def compare_runtimes(
         return
     config = replace(config, operations=(Operation.FORWARD,))
     asked = [runtime for runtime in Runtime if runtime in runtimes or runtime is Runtime.TORCH]
-    threads = torch.get_num_threads()
-    failures: dict[Runtime, str] = {}
-    processes: dict[Runtime, _Process] = {}
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        file = Path(folder) / "model.pickle"
-        store_model(model, arguments, file)
+    entrants = dict[Runtime, Entrant[_Arrays]]()
+    with Apart(ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s) as apart:
+        handed = apart.handed((model, tuple(arguments)))
         for index, runtime in enumerate(asked):
             progress(f"{runtime} gets ready", index / len(asked) / 2)
-            try:
-                its_job = job(runtime, file, threads, config)
-                process = OwnProcess(its_job, ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s)
-                processes[runtime] = stack.enter_context(process)
-            except OwnProcessError as error:
-                failures[runtime] = str(error)
-        _require_torch(failures)
-        timers = {runtime: Timer(process.call, process, _RULE) for runtime, process in processes.items()}
-        for done in islice(sample_in_rounds([*timers.values()]), run.rounds):
+            entrants[runtime] = Entrant.started(apart, job(runtime, handed, torch.get_num_threads(), config))
+        require_torch(entrants[Runtime.TORCH])
+        for done in sampled(entrants.values(), run.rounds):
             progress(f"round {done} of {run.rounds}", 0.5 + done / run.rounds / 2)
-        kinds = {runtime: _kinds(process) for runtime, process in processes.items() if runtime.tells_layers}
-        failures |= {runtime: str(timer.error) for runtime, timer in timers.items() if timer.error is not None}
-        _require_torch(failures)
-    subject, torchs = run.subject(RUNTIMES), processes[Runtime.TORCH].found
-    rows = []
-    for runtime in asked:
-        row = Row(subject, runtime, failure=failures.get(runtime), more={"version": version_of(runtime)})
-        if runtime not in failures:
-            process = processes[runtime]
-            more = {
-                "relative_difference": relative_difference(process.found, torchs),
-                "ready_after_s": process.ready_after_s,
-                "kinds_s": kinds.get(runtime, {}),
-            }
-            row = replace(row, samples_s=timers[runtime].samples_s, more={**row.more, **more})
-        rows.append(row)
-    run.folder.add(rows)
+        require_torch(entrants[Runtime.TORCH])
+        torchs = entrants[Runtime.TORCH].found or []
+        run.folder.add([_row(run, runtime, entrant, torchs) for runtime, entrant in entrants.items()])
 
 
-def _kinds(process: _Process) -> dict[str, float]:
+def _row(run: InferenceRun, runtime: Runtime, entrant: Entrant[_Arrays], torchs: _Arrays) -> Row:
+    more: dict[str, Any] = {"version": version_of(runtime)}
+    if entrant.process is not None and entrant.found is not None:
+        more |= {
+            "relative_difference": relative_difference(entrant.found, torchs),
+            "ready_after_s": entrant.process.ready_after_s,
+            "kinds_s": _kinds(entrant.process) if runtime.tells_layers else {},
+        }
+    return Row(run.subject(RUNTIMES), runtime, entrant.samples_s, failure=entrant.failure, more=more)
+
+
+def _kinds(process: OwnProcess[_Arrays]) -> dict[str, float]:
     """Return the median seconds of each kind of layer in a call of the runtime; empty if layers cannot be timed."""
     try:
         return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
     except OwnProcessError:
         return {}
-
-
-def _require_torch(failures: Mapping[Runtime, str]) -> None:
-    if Runtime.TORCH in failures:
-        raise UnavailableError(f"PyTorch, with which all others are compared, fails: {failures[Runtime.TORCH]}")
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from dataclasses import dataclass, field
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant
+from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant, sampled
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import StepSplit, median_by_kind
 from mucudnn.bench.contests.variants import Variant, chosen_variants
@@ -34,7 +34,7 @@ from mucudnn.bench.suites.training.setting import COLUMNS, PRECISIONS, How, Prec
 from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock, sample_in_rounds
+from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
@@ -199,8 +199,7 @@ def measured_rows(
             progress(f"{setting}: {variant} gets ready", index / len(variants))
             job = StepJob(handed, setting, variant, options.config, threads, clock)
             measured.append(_MeasuredVariant(setting, variant, Entrant.started(apart, job)))
-        timers = [one.entrant.timer for one in measured if one.entrant.timer is not None]
-        for _ in islice(sample_in_rounds(timers), options.rounds):
+        for _ in sampled((one.entrant for one in measured), options.rounds):
             for one in measured:
                 one.sample_parts()
         return [one.row() for one in measured]
@@ -229,11 +228,9 @@ class _MeasuredVariant:
 
     def row(self) -> Row:
         """Return the variant's result row, with its time samples or the reason why there are none."""
-        timer, process = self.entrant.timer, self.entrant.process
-        row = Row(self.setting.subject, self.variant)
-        if timer is None or process is None or self.entrant.failure:
-            return replace(row, failure=self.entrant.failure)
-        return replace(row, samples_s=timer.samples_s, more={"peak_bytes": process.found, **self._split()})
+        more = {} if self.entrant.failure else {"peak_bytes": self.entrant.found, **self._split()}
+        failure = self.entrant.failure
+        return Row(self.setting.subject, self.variant, self.entrant.samples_s, failure=failure, more=more)
 
     def _split(self) -> dict[str, Any]:
         """Return columns with the median seconds of a step's parts, or only the reason if steps cannot be split."""

@@ -16,6 +16,7 @@ from support.own_jobs import MadeUpRuntime
 from support.snapshots import assert_as_stored
 from torch import nn
 
+from mucudnn.bench.contests.apart import Apart
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources import models
@@ -28,7 +29,6 @@ from mucudnn.bench.suites.inference.runtimes import (
     compare_runtimes,
     relative_difference,
     require_installed,
-    store_model,
 )
 from mucudnn.cli.main import main
 from mucudnn.words.config import Config
@@ -83,11 +83,11 @@ def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
         compared(tmp_path / "folder", job)
 
 
-def test_models_must_be_picklable(tmp_path: Path) -> None:
+def test_models_must_be_picklable() -> None:
     model = tiny()
     model.forward = lambda x: x  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError, match="the model cannot be pickled, but each contestant"):
-        store_model(model, (X,), tmp_path / "model.pickle")
+    with Apart() as apart, pytest.raises(UnavailableError, match="the model cannot be pickled, but each contestant"):
+        apart.handed(model)
 
 
 def test_outputs_are_compared_together() -> None:
@@ -126,7 +126,7 @@ def installed(runtime: Runtime) -> bool:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.filterwarnings("ignore")  # of exporters and compilers
 def test_each_runtime_computes_what_the_model_does(
-    runtime: Runtime, memory_format: torch.memory_format, tmp_path: Path, settings_kept: None
+    runtime: Runtime, memory_format: torch.memory_format, settings_kept: None
 ) -> None:
     if not installed(runtime):
         pytest.skip(f"{runtime} is not installed: pip install 'mucudnn[runtimes]'")
@@ -134,9 +134,8 @@ def test_each_runtime_computes_what_the_model_does(
         pytest.skip("it takes a minute, and is torch's own")
     model, x = tiny().to(memory_format=memory_format), X.contiguous(memory_format=memory_format)
     expected = model(x).detach().numpy()
-    store_model(model, (x,), tmp_path / "model.pickle")
     config = Config(time_limit="10ms", fuse=True, cache_budget="1MiB")
-    ready = RuntimeJob(runtime, tmp_path / "model.pickle", 1, config)()
+    ready = RuntimeJob(runtime, lambda: (model, (x,)), 1, config)()
     for outputs in (ready.found, ready.call()):
         assert relative_difference(outputs, [expected]) < 1e-5  # type: ignore[arg-type]
 
