@@ -26,7 +26,7 @@ from mucudnn.cli import doctor
 from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithm_versions, algorithms
 from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.results import MicroConfig
 
 
@@ -53,41 +53,25 @@ def test_tune_prints_the_table_and_writes_the_record(layers: Path, tmp_path: Pat
 
 
 def test_tune_hands_on_every_option(layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, object] = {}
+    seen: list[Any] = []
 
-    def stop(table: object, config: object, **rest: object) -> None:
-        seen.update(table=table, config=config, **rest)
+    def stop(*given: object, **_: object) -> None:
+        seen.extend(given)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table_tuning, "tune_table", stop)
-    invoke(
-        *("tune", layers, "--batch", "6", "--workspace-limit", "1.5MiB", "--policy", "all", "--operations", "forward"),
-        *("--memory-format", "channels-last", "--dtype", "bfloat16", "--algorithms", "gemm,fft", "--deterministic"),
-        "--strict",
-        *(
-            "--max-relative-error",
-            "0.5",
-            "--threads",
-            "1",
-            "--time-limit",
-            "2min",
-            "--database",
-            tmp_path / "my.sqlite",
-        ),
+    options = (
+        "--batch 6 --memory-format channels-last --dtype bfloat16 --threads 1 --deterministic --strict --policy all"
     )
-    config, (layer,) = seen["config"], seen["table"].layers  # type: ignore[attr-defined]
-    assert (layer.batch_size, layer.problem.dtype, layer.problem.memory_format) == (
-        6,
-        "bfloat16",
-        MemoryFormat.CHANNELS_LAST,
-    )
-    assert config.workspace_limit_bytes == 3 << 19  # type: ignore[attr-defined]
-    assert (config.policy, config.operations) == ("all", (Operation.FORWARD,))  # type: ignore[attr-defined]
-    assert config.algorithms == ("gemm", "fft")  # type: ignore[attr-defined]
-    assert config.deterministic  # type: ignore[attr-defined]
-    assert config.strict  # type: ignore[attr-defined]
-    assert (config.max_relative_error, config.time_limit_s) == (0.5, 120)  # type: ignore[attr-defined]
-    assert config.database == tmp_path / "my.sqlite"  # type: ignore[attr-defined]
+    options += " --workspace-limit 1.5MiB --operations forward --algorithms gemm,fft --max-relative-error 0.5"
+    invoke("tune", layers, *options.split(), "--time-limit", "2min", "--database", tmp_path / "my.sqlite")
+    table, config = seen
+    (layer,) = table.layers
+    assert (layer.batch_size, layer.problem.dtype) == (6, "bfloat16")
+    assert layer.problem.memory_format is MemoryFormat.CHANNELS_LAST
+    choices = {"policy": "all", "operations": "forward", "algorithms": ("gemm", "fft"), "max_relative_error": 0.5}
+    expected = Config(workspace_limit="1.5MiB", time_limit="2min", deterministic=True, strict=True, **choices)  # type: ignore[arg-type]
+    assert config == replace(expected, database=tmp_path / "my.sqlite")
 
 
 def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,10 @@ def test_bad_values(arguments: list[str], expected: str, layers: Path, database:
     assert not database.exists()
 
 
+@pytest.mark.parametrize("command", ["batch alexnet", "explain alexnet --headroom", "explain alexnet --budget 1MiB"])
 def test_matplotlib_is_asked_for_before_anything_is_measured(
-    layers: Path, tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'mucudnn[report]'" in fail("batch", layers, "--plot", tmp_path / "out.png")
+    assert "pip install 'mucudnn[report]'" in fail(*command.split(), "--plot", tmp_path / "out.png")
     assert not database.exists()

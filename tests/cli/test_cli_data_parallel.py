@@ -29,7 +29,7 @@ from mucudnn.words.problem import MemoryFormat
 pytestmark = pytest.mark.slow
 
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9")
-QUICK = (
+QUICK = [
     "--batch",
     "2",
     "--rounds",
@@ -41,7 +41,7 @@ QUICK = (
     "--threads",
     "1",
     "--no-confirm",
-)
+]
 NAMES = [(cap, which) for cap in (None, 0.01) for which in ("torch", "mucudnn")]
 
 

@@ -217,13 +217,3 @@ def test_commands_without_a_step_refuse_the_headroom(command: tuple[str, ...], d
     message = fail(*command, "alexnet", "--workspace-limit", "headroom")
     assert "this command runs none; give a size, such as 64MiB, or none" in message
     assert not database.exists()
-
-
-def test_matplotlib_is_asked_for_before_anything_is_measured(
-    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for memory in (("--headroom",), ("--budget", "1MiB")):
-        message = fail("explain", "alexnet", *memory, "--plot", tmp_path / "out.png")
-        assert "pip install 'mucudnn[report]'" in message
-    assert not database.exists()

@@ -93,17 +93,6 @@ def test_a_gpu_without_cudnn_has_the_other_algorithms(monkeypatch: pytest.Monkey
     assert (cudnn.name, cudnn.state) == ("cudnn", "nothing")
 
 
-def test_a_cudnn_that_is_too_old_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def old() -> None:
-        raise UnavailableError(
-            "libcudnn.so.9 is cuDNN 8.9.7; mucudnn needs 9.0 or later: install a CUDA build of torch"
-        )
-
-    monkeypatch.setattr(cudnn_library, "library", old)
-    expected = "none: libcudnn.so.9 is cuDNN 8.9.7; mucudnn needs 9.0 or later"
-    assert state("cuDNN") == doctor.Finding("cuDNN", expected, "install a CUDA build of torch")
-
-
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.")

@@ -92,26 +92,20 @@ def test_a_verdict_under_load_is_not_believed_when_it_is_quiet() -> None:
     assert bench.steps == steps, "all is known, and nothing is doubtful"
 
 
-def test_under_load_stored_results_are_believed() -> None:
+@pytest.mark.parametrize("is_watched", [True, False], ids=["under load", "load unknown"])
+def test_stored_results_are_believed_unless_it_is_quiet(is_watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = busy_bench()
     tuned_busy(bench)
     steps, rows = bench.steps, bench.database.info()[0]
     bench.processors.work(1.0)
+    if not is_watched:
+        blind = Watch(clock=bench.processors.now, sleep=bench.processors.rest)
+        monkeypatch.setattr(BusyBench, "machine", replace(bench.machine, watch=blind))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert chosen(bench.tune()) == "native"
     assert bench.steps == steps
     assert bench.database.info()[0] == rows
-
-
-def test_where_nobody_can_tell_stored_results_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = busy_bench()
-    tuned_busy(bench)
-    steps = bench.steps
-    blind = Watch(clock=bench.processors.now, sleep=bench.processors.rest)
-    monkeypatch.setattr(BusyBench, "machine", replace(bench.machine, watch=blind))
-    assert chosen(bench.tune()) == "native"
-    assert bench.steps == steps
 
 
 def test_what_was_passed_over_under_load_is_looked_at_again() -> None:

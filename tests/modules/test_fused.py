@@ -62,22 +62,10 @@ def test_every_micro_batch_has_its_epilogue(
     torch.testing.assert_close(y.double(), exact(module, x, added), rtol=1e-4, atol=1e-5)
 
 
-def with_hook(module: FusedConvolution) -> None:
-    module.convolution.register_forward_hook(lambda *_: None)
-
-
-def with_gemm(module: FusedConvolution) -> None:
-    module.convolution = layer(("gemm", 5)).convolution
-
-
-def untuned(module: FusedConvolution) -> None:
-    module.convolution.choices = None  # type: ignore[assignment]
-
-
-BY_TORCH: dict[str, Callable[[FusedConvolution], None]] = {
-    "a hook on the convolution": with_hook,
-    "no algorithm that computes it": with_gemm,
-    "nothing tuned": untuned,
+BY_TORCH: dict[str, Callable[[FusedConvolution], object]] = {
+    "a hook on the convolution": lambda module: module.convolution.register_forward_hook(lambda *_: None),
+    "no algorithm that computes it": lambda module: setattr(module, "convolution", layer(("gemm", 5)).convolution),
+    "nothing tuned": lambda module: setattr(module.convolution, "choices", None),
 }
 
 

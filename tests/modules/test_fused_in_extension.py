@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -73,41 +72,25 @@ def test_a_call_that_is_known_needs_no_python(
     assert y.stride() == expected.stride()
 
 
-def in_place(module: FusedConvolution) -> None:
-    of(module).weight.mul_(2)
-
-
-def unseen_by_torch(module: FusedConvolution) -> None:
-    of(module).weight.data.mul_(2)
-
-
-def by_numpy(module: FusedConvolution) -> None:
-    of(module).weight.detach().numpy()[3] += 1
-
-
-def another_filter(module: FusedConvolution) -> None:
-    of(module).weight = nn.Parameter(torch.randn(9, 9, 3, 3))
-
-
-def another_bias(module: FusedConvolution) -> None:
-    of(module).bias = nn.Parameter(torch.randn(9))
-
-
-def one_thread(module: FusedConvolution) -> None:
-    torch.set_num_threads(1)
-
-
-CHANGES = (in_place, unseen_by_torch, by_numpy, another_filter, another_bias, one_thread)
+CHANGES: dict[str, Callable[[Conv2d], object]] = {
+    "in place": lambda conv: conv.weight.mul_(2),
+    "unseen by torch": lambda conv: conv.weight.data.mul_(2),
+    "by numpy": lambda conv: conv.weight.detach().numpy().__setitem__(3, 1),
+    "another filter": lambda conv: setattr(conv, "weight", nn.Parameter(torch.randn(9, 9, 3, 3))),
+    "another bias": lambda conv: setattr(conv, "bias", nn.Parameter(torch.randn(9))),
+    "one thread": lambda conv: torch.set_num_threads(1),
+    "workspaces released": lambda conv: release_workspaces(),
+}
 
 
 @pytest.mark.parametrize("keeps_filter", [False, True])
-@pytest.mark.parametrize("change", [*CHANGES, lambda _: release_workspaces()])
-def test_every_call_sees_what_has_changed(change: Callable[[FusedConvolution], None], keeps_filter: bool) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_call_sees_what_has_changed(change: str, keeps_filter: bool) -> None:
     module, x, added = layer(*PARTS, keeps_filter=keeps_filter), images(), images()
     threads = torch.get_num_threads()
     try:
         module(x, added)
-        change(module)
+        CHANGES[change](of(module))
         for _ in range(2):
             torch.testing.assert_close(module(x, added).double(), exact(module, x, added), rtol=1e-4, atol=1e-4)
     finally:
@@ -125,20 +108,13 @@ def test_what_is_kept_is_given_back() -> None:
     assert not filters.kept
 
 
-def on_the_convolution(module: FusedConvolution, hook: Callable[..., None]) -> Any:
-    return of(module).register_forward_hook(hook)
-
-
-def on_all_modules(module: FusedConvolution, hook: Callable[..., None]) -> Any:
-    return register_module_forward_hook(hook)
-
-
-@pytest.mark.parametrize("register", [on_the_convolution, on_all_modules])
-def test_hooks_are_called(register: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("of_all", [False, True])
+def test_hooks_are_called(of_all: bool) -> None:
     module, x, added = layer(*PARTS), images(), images()
     module(x, added)
     seen: list[object] = []
-    handle = register(module, lambda called, *_: seen.append(called))
+    register = register_module_forward_hook if of_all else of(module).register_forward_hook
+    handle = register(lambda called, *_: seen.append(called))
     try:
         module(x, added)
     finally:

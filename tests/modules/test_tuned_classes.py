@@ -225,14 +225,6 @@ def test_parametrizations_come_and_go_after_tuning(make: Callable[[], nn.Module]
     assert type(ours) is cls
 
 
-def test_a_parametrized_module_turned_back() -> None:
-    module: Any = tune_by_hand(parametrizations.weight_norm(named()), IMAGES)
-    module.__class__ = module.untuned_class
-    assert not isinstance(module, mucudnn.Conv2d)
-    parametrize.remove_parametrizations(module, "weight")
-    assert type(module) is Named
-
-
 def test_what_was_parametrized_after_tuning_is_not_turned_back() -> None:
     """Its class is torch's, of ours: without it the parametrization would be lost."""
     module: Any = tune_by_hand(nn.Conv2d(3, 4, 3), IMAGES)

@@ -172,11 +172,6 @@ def test_a_filter_that_makes_another_algorithm_the_fastest_is_kept(world: World)
     assert "times as fast as not kept" in str(kept)
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(100, ["a"]), (99, ["b"]), (40, ["b"]), (39, [""])])
-def test_the_budget_is_inclusive(world: World, budget: int, expected: list[str]) -> None:
-    assert keep(model_of(tuned_for([TORCHS_OWN, A, B])), world, budget) == expected
-
-
 @pytest.mark.parametrize(("slowdown", "expected"), [(1.5, "a"), (1.56, "b"), (3.0, "b")])
 def test_what_whole_runs_refute_is_dropped_and_the_rest_divided_again(
     world: World, slowdown: float, expected: str

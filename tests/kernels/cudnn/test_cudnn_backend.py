@@ -15,7 +15,7 @@ from support.cudnn.library import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import backend as module
 from mucudnn.kernels.cudnn import device as device_module
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, Plan, Pointers
+from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.backend import CudnnBackend
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
 from mucudnn.kernels.cudnn.engines import EngineConfig
@@ -87,19 +87,6 @@ def test_what_is_executed_is_the_plan_on_the_pointers_with_the_workspace(
     assert backend.engine(PLAN).workspace_bytes == workspace_of(2, ())
 
 
-def test_engines_that_are_not_built_keep_nothing_of_cudnns(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    listed = backend.offered(PROBLEM, 4)
-    gc.collect()
-    before, made = sorted(cudnn.alive), len(cudnn.made)
-    assert [backend.engine(Plan(engine.config, PROBLEM, 4)) for engine in listed] == listed
-    assert len(cudnn.made) == made  # the list says it all
-    for _ in range(2):
-        assert backend.engine(ADDING).workspace_bytes == workspace_of(2, ())
-    gc.collect()
-    assert sorted(cudnn.alive) == before
-    assert cudnn.kinds()[made:].count(DescriptorKind.ENGINECFG) == 1
-
-
 def test_a_plan_that_needs_more_workspace_than_was_said_allocates_its_own(
     backend: CudnnBackend, cudnn: FakeCudnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,17 +112,6 @@ def test_a_plan_that_needs_more_workspace_than_was_said_allocates_its_own(
     backend.execute(OTHER, POINTERS, 0x400, 0)
     assert backend.own_bytes(OTHER) == 0
     assert cudnn.executed[-1][2][Attribute.VARIANT_PACK_WORKSPACE] == [0x400]
-
-
-def test_an_engine_that_is_offered_may_have_no_plan(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    cudnn.engines[2].planless = True
-    assert EngineConfig(2) in [engine.config for engine in backend.offered(PROBLEM, 4)]
-    assert CudnnEngine(EngineConfig(2), backend).supports_micro_batch(PROBLEM, 4) is None
-    for ask in (backend.build, backend.own_bytes):
-        with pytest.raises(CudnnError, match="no plan of this engine") as refused:
-            ask(PLAN)
-        assert refused.value.is_unsupported
-    backend.build(OTHER)
 
 
 def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
@@ -189,12 +165,6 @@ def test_a_search_that_broke_the_device_takes_nothing_apart(backend: CudnnBacken
     assert any(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
 
 
-def test_the_stream_is_set_only_when_it_changes(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    for stream in (0, 0, 5, 5, 0):
-        backend.execute(PLAN, POINTERS, 0x400, stream)
-    assert [stream for _, stream in cudnn.streams] == [0, 5, 0]
-
-
 def test_a_failure_names_the_engine_in_cudnns_words(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     cudnn.refused["cudnnBackendExecute"] = (5000, b"out of luck")
     with pytest.raises(CudnnError, match=r"execute cudnn:2 for 4 sample\(s\): CUDNN_STATUS_5000: out of luck"):
@@ -210,17 +180,6 @@ def test_every_device_has_its_own_handle_plans_and_stream(backend: CudnnBackend,
     assert handles == handles[:2] * 2
     assert [plan[Attribute.EXECUTION_PLAN_HANDLE] for _, plan, _ in cudnn.executed] == [[handle] for handle in handles]
     assert cudnn.streams == [(handles[0], 5), (handles[1], 5)]
-
-
-def test_a_plan_is_built_once_for_all_threads(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    """A step computes gradients in a thread of autograd's, and ``torch.nn.DataParallel`` starts threads each time."""
-    backend.build(PLAN)
-    backend.execute(OTHER, POINTERS, 0x400, 0)
-    for _ in range(3):
-        in_a_thread(lambda: [backend.execute(plan, POINTERS, 0x400, 0) for plan in (PLAN, OTHER)])
-    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 2
-    assert cudnn.calls.count("cudnnCreate") == 1
-    assert "cudnnDestroy" not in cudnn.calls
 
 
 def test_one_thread_at_a_time_is_in_a_handle(backend: CudnnBackend, cudnn: FakeCudnn) -> None:

@@ -15,9 +15,8 @@ from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEng
 
 from mucudnn.kernels.cudnn import device as module
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
-from mucudnn.kernels.cudnn.descriptor import operation_graph
 from mucudnn.kernels.cudnn.device import Device, current_device, described_device
-from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described
+from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -113,25 +112,6 @@ def test_one_list_that_cudnn_refuses_does_not_cost_the_other() -> None:
     cudnn.refused_modes = {HeuristicMode.FALLBACK: 4004}
     with pytest.raises(CudnnError, match="no list of mode 2"):  # there may be memory later
         fake_device(cudnn).engines(PROBLEM, 4)
-
-
-def test_a_configuration_is_made_again_from_its_name() -> None:
-    device = fake_device(FakeCudnn(ENGINES, PROPOSED))
-    graph = operation_graph(device.library, PROBLEM, 4)
-    for engine in device.engines(PROBLEM, 4):
-        config = EngineConfig.named(engine.config.name)
-        assert described(configured(device.library, graph, config, device.properties)) == engine
-
-
-def test_nothing_stays_alive_once_engines_are_listed() -> None:
-    cudnn = FakeCudnn(ENGINES, PROPOSED)
-    device = fake_device(cudnn)
-    device.engines(PROBLEM, 4, every=True)
-    gc.collect()
-    assert [made.kind for made in cudnn.alive.values()] == [DescriptorKind.DEVICEPROP]
-    del device
-    gc.collect()
-    assert not cudnn.alive
 
 
 def test_a_described_device_is_asked_of_without_a_handle(no_gpu: FakeCudnn, tmp_path: Path) -> None:

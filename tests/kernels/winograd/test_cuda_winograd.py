@@ -8,6 +8,7 @@ import torch
 from support.cuda.emulator import COMPILER, EmulatedLauncher
 from support.cuda.nvcc import NVCC, SOURCES, all_compiled, known_architectures
 from support.effort import IS_FULL
+from support.half_precision import assert_half_is_float32_rounded_once
 from support.problems.winograd_backend import OnBackend, awkward_geometries
 from torch import Tensor
 
@@ -95,14 +96,9 @@ def test_bias_is_added_in_rows_that_are_stored_in_pieces_and_in_others(
 def test_half_precision_is_float32_rounded_once(
     launcher: EmulatedLauncher, operation: Operation, memory_format: MemoryFormat, dtype: str
 ) -> None:
-    arguments = {"c": 8, "k": 8, "padding": (1, 1), "memory_format": memory_format}
-    half = Call(problem_for(operation, (9, 9), 3, dtype=dtype, **arguments), 2)
-    full = Call(problem_for(operation, (9, 9), 3, dtype="float32", **arguments), 2)
-    for wide, narrow in ((full.x, half.x), (full.w, half.w), (full.y, half.y)):
-        wide.copy_(narrow)
+    arguments = {"c": 8, "k": 8, "padding": (1, 1), "memory_format": memory_format, "dtype": dtype}
     algorithm = OnBackend(CudaWinograd(launcher), cook_toom(4, 3))
-    expected = full.run(algorithm, [1, 1]).to(getattr(torch, dtype))
-    assert torch.equal(half.run(algorithm, [1, 1]), expected)
+    assert_half_is_float32_rounded_once(algorithm, problem_for(operation, (9, 9), 3, **arguments), [1, 1])
 
 
 @compiled

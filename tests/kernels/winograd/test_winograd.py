@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.half_precision import assert_half_is_float32_rounded_once
 from support.problems.winograd_backend import awkward_geometries
 
 from mucudnn.kernels.compiled.library import build_name
@@ -104,13 +104,8 @@ def test_the_filter_is_transformed_once_a_call(operation: Operation, monkeypatch
 @by_name
 @by_operation
 def test_half_precision_is_float32_rounded_once(algorithm: Winograd, operation: Operation) -> None:
-    arguments = {"c": 8, "k": 8, "padding": (1, 1)}
-    half = Call(problem_for(algorithm, operation, (9, 9), dtype="bfloat16", **arguments), 2)
-    full = Call(problem_for(algorithm, operation, (9, 9), dtype="float32", **arguments), 2)
-    for wide, narrow in ((full.x, half.x), (full.w, half.w), (full.y, half.y)):
-        wide.copy_(narrow)
-    expected = full.run(algorithm, [1, 1]).bfloat16()
-    assert torch.equal(half.run(algorithm, [1, 1]), expected)
+    problem = problem_for(algorithm, operation, (9, 9), dtype="bfloat16", c=8, k=8, padding=(1, 1))
+    assert_half_is_float32_rounded_once(algorithm, problem, [1, 1])
 
 
 @pytest.mark.parametrize(("operation", "padding", "top"), [("forward", 1, 1), ("backward_data", 5, -3)])

@@ -36,17 +36,13 @@ class Function:
 
 @dataclass
 class FakeEngine:
-    """``knobs``: type -> (least, greatest, stride). ``refused``: settings that are none.
-
-    ``planless``: it is offered, and no plan of it can be finalized.
-    """
+    """``knobs``: type -> (least, greatest, stride). ``refused``: settings that are none."""
 
     number: int
     numerical: list[int] = field(default_factory=list)
     behavior: list[int] = field(default_factory=list)
     knobs: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
     refused: tuple[tuple[tuple[int, int], ...], ...] = ()
-    planless: bool = False
 
     def content(self) -> Content:
         infos = [
@@ -213,9 +209,6 @@ class FakeCudnn:
 
     def _planned(self, plan: FakeDescriptor) -> int:
         (configuration,) = plan.content[Attribute.EXECUTION_PLAN_ENGINE_CONFIG]
-        (number,) = configuration[Attribute.ENGINECFG_ENGINE][0][Attribute.ENGINE_GLOBAL_INDEX]
-        if self.engines[number].planless:
-            return self._fail(b"no plan of this engine", NOT_SUPPORTED)
         (said,) = configuration[Attribute.ENGINECFG_WORKSPACE_SIZE]
         plan.content[Attribute.EXECUTION_PLAN_WORKSPACE_SIZE] = [said + self.unsaid_bytes]
         plan.finalized = True

@@ -40,6 +40,9 @@ class OnBackend:
     def workspace(self, problem: ConvProblem, n: int) -> Workspace:
         return self.backend.workspace(self.matrices, problem, n)
 
+    def fuses(self, problem: ConvProblem) -> bool:
+        return False
+
     def internal_bytes(self, problem: ConvProblem, n: int) -> int:
         return 0
 
