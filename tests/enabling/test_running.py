@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
-from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
@@ -17,7 +17,6 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mucudnn.enabling.session import Session
-from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import kept_by_each_thread, release_workspaces, workspace_of
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -66,15 +65,11 @@ class Block(nn.Module):
         return x + self.project(y * gate)
 
 
-def circular() -> nn.Module:
-    return nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular")
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "module": lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1),
     "subclass": lambda: Standardized(4, 6, 3, padding=(2, 1), dilation=2),
     "functional": Functional,
-    "circular padding": circular,
+    "circular padding": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"),
     "weight norm": lambda: parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
     "spectral norm": lambda: parametrizations.spectral_norm(nn.Conv2d(4, 6, 3)),
     "block of a hub": Block,
@@ -98,71 +93,48 @@ def assert_right(model: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_are_right_and_computed_by_what_was_chosen(name: str, session: Session) -> None:
-    model = MODELS[name]().eval()
-    assert_right(model, torch.randn(2, 4, 6, 5))
-    single = [met for met in session.status().problems if met.problem.dtype == "float32"]
-    assert {met.problem.operation for met in single} == set(Operation)
-    assert all(met.ours == met.calls for met in single)
+def test_models_are_right_and_computed_by_what_was_chosen() -> None:
+    for name, make in MODELS.items():
+        with enabled(MadeUpWorkshop()) as session:
+            assert_right(make().eval(), torch.randn(2, 4, 6, 5))
+        single = [met for met in session.status().problems if met.problem.dtype == "float32"]
+        assert {met.problem.operation for met in single} == set(Operation), name
+        assert all(met.ours == met.calls for met in single), name
 
 
-@pytest.mark.parametrize(("dimensions", "channels_last"), [(1, False), (2, False), (2, True)])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"stride": 2, "output_padding": 1},
-        {"stride": 3, "padding": 2, "output_padding": 2, "groups": 2},
-        {"dilation": 2, "padding": 1, "bias": False},
-        {"stride": 2, "dilation": 3, "output_padding": 2},  # more than the stride: no convolution undoes it
-    ],
-    ids=str,
+TRANSPOSED: tuple[dict[str, Any], ...] = (
+    {},
+    {"stride": 2, "output_padding": 1},
+    {"stride": 3, "padding": 2, "output_padding": 2, "groups": 2},
+    {"dilation": 2, "padding": 1, "bias": False},
+    {"stride": 2, "dilation": 3, "output_padding": 2},  # more than the stride: no convolution undoes it
 )
-def test_transposed_convolutions(
-    arguments: dict[str, int], dimensions: int, channels_last: bool, session: Session
-) -> None:
+
+
+@pytest.mark.parametrize(("dimensions", "torch_format"), [(1, None), (2, None), (2, torch.channels_last)])
+def test_transposed_convolutions(dimensions: int, torch_format: torch.memory_format | None) -> None:
     kind = nn.ConvTranspose2d if dimensions == 2 else nn.ConvTranspose1d
-    model, x = kind(4, 6, 3, **arguments), torch.randn(2, 4, *(5, 4)[:dimensions])  # type: ignore[arg-type]
-    if channels_last:
-        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    expected = MadeUpWorkshop("native")
-    with enabled(expected):
-        strides = model(x).stride()
-    assert model(x).stride() == strides
-    assert_right(model, x)
-    ran = {met.problem.operation for met in session.status().problems if met.ours}
-    is_undone = arguments.get("output_padding", 0) < arguments.get("stride", 1)
-    assert ran == (set(Operation) if is_undone else set())
+    for arguments in TRANSPOSED:
+        model, x = kind(4, 6, 3, **arguments), torch.randn(2, 4, *(5, 4)[:dimensions])
+        if torch_format is not None:
+            model, x = model.to(memory_format=torch_format), x.to(memory_format=torch_format)  # type: ignore[call-overload]
+        with enabled(MadeUpWorkshop("native")):
+            strides = model(x).stride()
+        with enabled(MadeUpWorkshop()) as session:
+            assert model(x).stride() == strides
+            assert_right(model, x)
+        ran = {met.problem.operation for met in session.status().problems if met.ours}
+        is_undone = arguments.get("output_padding", 0) < arguments.get("stride", 1)
+        assert ran == (set(Operation) if is_undone else set()), arguments
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"stride": 2, "padding": 1, "dilation": 2}, {"groups": 2, "bias": False}], ids=str
-)
-def test_convolutions_of_one_dimension(arguments: dict[str, int], session: Session) -> None:
+def test_convolutions_of_one_dimension(session: Session) -> None:
     x = torch.randn(2, 7, 4).transpose(1, 2)  # as after attention: channels lie last
-    assert_right(nn.Conv1d(4, 6, 3, **arguments), x)  # type: ignore[arg-type]
+    cases: tuple[dict[str, Any], ...] = ({}, {"stride": 2, "padding": 1, "dilation": 2}, {"groups": 2, "bias": False})
+    for arguments in cases:
+        assert_right(nn.Conv1d(4, 6, 3, **arguments), x)
     assert {met.problem.h for met in session.status().problems} == {1}
     assert all(met.ours for met in session.status().problems)
-
-
-def test_the_operations_of_a_transposed_convolution_are_those_of_the_call(workshop: MadeUpWorkshop) -> None:
-    config = Config(workspace_limit=None, operations=Operation.FORWARD)  # type: ignore[arg-type]
-    with enabled(workshop, config) as session:
-        gradients(nn.ConvTranspose2d(4, 6, 3), torch.randn(2, 4, 6, 6))
-    assert [met.problem.operation for met in session.status().problems] == [Operation.BACKWARD_DATA]
-
-
-@pytest.mark.parametrize("algorithm", ["gemm", "native-other-format"])
-def test_what_an_optimized_model_runs_is_not_met(algorithm: str, session: Session) -> None:
-    x = torch.randn(3, 4, 6, 6)
-    with untouched:
-        model = tune_by_hand(nn.Sequential(nn.Conv2d(4, 6, 3)), x, algorithm)
-    model(x).sum().backward()
-    assert ran(model)
-    assert not session.met
-    model(x[:2])  # was not tuned for
-    assert len(session.met) == 1
 
 
 def test_three_dimensions_empty_batches_and_wrong_operands_are_torchs(session: Session) -> None:

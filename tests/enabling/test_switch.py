@@ -150,28 +150,21 @@ def test_it_may_begin_and_end_while_other_threads_train() -> None:
     subprocess.run([sys.executable, "-c", TRAINING_MEANWHILE], check=True)
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
+def test_configs_that_cannot_be_are_refused_and_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, words in (
         (Config(workspace_budget="1MiB"), "a workspace_limit for each"),
         (Config(workspace_limit="headroom"), "mucudnn.optimize"),
         (Config(algorithms="no such"), "this machine has"),
-    ],
-    ids=["budget", "headroom", "algorithm"],
-)
-def test_configs_that_cannot_be_are_refused(config: Config, words: str) -> None:
-    for begin in (mucudnn.enable, lambda config: mucudnn.tuned(config).__enter__()):
-        with pytest.raises(mucudnn.InvalidInputError, match=words):
-            begin(config)
+    ):
+        for begin in (mucudnn.enable, lambda config: mucudnn.tuned(config).__enter__()):
+            with pytest.raises(mucudnn.InvalidInputError, match=words):
+                begin(config)
     with pytest.raises(mucudnn.InvalidInputError, match="config is"):
         mucudnn.enable({"strict": True})  # type: ignore[arg-type]
-
-
-def test_a_torch_that_is_too_old_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.library, "get_kernel")
-    with pytest.raises(mucudnn.UnavailableError, match="install torch"):
-        mucudnn.enable(Config(**QUICK))
-    monkeypatch.undo()
+    with monkeypatch.context() as old:
+        old.delattr(torch.library, "get_kernel")
+        with pytest.raises(mucudnn.UnavailableError, match="install torch"):
+            mucudnn.enable(Config(**QUICK))
     convolve()
     assert counts() == []
 
