@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec
+from functools import partial
+from typing import ParamSpec
 
 from mucudnn.database.database import Database
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, How, Measurement, MicroConfig, WholeRun
+from mucudnn.words.results import Failure, Measurement
 from mucudnn.words.warning import warn
 
 P = ParamSpec("P")
@@ -18,7 +19,9 @@ P = ParamSpec("P")
 class EnvironmentStore:
     """The database rows of one environment (machine and software).
 
-    If the file cannot be written, there is one warning, and tuning goes on without writing.
+    ``whole_run``, ``whole_runs``, ``confirmation``, ``best_rate``, ``add_whole_run``, ``add_confirmation`` and
+    ``add_rate`` are the methods of ``Database`` with this environment as the first argument. If the file cannot be
+    written, there is one warning, and tuning goes on without writing.
 
     In all methods ``versions`` maps names of algorithms to versions; results of other versions are ignored. Reading
     raises ``DatabaseError`` if the file is unusable.
@@ -27,6 +30,13 @@ class EnvironmentStore:
     def __init__(self, database: Database, environment: Environment) -> None:
         self._database, self.environment = database, environment
         self._writable = True
+        self.whole_run = partial(database.whole_run, environment)
+        self.whole_runs = partial(database.whole_runs, environment)
+        self.confirmation = partial(database.confirmation, environment)
+        self.best_rate = partial(database.best_rate, environment)
+        self.add_whole_run = partial(self._if_writable(database.add_whole_run), environment)
+        self.add_confirmation = partial(self._if_writable(database.add_confirmation), environment)
+        self.add_rate = partial(self._if_writable(database.add_rate), environment)
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
         """Return the valid measurement or failure of each micro-config (algorithm and micro-batch size)."""
@@ -41,64 +51,22 @@ class EnvironmentStore:
     def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
         """Commit a result of an algorithm with this version. Failures that may not occur again are not stored."""
         if isinstance(result, Measurement):
-            self._write(self._database.add, self.environment, problem, version, result)
+            self._if_writable(self._database.add)(self.environment, problem, version, result)
         elif result.is_lasting:
-            self._write(self._database.add_failure, self.environment, problem, version, result)
+            self._if_writable(self._database.add_failure)(self.environment, problem, version, result)
 
-    def whole_run(
-        self,
-        problem: ConvProblem,
-        configuration: Configuration,
-        versions: Mapping[str, int],
-        how: How = None,
-    ) -> WholeRun | None:
-        """Return the valid whole run (times of complete calls) of this configuration, or None."""
-        return self._database.whole_run(self.environment, problem, configuration.micro_configs, versions, how)
+    def _if_writable(self, add: Callable[P, None]) -> Callable[P, None]:
+        """Return ``add`` with a warning in place of its errors, and without effect once the file cannot be written."""
 
-    def whole_runs(
-        self, problem: ConvProblem, versions: Mapping[str, int], how: How = None
-    ) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
-        """Return the valid whole runs (times of complete calls) of all configurations, of any batch size."""
-        return self._database.whole_runs(self.environment, problem, versions, how)
+        def write(*args: P.args, **kwargs: P.kwargs) -> None:
+            if not self._writable:
+                return
+            try:
+                add(*args, **kwargs)
+            except InvalidInputError as error:
+                warn(f"tuning goes on, but will measure this again: {error}")
+            except DatabaseError as error:
+                self._writable = False
+                warn(f"tuning goes on, but its measurements are not stored: {error}")
 
-    def add_whole_run(
-        self,
-        problem: ConvProblem,
-        configuration: Configuration,
-        versions: Mapping[str, int],
-        run: WholeRun,
-        how: How = None,
-    ) -> None:
-        """Commit a whole run: the times of complete calls of a configuration.
-
-        how: special condition such as a cached filter.
-        """
-        key = (self.environment, problem, configuration.micro_configs, versions)
-        self._write(self._database.add_whole_run, *key, run, how)
-
-    def confirmation(self, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return time stamp and findings of the valid confirmation (timed steps) of a model by fingerprint, or None."""
-        return self._database.confirmation(self.environment, fingerprint)
-
-    def add_confirmation(self, fingerprint: str, findings: Mapping[str, Any], load: float | None) -> None:
-        """Commit what was found by timing a model's steps. Arguments: ``Database.add_confirmation``."""
-        self._write(self._database.add_confirmation, self.environment, fingerprint, findings, load)
-
-    def best_rate(self) -> float:
-        """Return the best stored rate of the reference kernel, in runs per second, or 0 if no rate is stored."""
-        return self._database.best_rate(self.environment)
-
-    def add_rate(self, rate: float) -> None:
-        """Commit a rate of the reference kernel (runs per second), if it is higher than the stored rate."""
-        self._write(self._database.add_rate, self.environment, rate)
-
-    def _write(self, add: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        if not self._writable:
-            return
-        try:
-            add(*args, **kwargs)
-        except InvalidInputError as error:
-            warn(f"tuning goes on, but will measure this again: {error}")
-        except DatabaseError as error:
-            self._writable = False
-            warn(f"tuning goes on, but its measurements are not stored: {error}")
+        return write

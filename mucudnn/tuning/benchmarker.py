@@ -207,7 +207,8 @@ class Benchmarker:
         """Return complete calls of configurations compared with torch's own: stored ones, or made now."""
         problem, how = task.problem, task.how
         known: dict[Configuration, Outcome] = {
-            c: self.quiet.believed(self.store.whole_run(problem, c, self.versions, how)) for c in configurations
+            c: self.quiet.believed(self.store.whole_run(problem, c.micro_configs, self.versions, how))
+            for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
         rounds = THOROUGH if self.config.thorough else QUICK
@@ -222,7 +223,7 @@ class Benchmarker:
         outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, WholeRun):
-                self.store.add_whole_run(problem, configuration, self.versions, outcome, how)
+                self.store.add_whole_run(problem, configuration.micro_configs, self.versions, outcome, how)
             known[configuration] = outcome
         return known
 

@@ -228,14 +228,14 @@ class _Chooser:
         """Whether a stored whole run shows that this configuration, with the cache, is not faster than torch's own."""
         own = MicroConfig(TORCHS_OWN, configuration.batch_size)
         how = WithCachedFilter(option.algorithm, (own,), tuned.epilogue)
-        run = self.store.whole_run(tuned.problem, configuration, self.versions, how)
+        run = self.store.whole_run(tuned.problem, configuration.micro_configs, self.versions, how)
         return run is not None and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
         """Compare the option with the same module without cache, or look that up; None if the option cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
         how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs, tuned.epilogue)
-        known = self.store.whole_run(problem, configuration, self.versions, how)
+        known = self.store.whole_run(problem, configuration.micro_configs, self.versions, how)
         if known is not None:
             return known
         outcome = compare_cached(
@@ -243,7 +243,7 @@ class _Chooser:
         )
         if not isinstance(outcome, WholeRun):
             return None
-        self.store.add_whole_run(problem, configuration, self.versions, outcome, how)
+        self.store.add_whole_run(problem, configuration.micro_configs, self.versions, outcome, how)
         return outcome
 
 

@@ -203,7 +203,7 @@ class _Refresh:
             outcomes = self.quiet.compared(problem, [*runs], partial(self._compare, problem, how))
             for (configuration, before), outcome in zip(runs.items(), outcomes, strict=True):
                 if isinstance(outcome, WholeRun):
-                    self.store.add_whole_run(problem, configuration, here, outcome, how)
+                    self.store.add_whole_run(problem, configuration.micro_configs, here, outcome, how)
                     self.whole_runs.append(Again(problem, configuration, before, outcome))
                 else:
                     self.passed_over += 1
