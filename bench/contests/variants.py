@@ -1,4 +1,4 @@
-"""Variants of a benchmarked model: with PyTorch's or mucudnn's convolutions, compiled or not. Does not import torch."""
+"""Variants of a trained model, and runtimes of inference, that benchmarks compare. Does not import torch."""
 
 from __future__ import annotations
 
@@ -58,3 +58,23 @@ def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Varia
         if variant not in allowed:
             raise InvalidInputError(f"variant is {variant}; device {device!r} has {', '.join(allowed)}")
     return tuple(one for one in allowed if asked is None or one in (Variant.TORCH, *asked))
+
+
+class Runtime(StrEnum):
+    """A way to run a model in inference, such as torch, mucudnn or ONNX Runtime."""
+
+    TORCH = "torch"
+    TORCH_COMPILE = "torch-compile"  # with frozen parameters
+    ONNX_RUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+    MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"  # both together
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Runtime.MUCUDNN, Runtime.MUCUDNN_COMPILE)
+
+    @property
+    def tells_layers(self) -> bool:
+        """Whether the layers of a call can be timed in place: not if a compiler fuses or traces the layers."""
+        return self in (Runtime.TORCH, Runtime.MUCUDNN)

@@ -160,13 +160,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A predicted training step on a number of ranks. Times in seconds, throughput in samples a second.
+    """A predicted training step on a number of ranks, a row of the CSV file. Times in seconds.
 
-    compute_s: time without communication. all_reduces_s: total time of all-reduces, with DistributedDataParallel's
-    default buckets. exposed_s: the part of that time that the backward pass does not hide. bound_s: lower bound of an
-    all-reduce of all gradients. efficiency: throughput per rank over that with the fewest ranks. by_cap, merged:
-    buckets of the best ``bucket_cap_mb``, and the best buckets of any sizes; exposed_by_cap_s, exposed_merged_s: the
-    parts that are not hidden with these.
+    compute_s: time without communication. exposed_s: the part of all-reduces that the backward pass does not hide, with
+    DistributedDataParallel's default buckets. throughput: samples a second. efficiency: throughput per rank over that
+    with the fewest ranks. communication: share of the step spent waiting for communication. all_reduces_s: total time
+    of all-reduces. bound_s: lower bound of an all-reduce of all gradients. best_bucket_cap_mb: the best
+    ``bucket_cap_mb``; best_cap_buckets, best_cap_exposed_s: number of its buckets, and the time that is not hidden;
+    merged_buckets, merged_exposed_s: the same of the best buckets of any sizes.
     """
 
     scaling: Scaling
@@ -175,29 +176,20 @@ class Point:
     local_batch: int
     global_batch: int
     is_extrapolated: bool
+    step_s: float
     compute_s: float
-    all_reduces_s: float
     exposed_s: float
-    bound_s: float
+    throughput: float
     efficiency: float
-    default: Buckets
-    by_cap: Buckets
-    exposed_by_cap_s: float
-    merged: Buckets
-    exposed_merged_s: float
-
-    @property
-    def step_s(self) -> float:
-        return self.compute_s + self.exposed_s
-
-    @property
-    def throughput(self) -> float:
-        return self.global_batch / self.step_s
-
-    @property
-    def communication(self) -> float:
-        """Share of the step spent waiting for communication."""
-        return self.exposed_s / self.step_s
+    communication: float
+    all_reduces_s: float
+    bound_s: float
+    default_buckets: int
+    best_bucket_cap_mb: float
+    best_cap_buckets: int
+    best_cap_exposed_s: float
+    merged_buckets: int
+    merged_exposed_s: float
 
 
 def predict(
@@ -238,8 +230,9 @@ def _point(
     ]
     cost = partial(_message_s, cluster, ranks)
     default, by_cap, merged = (of(gradients, cost) for of in (ddp_default, best_cap, best_merging))
-    exposed = [max(buckets.end_s - backward_end_s, 0.0) for buckets in (default, by_cap, merged)]
-    size_bytes = device.steps.size_bytes
+    exposed_s = [max(buckets.end_s - backward_end_s, 0.0) for buckets in (default, by_cap, merged)]
+    compute_s = float(device.compute_s(which)[local]) * slowdown
+    step_s = compute_s + exposed_s[0]
     return Point(
         scaling=scaling,
         convolutions=which,
@@ -247,16 +240,20 @@ def _point(
         local_batch=local,
         global_batch=batch,
         is_extrapolated=device.is_extrapolated(local),
-        compute_s=float(device.compute_s(which)[local]) * slowdown,
-        all_reduces_s=sum(cost(size) for size in bucket_sizes(gradients, default)),
-        exposed_s=exposed[0],
-        bound_s=lower_bound_s(ranks, size_bytes, cluster.link),
+        step_s=step_s,
+        compute_s=compute_s,
+        exposed_s=exposed_s[0],
+        throughput=batch / step_s,
         efficiency=1.0,
-        default=default,
-        by_cap=by_cap,
-        exposed_by_cap_s=exposed[1],
-        merged=merged,
-        exposed_merged_s=exposed[2],
+        communication=exposed_s[0] / step_s,
+        all_reduces_s=sum(cost(size) for size in bucket_sizes(gradients, default)),
+        bound_s=lower_bound_s(ranks, device.steps.size_bytes, cluster.link),
+        default_buckets=len(default.ends),
+        best_bucket_cap_mb=(by_cap.cap_bytes or 0) / 2**20,
+        best_cap_buckets=len(by_cap.ends),
+        best_cap_exposed_s=exposed_s[1],
+        merged_buckets=len(merged.ends),
+        merged_exposed_s=exposed_s[2],
     )
 
 

@@ -16,7 +16,6 @@ from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import memory_bound, milliseconds, new_table, ratio
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.scaling.prediction import Point, ScaleResult, Scaling
-from mucudnn.solver.buckets import Buckets
 from mucudnn.words.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -95,31 +94,7 @@ def scale_record(result: ScaleResult) -> Record:
 
 def scale_rows(result: ScaleResult) -> list[Record]:
     """Return the CSV rows: by number of ranks, strong or weak scaling, and torch's or mucudnn's convolutions."""
-    return [
-        {
-            "scaling": point.scaling.value,
-            "convolutions": point.convolutions.value,
-            "ranks": point.ranks,
-            "local_batch": point.local_batch,
-            "global_batch": point.global_batch,
-            "is_extrapolated": point.is_extrapolated,
-            "step_s": point.step_s,
-            "compute_s": point.compute_s,
-            "exposed_s": point.exposed_s,
-            "throughput": point.throughput,
-            "efficiency": point.efficiency,
-            "communication": point.communication,
-            "all_reduces_s": point.all_reduces_s,
-            "bound_s": point.bound_s,
-            "default_buckets": len(point.default.ends),
-            "best_bucket_cap_mb": _cap_mb(point.by_cap),
-            "best_cap_buckets": len(point.by_cap.ends),
-            "best_cap_exposed_s": point.exposed_by_cap_s,
-            "merged_buckets": len(point.merged.ends),
-            "merged_exposed_s": point.exposed_merged_s,
-        }
-        for point in result.points
-    ]
+    return [asdict(point) for point in result.points]
 
 
 def _steps_table(result: ScaleResult, scaling: Scaling, what: str) -> Table:
@@ -153,23 +128,13 @@ def _buckets_table(result: ScaleResult) -> Table:
     for point in result.of(Scaling.STRONG, Convolutions.MUCUDNN):
         if point.ranks > 1:
             printed.add_row(
-                str(point.ranks),
-                str(point.local_batch),
-                str(len(point.default.ends)),
-                milliseconds(point.exposed_s),
-                f"{_cap_mb(point.by_cap):.3g}",
-                str(len(point.by_cap.ends)),
-                milliseconds(point.exposed_by_cap_s),
-                str(len(point.merged.ends)),
-                milliseconds(point.exposed_merged_s),
+                *(str(point.ranks), str(point.local_batch), str(point.default_buckets), milliseconds(point.exposed_s)),
+                *(f"{point.best_bucket_cap_mb:.3g}", str(point.best_cap_buckets)),
+                *(milliseconds(point.best_cap_exposed_s), str(point.merged_buckets)),
+                milliseconds(point.merged_exposed_s),
             )
     printed.caption = "waits: communication that is not hidden; best merging: the optimum, with buckets of any sizes"
     return printed
-
-
-def _cap_mb(buckets: Buckets) -> float:
-    """Return the size limit of a bucket in MB as DistributedDataParallel's ``bucket_cap_mb`` counts them."""
-    return (buckets.cap_bytes or 0) / 2**20
 
 
 _COLOURS: Mapping[Convolutions, str] = {Convolutions.TORCH: TORCH_COLOUR, Convolutions.MUCUDNN: OURS_COLOUR}

@@ -6,7 +6,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -172,34 +172,26 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py")
 
 
-@contextmanager
-def blamed_in_building(source: str) -> Iterator[None]:
-    """Within this context, raise errors from building a model as ``InvalidInputError`` that names the model."""
-    with _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module"):
-        yield
+def blamed_in_building(source: str) -> AbstractContextManager[None]:
+    """Return a context in which errors from building a model become ``InvalidInputError`` that names the model."""
+    return _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module")
 
 
-@contextmanager
-def blamed_in_computing(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Within this context, raise errors of the model's forward pass as ``InvalidInputError`` that names the model.
+def blamed_in_computing(source: str, shape: Sequence[int]) -> AbstractContextManager[None]:
+    """Return a context in which errors of the forward pass become ``InvalidInputError`` that names the model.
 
     shape: (N, C, H, W) of the input.
     """
-    with _blamed(source, f"cannot compute an input of {_product(shape)}", _SHAPE):
-        yield
+    return _blamed(source, f"cannot compute an input of {_product(shape)}", _SHAPE)
 
 
-@contextmanager
-def blamed_in_training(source: str, shape: Sequence[int]) -> Iterator[None]:
-    """Within this context, raise errors of a training step as ``InvalidInputError`` that names the model.
+def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextManager[None]:
+    """Return a context in which errors of a training step become ``InvalidInputError`` that names the model.
 
-    shape: (N, C, H, W) of the input.
-
-    mucudnn's own errors are not changed.
+    shape: (N, C, H, W) of the input. mucudnn's own errors are not changed.
     """
     what, advice = f"cannot be trained on an input of {_product(shape)}", f"{_SHAPE}, and --batch the batch size"
-    with _blamed(source, what, advice, passing=MucudnnError):
-        yield
+    return _blamed(source, what, advice, passing=MucudnnError)
 
 
 @contextmanager

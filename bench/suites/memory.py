@@ -104,9 +104,8 @@ def _measured(
 ) -> tuple[list[Entrant[int]], list[int | None]]:
     """Return the measured contestants and their peaks of resident memory. given: model and arguments before tuning."""
     with Apart() as place:
-        subjects, handed = dict[Config | None, Subject](), dict[Config | None, Callable[[], Subject]]()
-        for config, subject in _subjects(*given, contestants, share_of(progress, 0.0, 0.5)):
-            subjects[config], handed[config] = subject, place.handed(subject)
+        subjects = dict(_subjects(*given, contestants, share_of(progress, 0.0, 0.5)))
+        handed = {config: place.handed(subject) for config, subject in subjects.items()}
         entrants = list[Entrant[int]]()
         for index, (variant, config) in enumerate(contestants):
             progress(f"{variant} gets ready", 0.5 + 0.2 * index / len(contestants))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from math import nan
@@ -27,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
+from mucudnn.bench.sources.networks import did_you_mean
 from mucudnn.bench.suites.accuracy.layers import Choices, Untimed, timed
 from mucudnn.bench.suites.accuracy.metrics import SAMPLES, gradcheck_elements, with_errors
 from mucudnn.measuring.whole_runs import Machine
@@ -124,8 +124,7 @@ def called_module(model: nn.Module, name: str, arguments: tuple[Tensor, ...]) ->
     """
     by_name = {place or WHOLE: module for place, module in model.eval().named_modules()}
     if name not in by_name:
-        close = get_close_matches(name, by_name, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(name, by_name)
         raise InvalidInputError(f"the model has no module {name!r}; {hint}{WHOLE} is the whole model")
     found: list[Called] = []
 

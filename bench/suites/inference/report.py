@@ -8,11 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from mucudnn.bench.contests.step_parts import shares
-from mucudnn.bench.contests.variants import TORCH
+from mucudnn.bench.contests.variants import TORCH, Runtime
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.report.tables import images_per_s, milliseconds, new_table, ratio, spread
 from mucudnn.bench.suites.inference.run import FILTERS, KEPT, NOT_KEPT, RUNTIMES, WHOLE
-from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.words.config import Config
 from mucudnn.words.units import format_bytes
 

@@ -28,9 +28,9 @@ import mucudnn
 from mucudnn.bench.contests.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
+from mucudnn.bench.contests.variants import Runtime
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
-from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from mucudnn.bench.suites.inference.runtime import Runtime
+from mucudnn.bench.contests.variants import Runtime
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand

@@ -131,7 +131,7 @@ def test_strong_scaling_shares_one_batch_and_weak_scaling_keeps_the_local_one() 
 
 def test_buckets_are_sent_one_after_the_other_and_what_ends_after_the_backward_pass_is_waited_for() -> None:
     found = point(Scaling.STRONG, OURS, 4)
-    assert found.default.ends == (1, 2, 3)  # a first of 1 MiB, one of 40, and what is left
+    assert found.default_buckets == 3  # a first of 1 MiB, one of 40, and what is left
     each_s = [all_reduce_s(RING.all_reduce, 4, size, RING.link) for _, size in GRADIENTS]
     (first, second, third), backward_end_s = made_up_device().gradients(OURS, 8)
     end_s = max(first.ready_s + each_s[0], second.ready_s) + each_s[1]
@@ -139,14 +139,14 @@ def test_buckets_are_sent_one_after_the_other_and_what_ends_after_the_backward_p
     assert found.exposed_s == pytest.approx(end_s - backward_end_s)
     assert found.all_reduces_s == pytest.approx(sum(each_s))
     assert found.all_reduces_s >= found.bound_s == pytest.approx(1.5 * 44 * MIB / 1e9)
-    assert found.exposed_merged_s <= found.exposed_by_cap_s <= found.exposed_s
+    assert found.merged_exposed_s <= found.best_cap_exposed_s <= found.exposed_s
     assert found.communication == pytest.approx(found.exposed_s / found.step_s)
 
 
 def test_without_overlap_all_of_it_is_waited_for() -> None:
     for found in made_up_result(replace(RING, overlaps=False)).points:
         assert found.exposed_s == pytest.approx(found.all_reduces_s)
-        assert found.ranks == 1 or len(found.merged.ends) == 1
+        assert found.ranks == 1 or found.merged_buckets == 1
 
 
 def test_steps_without_torchs_convolutions_are_refused() -> None:

@@ -17,13 +17,13 @@ from support.snapshots import assert_as_stored
 from torch import nn
 
 from mucudnn.bench.contests.apart import Apart
+from mucudnn.bench.contests.variants import Runtime
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import runtimes
 from mucudnn.bench.suites.inference.report import inference_tables
 from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
-from mucudnn.bench.suites.inference.runtime import Runtime
 from mucudnn.bench.suites.inference.runtimes import (
     RuntimeJob,
     compare_runtimes,
