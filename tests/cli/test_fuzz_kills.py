@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from support.command_line import HEADING
 from support.database_rows import FAST, HERE, PROBLEM
 from support.effort import how_many
-from support.places import SUPPORT
+from support.processes import forking, run_command
 
 from mucudnn.database.database import Database
 from mucudnn.database.exports import export_csv
@@ -30,64 +28,22 @@ from mucudnn.words.results import Failure, MicroConfig
 pytestmark = [pytest.mark.fuzz, pytest.mark.slow]
 
 SIZE = how_many(1_000, 10_000)  # rows: enough that a command is in the middle of something for a while
-TUNE = (
-    "--batch",
-    "2",
-    "--algorithms",
-    "gemm,direct",
-    "--time-limit",
-    "20ms",
-    "--threads",
-    "1",
-    "--operations",
-    "forward",
-)
+TUNE = ("--batch", "2", "--algorithms", "gemm,direct", "--time-limit", "20ms", "--threads", "1")
+TUNE += ("--operations", "forward")
 Rows = frozenset[tuple[object, ...]]
 
 
-class Commands:
-    """``mucudnn`` in processes of its own, one at a time; see ``forking``."""
-
-    def __init__(self, log: Path) -> None:
-        script = SUPPORT / "forking.py"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.log = log
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), str(log)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-
-    def start(self, arguments: Iterable[object]) -> int:
-        """Process id."""
-        return int(self._ask(json.dumps([str(argument) for argument in arguments])))
-
-    def wait(self) -> int:
-        """Exit status of what was started last."""
-        return int(self._ask(""))
-
-    def run(self, arguments: Iterable[object]) -> None:
-        self.start(arguments)
-        assert self.wait() == 0, self.log.read_text()
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
-
-    def _ask(self, line: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline()
+def started(arguments: Iterable[object], log: Path) -> BaseProcess:
+    """A process of ``mucudnn``."""
+    process = forking().Process(target=run_command, args=([*map(str, arguments)], log))
+    process.start()
+    return process
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    started = Commands(tmp_path_factory.mktemp("log") / "log")
-    yield started
-    started.close()
+def run(arguments: Iterable[object], log: Path) -> None:
+    process = started(arguments, log)
+    process.join()
+    assert process.exitcode == 0, log.read_text()
 
 
 # What is killed
@@ -162,14 +118,13 @@ CASES = {
 class Prepared:
     """A case that ran once without a kill: what it begins with, how long it takes and what there is in the end."""
 
-    def __init__(self, case: Case, folder: Path, commands: Commands) -> None:
+    def __init__(self, case: Case, folder: Path) -> None:
         self.case, self._begin = case, folder / "begin"
         self._begin.mkdir()
         case.prepare(self._begin)
-        self._commands = commands
         end = self.copy(folder / "end")
         start = time.perf_counter()
-        commands.run(self.arguments(end))
+        run(self.arguments(end), folder / "log")
         self.life_s = time.perf_counter() - start
         self.before, self.after = (contents(place / case.target) for place in (self._begin, end))
         self.sources = {path.name: path.read_bytes() for path in self._begin.glob("source*")}
@@ -183,15 +138,8 @@ class Prepared:
 
 
 @pytest.fixture(scope="module")
-def prepared(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
-    known: dict[str, Prepared] = {}
-
-    def get(name: str) -> Prepared:
-        if name not in known:
-            known[name] = Prepared(CASES[name], tmp_path_factory.mktemp(name), commands)
-        return known[name]
-
-    return get
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
+    return cache(lambda name: Prepared(CASES[name], tmp_path_factory.mktemp(name)))
 
 
 def contents(path: Path) -> Rows | bytes:
@@ -211,13 +159,14 @@ def rows_in(path: Path) -> Rows:
     return frozenset(found)
 
 
-def kill(process: int, moment: float, look: Callable[[], Rows]) -> Rows:
+def kill(process: BaseProcess, moment: float, look: Callable[[], Rows]) -> Rows:
     """What a reader sees committed until the moment comes."""
     seen: Rows = frozenset()
     while time.perf_counter() < moment:
         seen |= look()
         time.sleep(0.001)
-    os.kill(process, signal.SIGKILL)
+    process.kill()
+    process.join()
     return seen
 
 
@@ -229,14 +178,14 @@ def check(path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(how_many(8, 200)))
-def test_kills(seed: int, tmp_path: Path, commands: Commands, prepared: Callable[[str], Prepared]) -> None:
+def test_kills(seed: int, tmp_path: Path, prepared: Callable[[str], Prepared]) -> None:
     this = prepared([*CASES][seed % len(CASES)])
     folder = this.copy(tmp_path / "killed")
     target = folder / this.case.target
-    process = commands.start(this.arguments(folder))
+    process = started(this.arguments(folder), tmp_path / "log")
     moment = time.perf_counter() + random.Random(seed).random() * this.life_s
     seen = kill(process, moment, (lambda: rows_in(target)) if this.case.grows else frozenset)
-    assert commands.wait() in (-signal.SIGKILL, 0)
+    assert process.exitcode in (-signal.SIGKILL, 0)
 
     check(target)
     left = contents(target)
@@ -247,7 +196,7 @@ def test_kills(seed: int, tmp_path: Path, commands: Commands, prepared: Callable
     for source, content in this.sources.items():
         assert (folder / source).read_bytes() == content
 
-    commands.run(this.arguments(folder))
+    run(this.arguments(folder), tmp_path / "log")
     check(target)
     if isinstance(left, frozenset) and this.case.grows:
         assert rows_in(target) >= left

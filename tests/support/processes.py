@@ -1,12 +1,37 @@
-"""What a new process has loaded."""
+"""Processes of tests: what a new one has loaded, and many that are forked off one that has loaded torch."""
 
+import os
 import subprocess
 import sys
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 HEAVY = ("torch", "cupy", "pulp", "pandas", "rich", "mucudnn.modules.conv2d")
+_FORKED = ["torch.distributed.fsdp", "mucudnn.optimizing.optimize", "mucudnn.tuning.tuner", "mucudnn.cli.main"]
 
 
 def loaded_by(code: str) -> set[str]:
     """The heavy modules that a new process has loaded after ``code``."""
     probe = f"import sys\n{code}\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
     return set(subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout.split())
+
+
+def forking() -> ForkServerContext:
+    """A context of ``multiprocessing`` in which processes start in milliseconds."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(_FORKED)
+    return context
+
+
+def run_command(arguments: list[str], log: Path) -> None:
+    """Run ``mucudnn`` in a process of its own, with all output in a file."""
+    import torch
+
+    from mucudnn.cli.main import main
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    torch.set_num_threads(1)
+    main(arguments)

@@ -9,17 +9,16 @@ import traceback
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.processes import forking
 
 LIMIT_S = 300.0  # far more than any function takes
 _GRACE_S = 20.0  # for the others, once a rank has failed
-_LOADED = ["torch.distributed.fsdp", "mucudnn.optimizing.optimize", "mucudnn.tuning.tuner"]
 
 
 class Ranks:
@@ -70,8 +69,7 @@ class Ranks:
             self._folder.cleanup()
 
     def _start(self) -> None:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(_LOADED)
+        context = forking()
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.size):
             here, there = context.Pipe()
