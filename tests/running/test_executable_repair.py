@@ -119,57 +119,51 @@ def test_what_has_failed_is_not_tried_by_other_layers_of_the_same_shape(cudnn: F
     assert ran(cudnn) == [(STEADY, 4), (STEADY, 4), (STEADY, 1)]
 
 
+def expect(layer: Layer, instead: str) -> None:
+    """Call the layer, and expect that this is said to run from now on."""
+    with pytest.warns(RuntimeWarning) as said:
+        layer()
+    assert str(said[-1].message).rpartition("; ")[2] == f"from now on {instead} runs there"
+
+
+OWN = "torch's own convolution"
+
+
 def test_where_no_engine_works_torchs_own_does(cudnn: FakeBackend) -> None:
     layer = Layer((PICKY, 4))
     cudnn.started = failing(PICKY, STEADY)
-    with pytest.warns(RuntimeWarning) as said:
-        layer()
-    assert [str(warning.message).rpartition("; ")[2] for warning in said] == [
-        "from now on cudnn:7 4 runs there",
-        "from now on torch's own convolution runs there",
-    ]
+    expect(layer, OWN)
     cudnn.started = lambda plan: pytest.fail("tried again")
     with silence():
         layer()
     assert ran(cudnn) == []
 
 
-def test_what_needs_more_workspace_does_not_stand_in(cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``PICKY`` needs twice as much as ``STEADY``, and 66 bytes a sample more than ``RANDOM``."""
-    monkeypatch.setattr(algorithms, "_is_as_exact", lambda *_: True)
-    cudnn.started = failing(STEADY)
-    with pytest.warns(RuntimeWarning, match=r"from now on cudnn:9 k2=-1 4 runs there"):
-        Layer((STEADY, 4))()
-    cudnn.started = failing(STEADY, RANDOM)
-    with pytest.warns(RuntimeWarning, match="torch's own"):
-        Layer((RANDOM, 3))()
-
-
-def test_what_is_less_exact_or_forbidden_does_not_stand_in(cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may round to TF32, or is random, stands in for nothing that does not or is not, nor against settings."""
-    cudnn.started = failing(STEADY)
-    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
-        Layer((STEADY, 4))()
-    monkeypatch.setattr(algorithms, "_is_as_exact", lambda *_: True)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
-        Layer((STEADY, 3))()
-    assert ran(cudnn) == []
-
-
-@pytest.mark.parametrize("note", [NumericalNote.WINOGRAD_TILE_4x4, NumericalNote.FFT])
-def test_a_transform_does_not_stand_in_for_what_is_local(
-    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, note: NumericalNote
+def test_what_needs_more_is_less_exact_forbidden_or_no_longer_local_does_not_stand_in(
+    cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The choice may have been a strict one."""
-    local, transform = (Engine(c, frozenset(n), frozenset(), 0) for c, n in ((STEADY, ()), (PICKY, (note,))))
-    monkeypatch.setattr(cudnn, "offered", lambda *_: [local, transform])
+    """What may round to TF32, or is random, stands in for nothing that does not or is not, nor against settings.
+
+    ``PICKY`` needs twice as much workspace as ``STEADY``, and 66 bytes a sample more than ``RANDOM``. A transform does
+    not stand in for what is local: the choice may have been a strict one.
+    """
     cudnn.started = failing(STEADY)
-    with pytest.warns(RuntimeWarning, match="from now on torch's own convolution runs there"):
-        Layer((STEADY, 4))()
-    cudnn.started = failing(PICKY)
-    with pytest.warns(RuntimeWarning, match=f"from now on {STEADY.name} 3 runs there"):
-        Layer((PICKY, 3))()
+    expect(Layer((STEADY, 1)), OWN)
+    with monkeypatch.context() as patch:
+        patch.setattr(algorithms, "_is_as_exact", lambda *_: True)
+        expect(Layer((STEADY, 2)), "cudnn:9 k2=-1 2")
+        cudnn.started = failing(STEADY, RANDOM)
+        expect(Layer((RANDOM, 3)), OWN)
+        patch.setattr(torch.backends.cudnn, "deterministic", True)
+        cudnn.started = failing(STEADY)
+        expect(Layer((STEADY, 4)), OWN)
+    for size, note in ((5, NumericalNote.WINOGRAD_TILE_4x4), (7, NumericalNote.FFT)):
+        local, transform = (Engine(c, frozenset(n), frozenset(), 0) for c, n in ((STEADY, ()), (PICKY, (note,))))
+        monkeypatch.setattr(cudnn, "offered", lambda *_, engines=(local, transform): [*engines])
+        cudnn.started = failing(STEADY)
+        expect(Layer((STEADY, size)), OWN)
+        cudnn.started = failing(PICKY)
+        expect(Layer((PICKY, size + 1)), f"{STEADY.name} {size + 1}")
 
 
 def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
