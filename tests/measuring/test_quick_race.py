@@ -221,20 +221,14 @@ def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> 
     assert not slow.sizes_run
 
 
-def test_one_like_problem_or_distant_ones_say_nothing() -> None:
+def test_one_like_problem_distant_ones_and_other_operations_say_nothing() -> None:
     far = [ConvProblem(Operation.FORWARD, c=c, h=300, w=300, k=512, r=1, s=1) for c in (512, 1024)]
-    for problems in (NEAR[:1], far):
+    others = [problem.with_operation(Operation.BACKWARD_DATA) for problem in NEAR]
+    for problems in (NEAR[:1], far, others):
         prior = Prior()
         for problem in problems:
             prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.03)])
         assert prior.expected(FORWARD, "slow") is None
-
-
-def test_other_operations_filters_and_formats_say_nothing() -> None:
-    prior = Prior()
-    for problem in NEAR:
-        prior.learn(problem.with_operation(Operation.BACKWARD_DATA), [measurement("a", 0.01), measurement("b", 0.03)])
-    assert prior.expected(FORWARD, "b") is None
 
 
 def test_what_is_far_slower_in_other_operations_is_hopeless_here_too() -> None:

@@ -100,11 +100,6 @@ def test_small_micro_batches_are_dropped_for_no_larger_one() -> None:
     assert samples[1] >= 3
 
 
-def test_the_limit_leaves_out_what_needs_more() -> None:
-    results = results_of(fake("one", scratch_bytes_per_sample=10), limit_bytes=20)
-    assert set(results) == {("one", 1), ("one", 2)}
-
-
 def test_an_algorithm_above_the_error_bound_is_measured_once_with_one_sample() -> None:
     results = results_of(fake("wrong", 0.001, error=1e-2), fake("right"), max_relative_error=1e-5)
     wrong = results["wrong", 1]
@@ -133,15 +128,6 @@ def test_nothing_is_measured_twice() -> None:
     again = race_of(*algorithms, stored=known, stored_failures=failed)
     assert again.missing() == []
     assert list(again.measure()) == []
-
-
-def test_an_interrupted_profile_goes_on_with_what_is_missing() -> None:
-    one, other = fake("one", prepared_bytes=2), fake("other", prepared_bytes=1)
-    known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
-    one.sizes_run.clear()
-    results = list(race_of(one, other, stored=known).measure())
-    assert {r.micro_config.algorithm for r in results} == {"other"}
-    assert not one.sizes_run
 
 
 def test_what_is_allocated_inside_is_declared_with_the_scratch_that_is_handed_in() -> None:

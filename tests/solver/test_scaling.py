@@ -109,14 +109,6 @@ def test_the_default_sends_a_small_bucket_first() -> None:
     assert ddp_default(gradients, lambda _: 0.0).ends == (2, 6, 8)
 
 
-def test_latency_merges_and_bandwidth_divides() -> None:
-    gradients = [Gradient(10, float(number)) for number in range(5)]
-    assert best_merging(gradients, lambda _: 100.0).ends == (5,)
-    assert best_cap(gradients, lambda _: 100.0).ends == (5,)
-    assert best_merging(gradients, lambda size: size / 10).end_s == 5
-    assert best_cap(gradients, lambda size: size / 10).ends == (1, 2, 3, 4, 5)
-
-
 def test_without_gradients_nothing_is_sent() -> None:
     for of in (best_merging, best_cap, ddp_default):
         assert (of([], lambda _: 1.0).ends, of([], lambda _: 1.0).end_s) == ((), 0.0)
@@ -318,16 +310,6 @@ def test_a_device_of_three_times_the_speed_takes_three_times_as_much() -> None:
     assert best.samples == (25, 75)
     assert best.step_s == 75
     assert equal_shares(curves, 100).step_s == 150
-
-
-def test_a_device_too_slow_to_help_takes_nothing() -> None:
-    assert best_shares([[0, 1, 2, 3], [0, 9, 9, 9]], 3).samples == (3, 0)
-
-
-def test_a_step_in_the_curve_is_used_to_its_end() -> None:
-    stairs = [0.0, *(4.0 * (1 + (n - 1) // 4) for n in range(1, 17))]  # a device that computes four at a time
-    line = [1.5 * n for n in range(17)]
-    assert best_shares([stairs, line], 16).samples == (12, 4)
 
 
 def test_equal_shares_give_the_rest_to_the_first() -> None:

@@ -132,15 +132,6 @@ print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items())
     assert len(answers) == 1
 
 
-def test_counts_weigh_the_time_and_not_the_workspace() -> None:
-    fast, slow = configuration("fast", 1e-3, 10), configuration("slow", 3e-3, 0)
-    options = {"once": [fast, slow], "often": [fast, slow]}
-    found = solve_wd(options, 10, counts={"once": 1, "often": 4})
-    assert found.assignment == {"once": slow, "often": fast}
-    assert found.objective_s == pytest.approx(7e-3)
-    assert solve_wd({}, 0).objective_s == solve_wd({}, 0).gap == 0
-
-
 @pytest.mark.parametrize(
     ("time_s", "workspace_bytes", "message"),
     [

@@ -361,10 +361,3 @@ def test_what_was_slower_in_a_smaller_batch_is_not_run_there(
     assert configurations[BATCH].algorithms == ("quick",)
     assert (4 not in configurations) is is_left_to_torch
     assert {1, 2, 3, 5, 6, 7, 8} <= set(configurations)
-
-
-def test_what_was_faster_in_a_smaller_batch_is_run_there(bench: Bench) -> None:
-    bench.slowdown = lambda configuration: 1.0
-    tune([FORWARD], 4, NO_LIMIT, database=bench.database, machine=bench.machine)
-    tuned = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
-    assert set(tuned.configurations(FORWARD)) == set(range(1, BATCH + 1))

@@ -348,11 +348,6 @@ def test_other_arguments_that_cannot_be_are_refused(bench: Bench, given: dict[st
     assert bench.steps == 0
 
 
-def test_one_problem_may_be_given_by_itself(bench: Bench) -> None:
-    tuning = tune(FORWARD, BATCH, NO_LIMIT, database=bench.database, machine=bench.machine)
-    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
-
-
 @pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu")])
 def test_devices_may_be_torchs(device: str | torch.device, tmp_path: Path) -> None:
     config = Config(algorithms="native", policy="undivided", time_limit=1e-9, database=tmp_path / "m.sqlite")

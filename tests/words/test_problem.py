@@ -95,11 +95,6 @@ def test_refusals_say_what_is_wrong(change: dict[str, Any], message: str) -> Non
         ConvProblem(Operation.FORWARD, **SIZES | change)
 
 
-def test_filter_as_large_as_the_padded_input_fits_exactly() -> None:
-    problem = ConvProblem(Operation.FORWARD, **SIZES | {"r": 11, "padding": (1, 0)})
-    assert problem.y_shape(1) == (1, 6, 1, 7)
-
-
 def test_for_people() -> None:
     problem = ConvProblem(
         Operation.BACKWARD_DATA, **SIZES, stride=(2, 1), groups=2, memory_format=MemoryFormat.CHANNELS_LAST

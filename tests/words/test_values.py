@@ -185,10 +185,6 @@ def test_what_is_no_problem_is_refused(change: dict[str, Any], message: str) -> 
         replace(MEANT, **change)
 
 
-def test_with_operation_takes_text() -> None:
-    assert MEANT.with_operation("forward").operation is Operation.FORWARD  # type: ignore[arg-type]
-
-
 def test_copies_and_pickles_are_equal() -> None:
     for record in (MEANT, Config(operations="forward"), Task(MEANT, 2), Configuration([MicroConfig("a", 1)], 1, 2)):  # type: ignore[arg-type]
         assert pickle.loads(pickle.dumps(record)) == copy.deepcopy(record) == record

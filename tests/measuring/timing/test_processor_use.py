@@ -49,13 +49,10 @@ def test_busy_is_what_the_allowed_cores_did_by_anybody(tmp_path: Path, proc: Pat
     """Neither idle, nor waiting for a disk; guests are counted once; the time that a hypervisor took is gone, too."""
     use = Processors(proc, tmp_path).use()
     assert use.busy_s == pytest.approx((1.0 + 0.1 + 1.0 + 0.05 + 0.1 + 0.15) + (2.0 + 0.1 + 1.0 + 0.05 + 0.1 + 0.15))
+    assert use.stolen_s == pytest.approx(0.15 + 0.15)
     assert use.cores == 2
     assert use.threads == torch.get_num_threads()
     assert use.throttled_s is None
-
-
-def test_stolen_is_what_a_hypervisor_took_of_the_allowed_cores(tmp_path: Path, proc: Path) -> None:
-    assert Processors(proc, tmp_path).use().stolen_s == pytest.approx(0.15 + 0.15)
 
 
 def test_an_old_kernel_that_counts_nothing_stolen_makes_that_unknown(
