@@ -16,8 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 import mucudnn
-from mucudnn.bench.analyses.comparison import FolderComparison, compare_folders
-from mucudnn.bench.analyses.verdicts import Verdict
+from mucudnn.bench.analyses.comparison import FolderComparison, Verdict, compare_folders
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import HEADER_FILE
 from mucudnn.bench.folders.reading import ResultFolder, read_folder

@@ -1,11 +1,22 @@
-"""Interleaved timing of contestants: each round times every contestant, so that slow moments of the machine hit all."""
+"""Interleaved timing of contestants: each round times every contestant, so that slow moments of the machine hit all.
+
+PyTorch's own convolution is a contestant with the user's settings and, on CUDA, in benchmark mode. On CUDA each of
+these variants runs in its own thread. The CUDA variants have not run on a GPU yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import ParamSpec, Self, TypeVar
 
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, Timer, here, sample_in_rounds
+import torch
+
+from mucudnn.bench.contests.variants import TORCH
+from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
+from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, T, Timer, here, sample_in_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +75,61 @@ def time_in_turns(
             raise times
         found.append(times)
     return found
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+class OwnThread:
+    """A thread that runs functions, including their backward passes. As a context manager, ends the thread."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        """Start the thread. device: ``cpu``, or ``cuda`` to use the caller's current device and stream."""
+        stream = torch.cuda.current_stream() if device == "cuda" else None
+        self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
+
+    def call(self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        """Call a function in the thread; return its result, or raise its error."""
+        return self._executor.submit(function, *args, **kwargs).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown()
+
+
+def _prepare(stream: torch.cuda.Stream | None) -> None:
+    if stream is not None:
+        torch.cuda.set_stream(stream)  # also sets the device of the stream
+    torch.autograd.set_multithreading_enabled(False)  # otherwise backward passes run in a shared thread
+
+
+# Values of torch.backends.cudnn.benchmark_limit in benchmark mode: how many engines are timed, or 0 for all.
+_BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}
+
+
+@contextmanager
+def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
+    """Provide by name the runners, each of which calls functions under one choice of torch's convolution settings.
+
+    The first is ``TORCH``, with the user's settings, on the CPU the only one. On CUDA, functions run on the current
+    device and stream of the calling thread.
+    """
+    if device != "cuda":
+        yield {TORCH: here}
+        return
+    with ExitStack() as threads:
+        variants: dict[str, Runner] = {TORCH: threads.enter_context(OwnThread(device)).call}
+        for name, limit in _BENCHMARK_LIMITS.items():
+            variants[name] = _searching(threads.enter_context(OwnThread(device)), limit)
+        yield variants
+
+
+def _searching(thread: OwnThread, benchmark_limit: int) -> Runner:
+    def run(function: Callable[[], T], /) -> T:
+        with cudnn_benchmark(benchmark_limit):
+            return thread.call(function)
+
+    return run

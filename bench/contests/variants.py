@@ -1,4 +1,4 @@
-"""Variants of a trained model, and runtimes of inference, that benchmarks compare. Does not import torch."""
+"""Names of what benchmarks compare: variants and precisions of training steps, runtimes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -78,3 +78,29 @@ class Runtime(StrEnum):
     def tells_layers(self) -> bool:
         """Whether the layers of a call can be timed in place: not if a compiler fuses or traces the layers."""
         return self in (Runtime.TORCH, Runtime.MUCUDNN)
+
+
+class Precision(StrEnum):
+    """The precision in which a training step computes.
+
+    ``TF32``: float32, but matrix products and convolutions round factors to 10 bits of mantissa. ``BFLOAT16``:
+    autocast, with parameters in float32.
+    """
+
+    TF32 = "tf32"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FLOAT32, Precision.BFLOAT16)}  # by type of device
+
+
+class How(StrEnum):
+    """The way mucudnn is applied to a step.
+
+    ``OPTIMIZE``: the model is tuned beforehand by ``mucudnn.optimize``. ``ENABLE``: all convolutions are tuned during a
+    warm-up step under ``mucudnn.tuned``.
+    """
+
+    OPTIMIZE = "optimize"
+    ENABLE = "enable"

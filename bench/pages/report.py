@@ -11,8 +11,7 @@ import pandas
 
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.pages.layer_rows import layer_rows, summary_rows
-from mucudnn.bench.pages.measured import has_problems, measured, unmatched_published
+from mucudnn.bench.pages.measured import has_problems, layer_rows, measured, summary_rows, unmatched_published
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
 from mucudnn.bench.sources.published import SOURCE, TABLES
 from mucudnn.words.errors import InvalidInputError

@@ -13,7 +13,7 @@ from rich.table import Table
 import mucudnn
 from mucudnn.bench.folders.header import HEADER_FILE, folders_below
 from mucudnn.bench.folders.reading import read_folder, read_result_file
-from mucudnn.bench.pages.layer_rows import OPERATIONS
+from mucudnn.bench.pages.measured import OPERATIONS
 from mucudnn.bench.pages.pictures import pictures_or_reason
 from mucudnn.bench.pages.report import Report, report_of
 from mucudnn.bench.pages.tables import DEEPBENCH, TextTable

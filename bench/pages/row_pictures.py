@@ -30,8 +30,7 @@ from mucudnn.bench.pages.drawing import (
     x_ratio_axis,
 )
 from mucudnn.bench.pages.kinds import MOST_PIECES, MOST_SUBJECTS
-from mucudnn.bench.pages.layer_rows import gains, published_gains_of
-from mucudnn.bench.pages.measured import UNDIVIDED, has_problems, with_layers
+from mucudnn.bench.pages.measured import UNDIVIDED, gains, has_problems, published_gains_of, with_layers
 from mucudnn.bench.pages.report import Report, name_of
 from mucudnn.bench.report.plots import label, new_figure
 from mucudnn.words.errors import InvalidInputError

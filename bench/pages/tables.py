@@ -9,8 +9,7 @@ from itertools import groupby
 import pandas
 
 from mucudnn.bench.folders.rows import COLUMNS
-from mucudnn.bench.pages.layer_rows import OPERATIONS
-from mucudnn.bench.pages.measured import PUBLISHED, machines_of
+from mucudnn.bench.pages.measured import OPERATIONS, PUBLISHED, machines_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 from mucudnn.bench.contests.apart import Apart, OwnProcess, Ready
 from mucudnn.bench.contests.processes import OwnProcessError
-from mucudnn.bench.contests.torch_variants import OwnThread
+from mucudnn.bench.contests.timing import OwnThread
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.words.errors import first_line
 

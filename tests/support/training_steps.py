@@ -11,13 +11,12 @@ from support.clock.ticking import TickingClock
 from support.in_threads import InThreads
 from torch import nn
 
-from mucudnn.bench.contests.variants import Variant
+from mucudnn.bench.contests.variants import Precision, Variant
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measured_rows
-from mucudnn.bench.suites.training.setting import Precision, Setting
-from mucudnn.bench.suites.training.step_job import Subject
+from mucudnn.bench.suites.training.step_job import Setting, Subject
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 

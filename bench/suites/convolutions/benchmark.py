@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
-from mucudnn.bench.contests.torch_variants import torch_variants
+from mucudnn.bench.contests.timing import torch_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS

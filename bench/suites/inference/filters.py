@@ -19,7 +19,7 @@ import mucudnn
 from mucudnn.bench.contests.timing import Contestant, time_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.suites.inference.run import FILTERS, KEPT, NOT_KEPT, WHOLE, InferenceRun
+from mucudnn.bench.suites.inference.report import FILTERS, KEPT, NOT_KEPT, WHOLE, InferenceRun
 from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.tuning.result import tuned_of

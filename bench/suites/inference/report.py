@@ -1,19 +1,87 @@
-"""Tables of the inference benchmark, made from a result folder, in milliseconds and MiB."""
+"""One run of the inference benchmark: its result folder, the columns of its rows, and its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from mucudnn.bench.contests.step_parts import shares
 from mucudnn.bench.contests.variants import TORCH, Runtime
+from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.writing import FolderWriter, open_folder
+from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import images_per_s, milliseconds, new_table, ratio, spread
-from mucudnn.bench.suites.inference.run import FILTERS, KEPT, NOT_KEPT, RUNTIMES, WHOLE
+from mucudnn.measuring.timing.timer import Clock, WallClock
+from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
+from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import format_bytes
+
+FILTERS, RUNTIMES = "kept filters", "runtimes"  # the parts of the benchmark
+NOT_KEPT, KEPT = "mucudnn-not-kept", "mucudnn"  # contestants of the part FILTERS, beside torch
+WHOLE = "the whole model"  # in place of a layer
+SUBJECT_COLUMNS = ("network", "part", "layer", "batch_size", "memory_format")
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRun:
+    """A run of the inference benchmark on one model with one input.
+
+    clock: times calls, not tuning; the processes of runtimes have clocks of their own.
+    """
+
+    folder: FolderWriter
+    name: str
+    batch_size: int
+    memory_format: MemoryFormat
+    rounds: int
+    clock: Clock = field(default_factory=WallClock)
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        out: Path,
+        name: str,
+        input_shape: Sequence[int],
+        memory_format: MemoryFormat,
+        config: Config,
+        rounds: int,
+        parts: Sequence[str],
+    ) -> Iterator[InferenceRun]:
+        """Open the result folder ``out`` for a run. parts: the parts of the run, each with its contestants.
+
+        Raises the errors of ``open_folder``.
+        """
+        settings = {
+            "input_shape": list(input_shape),
+            "memory_formats": [str(memory_format)],
+            "rounds": rounds,
+            "parts": list(parts),
+            **config_record(config),
+        }
+        header = Header(*("inference", name, settings, current_environment()), SUBJECT_COLUMNS, wanted=len(parts))
+        with open_folder(out, header) as folder:
+            try:
+                yield cls(folder, name, input_shape[0], memory_format, rounds)
+            finally:
+                folder.write_summary()
+
+    def subject(self, part: str, layer: str = WHOLE) -> dict[str, Any]:
+        """Return the columns that identify the result rows of a layer or of the whole model."""
+        values = (self.name, part, layer, self.batch_size, str(self.memory_format))
+        return dict(zip(SUBJECT_COLUMNS, values, strict=True))
+
+    def is_known(self, part: str, layer: str = WHOLE) -> bool:
+        """Return whether the result folder already has the rows of this layer."""
+        return bool(self.folder.known(self.subject(part, layer)))
+
 
 MOST_DIFFERENCE = 1e-3  # largest relative difference of float32 outputs that counts as rounding
 

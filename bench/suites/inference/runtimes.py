@@ -30,7 +30,7 @@ from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
 from mucudnn.bench.contests.variants import Runtime
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
+from mucudnn.bench.suites.inference.report import RUNTIMES, InferenceRun
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError

@@ -21,7 +21,7 @@ import torch
 from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant, sampled
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import StepSplit, median_by_kind
-from mucudnn.bench.contests.variants import Variant, chosen_variants
+from mucudnn.bench.contests.variants import PRECISIONS, How, Precision, Variant, chosen_variants
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import Row
@@ -30,8 +30,7 @@ from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of, objective_for
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
-from mucudnn.bench.suites.training.setting import COLUMNS, PRECISIONS, How, Precision, Setting
-from mucudnn.bench.suites.training.step_job import SPLIT_ON, StepJob, StepParts, Subject
+from mucudnn.bench.suites.training.step_job import COLUMNS, SPLIT_ON, Setting, StepJob, StepParts, Subject
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock

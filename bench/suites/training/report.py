@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.contests.variants import Variant
+from mucudnn.bench.contests.variants import How, Variant
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.report.tables import bound_in_words, images_per_s, milliseconds, new_table, ratio, spread
-from mucudnn.bench.suites.training.setting import COLUMNS, How
+from mucudnn.bench.suites.training.step_job import COLUMNS
 from mucudnn.words.units import format_bytes
 
 Cell = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``torch``, torch's row beside it

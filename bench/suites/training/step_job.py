@@ -15,17 +15,38 @@ import mucudnn
 from mucudnn.bench.contests.apart import Ready
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.contests.step_parts import KindTimes, StepSplit, StepSplitter
-from mucudnn.bench.contests.variants import Variant
+from mucudnn.bench.contests.variants import How, Precision, Variant
 from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Batch, Trainee
-from mucudnn.bench.suites.training.setting import How, Precision, Setting
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.timer import Clock, Runner, T, here
 from mucudnn.words.config import Config
 from mucudnn.words.errors import MucudnnError, first_line
+from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 SPLIT_ON = ("cpu",)  # splitting a step on a GPU would need CUDA events, which is untested
+COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting in which the variants of a training step are compared. device: ``cpu`` or ``cuda``."""
+
+    network: str
+    batch_size: int
+    device: str
+    precision: Precision
+    memory_format: MemoryFormat
+    how: How = How.OPTIMIZE
+
+    @property
+    def subject(self) -> dict[str, Any]:
+        """Return the columns that identify the result rows of this setting."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def __str__(self) -> str:
+        return f"{self.network}, batch {self.batch_size}, {self.precision} {self.memory_format}"
 
 
 @dataclass(frozen=True, slots=True)

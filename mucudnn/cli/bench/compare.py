@@ -39,8 +39,7 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     are compared relative to PyTorch's in the same round. Exit status 1: a row became slower by more than the tolerance;
     2: no row is in both.
     """
-    from mucudnn.bench.analyses.comparison import compare_folders, comparison_table, in_words
-    from mucudnn.bench.analyses.verdicts import Verdict
+    from mucudnn.bench.analyses.comparison import Verdict, compare_folders, comparison_table, in_words
     from mucudnn.bench.folders.reading import read_folder
     from mucudnn.terminal.console import output
 

@@ -82,8 +82,7 @@ def inference(
     from mucudnn.bench.sources.models import importable, seeded_model, settle_statistics
     from mucudnn.bench.sources.networks import NETWORKS
     from mucudnn.bench.suites.inference.filters import benchmark_filters
-    from mucudnn.bench.suites.inference.report import inference_tables
-    from mucudnn.bench.suites.inference.run import FILTERS, RUNTIMES, InferenceRun
+    from mucudnn.bench.suites.inference.report import FILTERS, RUNTIMES, InferenceRun, inference_tables
     from mucudnn.bench.suites.inference.runtimes import compare_runtimes
     from mucudnn.words.progress import progress_bar
 

@@ -64,7 +64,7 @@ def track(
     folder is not measured again. The history is printed, and written to DIR/MACHINE/history.csv. Needs scipy.
     """
     from mucudnn.bench.analyses import history as tracked
-    from mucudnn.bench.analyses.verdicts import require_scipy
+    from mucudnn.bench.analyses.comparison import require_scipy
     from mucudnn.bench.folders.header import SUMMARY_FILE
     from mucudnn.bench.sources.layers import TRACKED, tracked_layers
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions

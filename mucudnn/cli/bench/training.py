@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mucudnn.bench.contests.variants import Variant
-from mucudnn.bench.suites.training.setting import How, Precision
+from mucudnn.bench.contests.variants import How, Precision, Variant
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import SOURCE, FileCommand

@@ -13,8 +13,7 @@ from support.clock.machine import ENVIRONMENT
 from support.command_line import invoke
 from support.machine_noise import SLOW, NoisyMachine
 
-from mucudnn.bench.analyses.comparison import FolderComparison, compare_folders, in_words
-from mucudnn.bench.analyses.verdicts import Pair, Verdict, judged
+from mucudnn.bench.analyses.comparison import FolderComparison, Pair, Verdict, compare_folders, in_words, judged
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row

@@ -15,8 +15,8 @@ import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import invoke
 
+from mucudnn.bench.analyses.comparison import Verdict
 from mucudnn.bench.analyses.history import History, read_history, slower_in_words
-from mucudnn.bench.analyses.verdicts import Verdict
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row

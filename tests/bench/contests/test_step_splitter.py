@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.step_parts import StepSplitter
+from mucudnn.bench.contests.variants import How
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
-from mucudnn.bench.suites.training.setting import How
 from mucudnn.bench.suites.training.step_job import StepParts, _Parts
 from mucudnn.enabling import switch
 from mucudnn.running import dispatcher

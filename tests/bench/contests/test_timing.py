@@ -11,8 +11,7 @@ import torch
 from support.clock.machine import FakeClock
 from support.clock.ticking import TickingClock
 
-from mucudnn.bench.contests.timing import Contestant, TurnRounds, time_in_turns, try_in_turns
-from mucudnn.bench.contests.torch_variants import torch_variants
+from mucudnn.bench.contests.timing import Contestant, TurnRounds, time_in_turns, torch_variants, try_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.measuring.timing.timer import here
 

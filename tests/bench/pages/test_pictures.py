@@ -15,7 +15,7 @@ from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.pages import candidate_pictures, row_pictures
-from mucudnn.bench.pages.layer_rows import gains
+from mucudnn.bench.pages.measured import gains
 from mucudnn.bench.pages.report import Report, report_of
 from mucudnn.bench.sources.published import published_gains
 from mucudnn.words.results import counts_in

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.suites.inference import run as run_module
+from mucudnn.bench.suites.inference import report
 from mucudnn.bench.suites.inference.filters import benchmark_filters
-from mucudnn.bench.suites.inference.report import inference_tables
-from mucudnn.bench.suites.inference.run import FILTERS, KEPT, NOT_KEPT, WHOLE, InferenceRun
+from mucudnn.bench.suites.inference.report import FILTERS, KEPT, NOT_KEPT, WHOLE, InferenceRun, inference_tables
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import MemoryFormat
@@ -58,7 +57,7 @@ def test_every_convolution_is_measured_in_three_variants_and_the_next_run_measur
 
 
 def test_the_table_shows_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "current_environment", lambda: ENVIRONMENT)
+    monkeypatch.setattr(report, "current_environment", lambda: ENVIRONMENT)
     kept = {"0": ("winograd-4x4 2", 3 * 2**20, 432), "3": ("native 2", 0, 64)}
     with InferenceRun.opened(tmp_path, "tiny", (2, 3, 8, 8), MemoryFormat.CONTIGUOUS, CONFIG, 1, [FILTERS]) as run:
         run.folder.add([Row(run.subject(FILTERS), name, (1.0,)) for name in CONTESTANTS])

@@ -22,8 +22,7 @@ from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import runtimes
-from mucudnn.bench.suites.inference.report import inference_tables
-from mucudnn.bench.suites.inference.run import RUNTIMES, InferenceRun
+from mucudnn.bench.suites.inference.report import RUNTIMES, InferenceRun, inference_tables
 from mucudnn.bench.suites.inference.runtimes import (
     RuntimeJob,
     compare_runtimes,

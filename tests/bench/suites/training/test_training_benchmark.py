@@ -22,7 +22,7 @@ from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.variants import Variant
+from mucudnn.bench.contests.variants import How, Precision, Variant
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
@@ -33,7 +33,7 @@ from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training import step_job
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
 from mucudnn.bench.suites.training.report import cells_of, training_steps_table, training_tables
-from mucudnn.bench.suites.training.setting import COLUMNS, How, Precision, Setting
+from mucudnn.bench.suites.training.step_job import COLUMNS, Setting
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import searching
