@@ -1,10 +1,12 @@
 """mucudnn: faster convolutions within a given workspace memory.
 
-Exported names are loaded at their first use, so that ``import mucudnn`` does not load torch.
+Exported names are loaded at their first use, so that ``import mucudnn`` does not load torch. With ``MUCUDNN_ENABLE=1``
+in the environment, ``import mucudnn`` has ``enable`` called once torch is loaded.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -103,3 +105,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("MUCUDNN_ENABLE", "0") != "0":
+    from mucudnn.enabling.on_import import enable_with_torch
+    from mucudnn.words.config import config_from_environment
+
+    enable_with_torch(lambda: config_from_environment(os.environ))

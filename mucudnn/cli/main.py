@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 import click
 
 import mucudnn
+from mucudnn.cli.run import Program
 from mucudnn.cli.shared.ranks import ranks_of_torchrun
+from mucudnn.enabling.on_import import not_with_torch
 from mucudnn.terminal.files import CommandError
 from mucudnn.terminal.streams import guarded_streams, show_warning
 from mucudnn.words.errors import first_line
@@ -28,6 +30,7 @@ COMMANDS = (
     "plot",
     "recipe",
     "report",
+    "run",
     "scale",
     "share",
     "solve",
@@ -96,21 +99,33 @@ def main() -> None:
     """Faster convolutions in the memory there is: measured algorithms and micro-batches."""
 
 
+def _set_by_environment(command: click.Command) -> None:
+    """Have variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set the options of a command, the same in all commands."""
+    command.context_settings = {**command.context_settings, "auto_envvar_prefix": "MUCUDNN"}
+    for inner in getattr(command, "commands", {}).values():
+        _set_by_environment(inner)
+
+
 for name in COMMANDS:
     main.add_command(getattr(import_module(f"mucudnn.cli.{name}"), name))
+_set_by_environment(main)
 
 
 def run() -> NoReturn:
-    """Run the command ``mucudnn`` and end this process with its exit status.
+    """Run the command ``mucudnn``, or the program that it is to run, and end this process with its exit status.
 
     A rank of torchrun ends by ``os._exit``: at a normal exit such a process sometimes aborts, since a thread of gloo
     frees tensors while Python shuts down (github.com/pytorch/pytorch/pull/179291).
     """
+    not_with_torch()  # commands measure torch's own convolutions
     try:
         raise SystemExit(main(prog_name="mucudnn"))
+    except Program as asked:
+        program = asked
     except SystemExit as end:
         if ranks_of_torchrun() is None:
             raise
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+    program.run()

@@ -134,6 +134,12 @@ class Status:
             return "\n".join((_NOTHING, *self._passed_by_in_words()))
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
+    def in_one_line(self) -> str:
+        """Return how many problems were tuned, and what was gained, without a line break."""
+        if not self.problems:
+            return "no convolution was called"
+        return "; ".join(self._totals())
+
     def to_frame(self) -> pandas.DataFrame:
         """Return a data frame with a row for each problem: geometry, calls, choice and reason, seconds."""
         import pandas
@@ -160,15 +166,19 @@ class Status:
             calls = max(one.calls for one in of_shape.values())
             yield _named(first), str(calls), *(_cell(of_shape.get(operation)) for operation in Operation)
 
-    def _summary(self) -> Iterator[str]:
+    def _totals(self) -> Iterator[str]:
         origins = Counter(one.origin for one in self.problems)
         counts = ", ".join(f"{origins[origin]} {origin}" for origin in Origin if origins[origin])
-        yield f"{len(self.problems)} problems: {counts}; tuning took {format_seconds(self.spent_s)}"
+        number = len(self.problems)
+        yield f"{number} problem{'s' * (number != 1)}: {counts}; tuning took {format_seconds(self.spent_s)}"
         if self.gained_share is not None:
-            yield filled(
+            yield (
                 f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time for these "
                 "convolutions, by the times measured in tuning"
             )
+
+    def _summary(self) -> Iterator[str]:
+        yield from map(filled, self._totals())
         if self.waiting:
             yield f"to be measured between steps: {self.waiting}"
         reasons = Counter(one.why for one in self.problems if one.origin is Origin.NONE)

@@ -227,10 +227,11 @@ class Config:
     first_call_time: float | str | None = _setting(
         "1s",
         _time,
-        "With --how enable: most time to measure a problem when it first occurs, such as 60s; none: only --time-limit.",
+        "Where convolutions are tuned as they occur: most time to measure one at its first call, such as 60s; none: "
+        "only --time-limit.",
         "TIME",
     )
-    background: bool = _setting(False, flag, "With --how enable: measure between steps, not in a problem's first call.")
+    background: bool = _setting(False, flag, "Where convolutions are tuned as they occur: measure between steps.")
     confirm: bool | None = _setting(
         None,
         _open_flag,
@@ -313,6 +314,37 @@ class Config:
 
 SETTINGS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Config)}
 """The fields of ``Config``, with the arguments of ``_setting`` as their metadata, by name."""
+
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def config_from_environment(environment: Mapping[str, str]) -> Config:
+    """Return the config that variables such as ``MUCUDNN_WORKSPACE_LIMIT`` give, one for each field of ``Config``.
+
+    Raises ``InvalidInputError`` for a value that is not allowed.
+
+    >>> config_from_environment({"MUCUDNN_STRICT": "1", "MUCUDNN_OPERATIONS": "forward"}).operations
+    (<Operation.FORWARD: 'forward'>,)
+    """
+    named = {name: environment.get(f"MUCUDNN_{name.upper()}") for name in SETTINGS}
+    return Config(**{name: from_text(name, text) for name, text in named.items() if text})
+
+
+def from_text(name: str, text: str) -> Any:
+    """Return the text of a setting, converted if the setting is a number or a flag.
+
+    Raises ``InvalidInputError`` if it is no number.
+    """
+    metavar = SETTINGS[name].metadata["metavar"]
+    if metavar == "NUMBER":
+        try:
+            return float(text)
+        except ValueError:
+            raise InvalidInputError(f"{name} is {shown(text)}; it must be a number") from None
+    if metavar or text.lower() not in (*_TRUE, *_FALSE):
+        return text
+    return text.lower() in _TRUE
 
 
 def config_or_default(config: object) -> Config:

@@ -21,7 +21,7 @@ from mucudnn.cli.shared.parameters import (
     several,
 )
 from mucudnn.terminal.files import SOURCE, InputFile
-from mucudnn.words.config import HEADROOM, SETTINGS, Check, Config
+from mucudnn.words.config import HEADROOM, SETTINGS, Check, Config, from_text
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat
 from mucudnn.words.units import parse_seconds
@@ -172,21 +172,13 @@ def setting(name: str, default: object = ..., check: Check | None = None, more: 
         return click.option(f"--{spelled}/--no-{spelled}", name, default=default, help=text)
     if metavar == "FILE":
         return option(spelled, InputFile(), text, default, name)
-    parse = _number if metavar == "NUMBER" else str
-    return option(spelled, Text(metavar, lambda given: checked(parse(given), name)), text, default, name)
+    return option(spelled, Text(metavar, lambda given: checked(from_text(name, given), name)), text, default, name)
 
 
 def _written(default: object) -> object:
     """Return a default of ``Config`` as it is written on a command line."""
     several = default if isinstance(default, tuple) else (default,)
     return ",".join(several).replace("_", "-") if isinstance(several[0], StrEnum) else default
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInputError(f"{text!r} is not a number") from None
 
 
 def _no_headroom(value: Any, name: str) -> Any:

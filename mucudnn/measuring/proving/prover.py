@@ -201,7 +201,7 @@ def checked_environment() -> dict[str, str]:
     ours = [str(path) for path in (_red_zones(), _malloc_debug()) if path is not None]
     given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours[:1], *given, *ours[1:]]
-    checks = {"MALLOC_CHECK_": "3", "LIBC_FATAL_STDERR_": "1"}
+    checks = {"MALLOC_CHECK_": "3", "LIBC_FATAL_STDERR_": "1", "MUCUDNN_ENABLE": "0"}
     kept = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # fresh pages take long
     return {**os.environ, **checks, **kept, "LD_PRELOAD": ":".join(preloaded)}
 

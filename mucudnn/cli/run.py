@@ -1,0 +1,161 @@
+"""``mucudnn run``: run a Python program, which nobody changes, with its convolutions tuned as they occur."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib.util
+import io
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from html import escape
+from importlib.abc import InspectLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import NoReturn
+
+import click
+
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.ranks import rank_of_torchrun
+from mucudnn.enabling.on_import import enable_with_torch
+from mucudnn.terminal.files import FileCommand, OutputFile, whole_text
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError, OutputError
+
+_SIGNAL = "SIGUSR2"
+
+
+@dataclass
+class Program(BaseException):
+    """A program that is to run, raised so that it runs outside the command, which guards streams and errors.
+
+    arguments: the file or module, and its own arguments. report: HTML file to write at the end, or None.
+    """
+
+    arguments: tuple[str, ...]
+    is_module: bool
+    config: Config
+    report: Path | None
+
+    def run(self) -> NoReturn:
+        """Run the program as ``__main__``, and end this process as the program ends.
+
+        ``sys.argv``, ``sys.path[0]``, exit status, traceback and signals are those of ``python PROGRAM ARGS``.
+        """
+        name = self.arguments[0]
+        enable_with_torch(lambda: self.config)
+        self._tell_at_the_end()
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path.cwd()) if self.is_module else str(Path(name).resolve().parent)
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        main.__dict__["__builtins__"] = builtins
+        try:
+            code = _code_of_module(name, main) if self.is_module else _code_of_script(name, main)
+            sys.argv = [str(main.__file__) if self.is_module else name, *self.arguments[1:]]
+            exec(code, main.__dict__)
+        except SystemExit:
+            raise
+        except InvalidInputError as error:
+            raise SystemExit(f"mucudnn: {error}") from None
+        except BaseException as error:
+            _show_only_its_own_frames(error, main)
+            raise
+        raise SystemExit
+
+    def _tell_at_the_end(self) -> None:
+        """Tell what was gained at the exit of the process, and on ``_SIGNAL`` unless the program handles it."""
+        if rank_of_torchrun():
+            return
+        number = getattr(signal, _SIGNAL, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda *_: _tell())
+        own = os.getpid()
+        atexit.register(lambda: self._end() if os.getpid() == own else None)  # not in forked processes
+
+    def _end(self) -> None:
+        _tell()
+        if self.report is not None:
+            try:
+                _write_report(self.report, " ".join(self.arguments))
+            except OutputError as error:
+                print(f"mucudnn: {error}", file=sys.stderr)  # noqa: T201
+
+
+def _tell() -> None:
+    """Print one line of what was gained so far on standard error; nothing if the program has not imported torch."""
+    if "torch" in sys.modules:
+        from mucudnn.enabling.switch import status
+
+        print(f"mucudnn: {status().in_one_line()}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _write_report(path: Path, program: str) -> None:
+    from mucudnn.enabling.switch import status
+
+    found = status()
+    with whole_text(path) as page:
+        page.write(
+            f"<!doctype html><html lang='en'><meta charset='utf-8'><title>mucudnn run {escape(program)}</title>"
+            f"<h1>mucudnn run {escape(program)}</h1><pre>{escape(str(found))}</pre>"
+            f"{found.to_frame().to_html(index=False)}</html>\n"
+        )
+
+
+def _code_of_script(name: str, main: ModuleType) -> CodeType:
+    """Return the code of a Python file, which becomes ``main``. Raises ``InvalidInputError`` if it cannot be read."""
+    path = str(Path.cwd() / name)
+    try:
+        with io.open_code(path) as file:
+            text = file.read()
+    except OSError as error:
+        raise InvalidInputError(f"{name} cannot be read: {error.strerror}; name a Python file, or -m MODULE") from None
+    main.__file__ = path
+    return compile(text, path, "exec", dont_inherit=True)
+
+
+def _code_of_module(name: str, main: ModuleType) -> CodeType:
+    """Return the code of a module, or of ``__main__`` in a package, which becomes ``main``.
+
+    Raises ``InvalidInputError`` if there is no such module of Python code.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:
+        spec = None
+    code: CodeType | None = None
+    if spec is not None and isinstance(spec.loader, InspectLoader):
+        code = spec.loader.get_code(spec.name)
+    if spec is None or code is None:
+        raise InvalidInputError(f"there is no module {name} that can run; name one as for python -m")
+    main.__file__, main.__spec__, main.__loader__, main.__package__ = spec.origin, spec, spec.loader, spec.parent
+    return code
+
+
+def _show_only_its_own_frames(error: BaseException, main: ModuleType) -> None:
+    """Have the hook of uncaught errors, the program's or Python's own, show the traceback from the program on."""
+    own = error.__traceback__
+    while own is not None and own.tb_frame.f_globals is not main.__dict__:
+        own = own.tb_next
+    hook = sys.excepthook
+    sys.excepthook = lambda kind, value, _: hook(kind, value.with_traceback(own), own)
+
+
+@click.command(cls=FileCommand, context_settings={"allow_interspersed_args": False})
+@click.argument("arguments", metavar="PROGRAM [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@options.config(options.workspace_limit("64MiB"), "limits_torch", *options.MEASURING, "first_call_time", "background")
+@click.option("--report", type=OutputFile(suffix=".html"), help="Write a page of all convolutions to this file.")
+def run(arguments: tuple[str, ...], is_module: bool, config: Config, report: Path | None) -> None:
+    """Run PROGRAM, a Python file or module, as python does, with every convolution tuned as it occurs.
+
+    Nothing in the program changes: arguments, output, exit status and tracebacks are its own. At the end, and on
+    SIGUSR2 (kill -USR2 PID), one line on standard error says what was gained. Options come before PROGRAM; each may
+    also be set in the environment, as MUCUDNN_WORKSPACE_LIMIT=8MiB. With several ranks: torchrun --nproc-per-node 2 -m
+    mucudnn run PROGRAM.
+    """
+    raise Program(arguments, is_module, config, report)

@@ -1,0 +1,127 @@
+"""``mucudnn run``: programs that nobody changed end, fail and print as under ``python``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.ranks.launching import torchrun
+
+PLAIN = """
+import sys
+print(__name__, __file__, __package__, sys.argv, sys.path[0], sys.modules["__main__"].__dict__ is globals())
+"""
+ENDINGS = {
+    "ends": "",
+    "exits": "sys.exit(3)",
+    "says": "sys.exit('no data')",
+    "fails": "def inner():\n    raise ValueError('wrong')\ninner()",
+    "broken": "x = (",
+    "interrupted": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(5)",
+    "hooked": "sys.excepthook = lambda kind, error, trace: print(kind, error)\n1 / 0",
+}
+TRAINING = """
+import os, signal, sys, torch
+layer = torch.nn.Conv2d(3, 8, 3)
+for _ in range(3):
+    layer(torch.randn(2, 3, 16, 16)).sum().backward()
+if hasattr(signal, "SIGUSR2"):
+    os.kill(os.getpid(), signal.SIGUSR2)
+print("trained", flush=True)
+"""
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Conv2d(3, 8, 3))
+layer(torch.randn(2, 3, 16, 16)).sum().backward()
+dist.destroy_process_group()
+raise SystemExit(f"rank ended")
+"""
+QUICK = ("--time-limit", "20ms", "--first-call-time", "20ms")
+
+
+def python(*arguments: object, cwd: Path, **environment: str) -> tuple[int, str, str]:
+    """Run Python; return its exit status, standard output and standard error."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "MUCUDNN_DATABASE": str(cwd / "m.sqlite"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_program_ends_and_fails_as_under_python(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name, ending in ENDINGS.items():
+        (package / "__main__.py").write_text(PLAIN + ending)
+        (tmp_path / "program.py").write_text(PLAIN + ending)
+        programs = (["program.py"], ["-m", "package"], [tmp_path / "program.py"], ["-m", "program"])
+        for program in programs if name == "fails" else programs[:2]:
+            expected = python(*program, "a", "--strict", cwd=tmp_path)
+            found = python("-m", "mucudnn", "run", "--strict", *program, "a", "--strict", cwd=tmp_path)
+            if program[0] == "-m":  # Python's own traceback shows how it found the module, too
+                expected, found = ((*one[:2], _from_first_frame(one[2], tmp_path)) for one in (expected, found))
+            assert found == expected, (name, program)
+
+
+def _from_first_frame(errors: str, folder: Path) -> str:
+    return errors[errors.find(f'File "{folder}') :]
+
+
+def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
+    assert python("-m", "mucudnn", "run", "no.py", cwd=tmp_path) == (
+        1,
+        "",
+        "mucudnn: no.py cannot be read: No such file or directory; name a Python file, or -m MODULE\n",
+    )
+    status, _, errors = python("-m", "mucudnn", "run", "-m", "no.module", cwd=tmp_path)
+    assert (status, "no module no.module" in errors) == (1, True)
+    status, _, errors = python("-m", "mucudnn", "run", "no.py", cwd=tmp_path, MUCUDNN_OPERATIONS="sideways")
+    assert (status, "one of operations is 'sideways'" in errors) == (2, True)
+
+
+def test_convolutions_are_tuned_and_what_was_gained_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    options = (*QUICK, "--report", "page.html")
+    status, output, errors = python("-m", "mucudnn", "run", *options, "train.py", cwd=tmp_path)
+    assert (status, output) == (0, "trained\n")
+    told = [line for line in errors.splitlines() if line.startswith("mucudnn: ")]
+    assert len(told) == 1 + hasattr(signal, "SIGUSR2")
+    assert all("2 problems: 2 measured; tuning took" in line for line in told)
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>mucudnn run train.py</title>" in page
+    assert page.count("<tr") == 1 + 2  # a heading, and the problems
+    again = python("-m", "mucudnn", "run", "train.py", cwd=tmp_path, MUCUDNN_OPERATIONS="forward")
+    assert "1 problem: 1 database" in again[2]
+
+
+def test_importing_mucudnn_enables_it_if_the_environment_says_so(tmp_path: Path) -> None:
+    tell = "import sys, mucudnn\nprint('torch' in sys.modules)\n" + TRAINING.replace("SIGUSR2", "SIGNONE")
+    (tmp_path / "program.py").write_text(tell + "print(len(mucudnn.status().problems))")
+    setting = {"MUCUDNN_OPERATIONS": "forward", "MUCUDNN_TIME_LIMIT": "20ms", "MUCUDNN_STRICT": "1"}
+    for enable, problems in (("1", 1), ("0", 0)):
+        done = python("program.py", cwd=tmp_path, MUCUDNN_ENABLE=enable, **setting)
+        assert done[:2] == (0, f"False\ntrained\n{problems}\n"), done[2]
+    wrong = python("program.py", cwd=tmp_path, MUCUDNN_ENABLE="1", MUCUDNN_POLICY="some")
+    assert wrong[:2] == (0, "False\ntrained\n0\n")
+    assert "mucudnn is not enabled: policy is 'some'" in wrong[2]
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_run_the_program_and_the_first_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(DISTRIBUTED)
+    monkeypatch.setenv("MUCUDNN_DATABASE", str(tmp_path / "m.sqlite"))
+    done = torchrun("-m", "mucudnn", "run", *QUICK, program, ranks=2)
+    assert done.returncode == 1
+    assert done.stderr.count("rank ended") == 2
+    assert done.stderr.count("mucudnn: 2 problems") == 1
