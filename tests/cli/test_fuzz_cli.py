@@ -27,6 +27,7 @@ from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.suites import solver as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
+from mucudnn.cli.run import Program
 from mucudnn.distributed.link import freeing_what_failed
 from mucudnn.terminal.files import InputFile, OutputFile, OutputFolder
 
@@ -206,7 +207,10 @@ COMMANDS = [*commands()]
 def run(arguments: list[str]) -> click.testing.Result:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch and matplotlib, of names without a sign in the font and the like
-        return CliRunner().invoke(main, arguments)
+        try:
+            return CliRunner().invoke(main, arguments)
+        except Program:  # would run now, in place of the command
+            return CliRunner().invoke(main, ["run", "--help"])
 
 
 @given(data=st.data())
