@@ -1,25 +1,36 @@
-"""Engine configurations: their names, what is listed and in which order, and of which device."""
+"""Engine configurations: names, lists and devices; what a step of an engine does and refuses."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import json
+import pickle
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.clock.machine import FORWARD
+from support.configured import run
+from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import device as module
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.device import Device, current_device, described_device
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError, Library
-from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.measuring.operands import random_operands
+from mucudnn.running.executable import Executable, StepError
+from mucudnn.testing.guarded_call import Call
+from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.results import Configuration, MicroConfig
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3)
 ENGINES = (
@@ -179,3 +190,97 @@ def test_an_older_cudnn_knows_only_devices_that_are_here(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "library", lambda: Library("/old/libcudnn.so.9"))
     with pytest.raises(UnavailableError, match=r"is cuDNN 9\.7\.5, which knows no devices.* 9\.8 or later"):
         described_device("h200")
+
+
+# What a step of one of cuDNN's engines does and refuses beside computing; its failures stay its own.
+
+
+@pytest.fixture(autouse=True)
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    return in_the_place_of_cudnn(monkeypatch)
+
+
+def test_steps_ask_cudnn_for_nothing_but_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend()
+    engine = CudnnEngine(STEADY, backend)
+    call = Call(FORWARD.with_operation(Operation.BACKWARD_FILTER), 4)
+    engine.workspace(call.problem, 1)
+    monkeypatch.setattr(engine.backend, "engine", lambda plan: pytest.fail("asked again"))
+    monkeypatch.setattr(backend, "_compute", lambda *_: None)
+    call.run(engine, [1, 1, 1, 1])
+    assert len({id(plan) for plan in backend.executed}) == 1
+
+
+class OnDevice:
+    """As much of a CUDA tensor as a step looks at."""
+
+    is_cuda, shape = True, (1,)
+
+    def get_device(self) -> int:
+        return 3
+
+    def data_ptr(self) -> int:
+        return 64
+
+
+def test_steps_are_started_on_torchs_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tensor = FakeBackend(), OnDevice()
+    started: list[tuple[object, ...]] = []
+    monkeypatch.setattr(backend, "execute", lambda *arguments: started.append(arguments[1:]))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
+    CudnnEngine(STEADY, backend).step(FORWARD, tensor, tensor, tensor, None, tensor, tensor)  # type: ignore[arg-type]
+    assert started == [(Pointers(64, 64, 64), 64, 1003)]
+
+
+def test_an_engine_that_fails_says_which_step_in_cudnns_words(cudnn: FakeBackend) -> None:
+    error = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "no luck")
+
+    def fail(plan: Plan) -> None:
+        raise error
+
+    cudnn.started = cudnn.building = fail
+    step, operands = MicroConfig(STEADY.name, 2), random_operands(FORWARD, 2)
+    executable = Executable.of(FORWARD, Configuration((step,), 1.0, 0))
+    with pytest.raises(StepError) as executing:
+        executable.execute(operands.x, operands.w, operands.y)
+    with pytest.raises(StepError) as building:
+        executable.build()
+    with pytest.raises(CudnnError, match="plan cudnn:99"):
+        CudnnEngine(EngineConfig(99), cudnn).workspace(FORWARD, 2)
+    for caught in (executing, building):
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert str(copied) == str(caught.value) == str(error)
+        assert copied.problem == caught.value.problem == FORWARD
+        assert copied.micro_config == caught.value.micro_config == step
+
+
+TWO_SAMPLES_TOO_LARGE = replace(FORWARD, c=1, k=2**10, h=2**10, w=2**10)
+
+
+def test_tensors_of_more_elements_than_an_int_counts_run_in_smaller_micro_batches() -> None:
+    backend = FakeBackend()
+    steady = CudnnEngine(STEADY, backend)
+    assert steady.supports_micro_batch(TWO_SAMPLES_TOO_LARGE, 1) is None
+    reason = "x or y of 2 sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
+    assert steady.supports_micro_batch(TWO_SAMPLES_TOO_LARGE, 2) == reason
+    assert CudnnEngines(backend).offered(TWO_SAMPLES_TOO_LARGE, [2]) == []
+    assert PICKY not in [engine.config for engine in CudnnEngines(backend).offered(TWO_SAMPLES_TOO_LARGE, [1, 2])]
+
+
+def test_operands_off_16_bytes_are_refused(cudnn: FakeBackend) -> None:
+    configuration = Configuration((MicroConfig("cudnn:7", 2),), 1.0, 0)
+    whole = random_operands(FORWARD, 3)  # a sample of x or y has 72 bytes
+    for x, y in ((whole.x[1:], whole.y[:2]), (whole.x[:2], whole.y[1:])):
+        with pytest.raises(MisalignedError, match="multiple of 16 bytes; clone views"):
+            run(FORWARD, configuration, x, whole.w, y)
+    assert not cudnn.executed
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_plans_are_built_before_anything_is_executed(cudnn: FakeBackend, operation: Operation) -> None:
+    problem = FORWARD.with_operation(operation)
+    parts = (*[MicroConfig("cudnn:38 k2=5 k13=0", 4)] * 2, MicroConfig("cudnn:7", 2), MicroConfig("cudnn:7", 1))
+    operands, configuration = random_operands(problem, 11), Configuration(parts, 1.0, 0)
+    cudnn.started = lambda plan: cudnn.built.index(plan)
+    run(problem, configuration, operands.x, operands.w, operands.y)
+    assert cudnn.built == [Plan(PICKY, problem, 4), Plan(STEADY, problem, 2), Plan(STEADY, problem, 1)]
