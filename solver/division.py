@@ -8,20 +8,25 @@ depends neither on the tolerances of an external solver nor on the order of the 
 from __future__ import annotations
 
 import math
+import re
 import time
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
 
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.costs import PICOSECONDS
-from mucudnn.solver.knapsack import Row, solve, total, undominated
+from mucudnn.solver.knapsack import Row, integer_program, solve, total, undominated
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Configuration
 from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 
+_LONGEST = 100  # characters of a variable's name in a file
 NAMED = 5  # problems listed in a message
 TIME_LIMIT_S = 60.0  # an external solver might not terminate
 
@@ -118,6 +123,24 @@ class DivisionProblem(Generic[Key]):
     def enough_bytes(self) -> int:
         """The smallest budget within which every problem runs its fastest configuration."""
         return sum(rows[-1][0] for rows in self.rows)
+
+    def program(self, budget_bytes: int | None, suffix: str = ".lp") -> str:
+        """Return the integer linear program as the text of a file, in CPLEX's LP format or, for ``.mps``, as MPS.
+
+        A variable is named after the number of its problem, its own number and its configuration. Times are whole
+        picoseconds, multiplied by the counts of the problems.
+        """
+        names = [
+            [f"x_{i}_{j}_{re.sub(r'[^A-Za-z0-9]+', '_', str(named[row[3]]))}"[:_LONGEST] for j, row in enumerate(rows)]
+            for i, (named, rows) in enumerate(zip(self.configurations, self.rows, strict=True))
+        ]
+        with warnings.catch_warnings(), TemporaryDirectory() as folder:
+            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 on names that PuLP 4 changes
+            program, _ = integer_program(self.rows, budget_bytes, names)
+            file = Path(folder) / "program"
+            write = program.writeMPS if suffix == ".mps" else program.writeLP
+            write(str(file))
+            return file.read_text()
 
     def divide(self, budget_bytes: int | None, time_limit_s: float | None) -> Division[Key]:
         """Choose a configuration for each problem within one budget, as ``solve_wd`` does."""

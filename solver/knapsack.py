@@ -14,7 +14,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import pulp
 
 # An option, or a sum of options of several problems: workspace in bytes, time in ps, number of micro-batches, and a
 # number that orders as the names do. Comparing rows, or sums of rows, settles ties.
@@ -191,22 +194,37 @@ def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list
     return "exact search", None
 
 
+def integer_program(
+    choices: list[list[Row]], budget: int | None, names: Sequence[Sequence[str]]
+) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable]]]:
+    """Return the integer linear program of a division, and a variable for each row, which is 1 if the row is chosen.
+
+    The objective is in picoseconds, the constraint ``budget`` in bytes; None is no budget. names: of the variables.
+    """
+    import pulp  # imported here because it takes 0.1 s, and only workspace division needs it
+
+    program = pulp.LpProblem("division", pulp.LpMinimize)
+    picks = [[pulp.LpVariable(name, cat="Binary") for name in own] for own in names]
+    pairs = [pair for rows, pick in zip(choices, picks, strict=True) for pair in zip(rows, pick, strict=True)]
+    program += pulp.LpAffineExpression((x, row[1]) for row, x in pairs), "time_ps"
+    if budget is not None:
+        program += pulp.LpAffineExpression((x, row[0]) for row, x in pairs) <= budget, "budget"
+    for number, pick in enumerate(picks):
+        program += pulp.lpSum(pick) == 1, f"one_{number}"
+    return program, picks
+
+
 def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) -> tuple[list[Row] | None, bool]:
     """Solve the integer linear program with PuLP. Returns the answer, and whether its solver ended in time.
 
     The answer is None if the solver found no feasible one.
     """
-    import pulp  # imported here because it takes 0.1 s, and only workspace division needs it
+    import pulp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 on names that PuLP 4 changes
-        program = pulp.LpProblem("division", pulp.LpMinimize)
-        picks = [[pulp.LpVariable(f"x_{i}_{j}", cat="Binary") for j in range(len(rows))] for i, rows in enumerate(core)]
-        pairs = [pair for rows, pick in zip(core, picks, strict=True) for pair in zip(rows, pick, strict=True)]
-        program += pulp.LpAffineExpression((x, row[1]) for row, x in pairs)
-        program += pulp.LpAffineExpression((x, row[0]) for row, x in pairs) <= budget
-        for pick in picks:
-            program += pulp.lpSum(pick) == 1
+        names = [[f"x_{i}_{j}" for j in range(len(rows))] for i, rows in enumerate(core)]
+        program, picks = integer_program(core, budget, names)
         settings: dict[str, Any] = {"msg": False, "threads": 1, "gapRel": PROGRAM_GAP}
         settings["timeLimit"] = None if math.isinf(limit_s) else limit_s
         program.solve(pulp.HiGHS(**settings) if name == "HiGHS" else pulp.PULP_CBC_CMD(**settings))

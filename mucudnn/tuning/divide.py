@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mucudnn.solver.division import Division, solve_wd
+from mucudnn.solver.division import Division, DivisionProblem, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, Verify, baseline_or_declared, is_gain, is_timed, timed, with_noise
 from mucudnn.tuning.result import TunedProblem
@@ -31,6 +31,11 @@ class Divided:
     choices: Mapping[Task, TunedProblem]
     division: Division[Task]
     options: Mapping[Task, Sequence[Configuration]]
+
+    def program(self, suffix: str) -> str:
+        """Return the integer program of the last division as the text of an ``.lp`` or ``.mps`` file."""
+        problem = DivisionProblem.of(self.options, self.division.counts)
+        return problem.program(self.division.budget_bytes, suffix)
 
 
 def divide(

@@ -89,6 +89,10 @@ def test_a_budget_is_divided_and_the_default_limit_does_not_count(folder: Path, 
     record = json.loads((tmp_path / "out.json").read_text())
     assert sum(row["workspace_bytes"] for row in record["problems"]) == record["total"]["workspace_bytes"] <= 64 * 1024
     assert "smallest feasible budget" in fail("solve", *given, "--workspace-budget", "1B")
+    for name in ("program.lp", "program.mps"):
+        invoke("solve", *given, "--workspace-budget", "64KiB", "--write-lp", tmp_path / name)
+        assert "winograd" in (tmp_path / name).read_text() or "native" in (tmp_path / name).read_text()
+    assert "give --workspace-budget, too" in fail("solve", *given, "--write-lp", tmp_path / "other.lp")
 
 
 @pytest.mark.parametrize("command", [("solve", "no.sqlite", "--network"), ("tune",), ("bench", "network")])

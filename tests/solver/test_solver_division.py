@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
 import pulp
@@ -20,7 +21,7 @@ from support.problems.solver_cases import Options, configuration, correlated, ha
 
 import mucudnn.solver.knapsack as knapsack
 from mucudnn.solver.account import Status
-from mucudnn.solver.division import solve_wd
+from mucudnn.solver.division import DivisionProblem, solve_wd
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Configuration
 
@@ -115,7 +116,7 @@ def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     code = """
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 from mucudnn.solver.curve import time_curve
-from mucudnn.solver.division import solve_wd
+from mucudnn.solver.division import DivisionProblem, solve_wd
 from mucudnn.solver.reuse import solve_wr
 names = {f"algorithm {i}" for i in range(12)}
 rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
@@ -313,3 +314,25 @@ def test_where_the_time_ends_the_best_so_far_comes_with_its_gap() -> None:
     assert found.notes[0].endswith("was not started: time limit reached")
     assert found.notes[1].startswith("the search for a proof was stopped (time limit reached)")
     assert solve_wd(options, budget, time_limit_s=60.0).assignment == best.assignment
+
+
+def test_other_solvers_read_the_program_from_a_file_and_find_the_same(tmp_path: Path) -> None:
+    highspy = pytest.importorskip("highspy")
+    source = random.Random(5)
+    options = random_options(source, 6, 5, largest=30)
+    counts = {key: source.randint(1, 3) for key in options}
+    for budget in (least_bytes(options), least_bytes(options) + 25, None):
+        expected_ps = 1e12 * solve_wd(options, budget, counts=counts).objective_s
+        for suffix in (".lp", ".mps"):
+            file = tmp_path / f"program{suffix}"
+            file.write_text(DivisionProblem.of(options, counts).program(budget, suffix))
+            solver = highspy.Highs()
+            solver.setOptionValue("output_flag", False)
+            solver.readModel(str(file))
+            solver.run()
+            assert solver.getInfo().objective_function_value == pytest.approx(expected_ps)
+            cbc = [pulp.PULP_CBC_CMD.pulp_cbc_path, file, "solve", "solution", tmp_path / "solution"]
+            subprocess.run(list(map(str, cbc)), check=True, capture_output=True)
+            first, *chosen = (tmp_path / "solution").read_text().splitlines()
+            assert float(first.partition("objective value")[2]) == pytest.approx(expected_ps)
+            assert sum(float(line.split()[2]) for line in chosen) == len(options)
