@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import exp, log, nan
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,17 +35,18 @@ _METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "dist
 def measured(folder: ResultFolder) -> pandas.DataFrame:
     """Return the rows of a result folder, in their order there, with the columns that reports show.
 
-    Columns beside those of the folder: ``speedup``, ``speedup_low``, ``speedup_high`` over torch timed in the same
-    turns; ``spread``, the interquartile range over the median. For convolutions also ``kind``; ``flops``, of the direct
-    method; ``bound_s``, a lower bound by the machine's rates, and ``over_bound``, the time over that bound;
-    ``flops_per_s``; ``flops_per_byte``, of the least bytes; ``same_as``, ``UNDIVIDED`` if the row has the same
-    configuration as the undivided contestant; and for each machine of DeepBench's published times a column of seconds,
-    named ``PUBLISHED`` machine. For operator metrics also ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``,
-    ``overhead_high_s``, the time of a call through a module beyond the algorithm alone. For whole models
-    ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
+    Columns beside those of the folder: ``torch_samples_s``, torch's samples of the same subject and turns; ``speedup``,
+    ``speedup_low``, ``speedup_high`` over these; ``spread``, the interquartile range over the median. For convolutions
+    also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's rates, and
+    ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, of the least bytes; ``same_as``,
+    ``UNDIVIDED`` if the row has the same configuration as the undivided contestant; and for each machine of DeepBench's
+    published times a column of seconds, named ``PUBLISHED`` machine. For operator metrics also ``samples_per_s``, and
+    ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, the time of a call through a module beyond the algorithm
+    alone. For whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text.
+    Unknown values are NaN.
     """
     rows = _with_known_types(folder.rows)
-    rows = _with_speedups(rows)
+    rows = _with_speedups(rows, folder.header.subject_columns)
     rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
     if _ALONE in rows:
         rows = _with_metrics(rows)
@@ -73,12 +75,19 @@ def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.assign(count=rows["count"].fillna(1))
 
 
-def _with_speedups(rows: pandas.DataFrame) -> pandas.DataFrame:
-    torchs = rows[rows["contestant"] == TORCH]
-    by_turns = dict(zip(torchs["turns"], torchs["samples_s"], strict=True))
+def _with_speedups(rows: pandas.DataFrame, subject: Sequence[str]) -> pandas.DataFrame:
+    """Add ``torch_samples_s``, torch's samples of the same subject and turns, and the speedups over them.
+
+    subject: the columns that identify a subject; turns may have several, such as the memory formats of a layer.
+    """
+    keys = [*subject, "turns"]
+    torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
+    joined = rows.merge(torchs.rename(columns={"samples_s": "torch_samples_s"}), how="left", on=keys)
+    samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
+    rows = rows.assign(torch_samples_s=pandas.Series(samples, rows.index, dtype=object))
     found = [
-        Estimate() if name == TORCH else speedup_of([by_turns.get(turns, [])], [samples])
-        for name, turns, samples in zip(rows["contestant"], rows["turns"], rows["samples_s"], strict=True)
+        Estimate() if name == TORCH else speedup_of([torch], [ours])
+        for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
     ]
     return _with_columns(rows, (one.columns("speedup{}") for one in found))
 
@@ -264,10 +273,7 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     if rows.empty:
         return pandas.DataFrame()
     timed = rows.dropna(subset=["time_s"])
-    torchs = timed[timed["contestant"] == TORCH].drop_duplicates("turns").set_index("turns")
-    timed = timed.assign(
-        torch_s=timed["turns"].map(torchs["time_s"]), torch_samples_s=timed["turns"].map(torchs["samples_s"])
-    )
+    timed = timed.assign(torch_s=[median(samples) if samples else nan for samples in timed["torch_samples_s"]])
     groups = timed.groupby(list(CONTESTANT), dropna=False, sort=False)
     return pandas.DataFrame([dict(zip(CONTESTANT, key, strict=True)) | _summary(group) for key, group in groups])
 

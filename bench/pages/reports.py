@@ -22,7 +22,8 @@ from mucudnn.bench.report.tables import new_table, some
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 
 RESULT_FOLDER = "result_folder"  # column that says which folder a row is from
-_INNER = ("format_version", "folder", "samples_s", "alone_samples_s", "error_map")  # columns that CSV files lack
+# Columns that CSV files lack.
+_INNER = ("format_version", "folder", "samples_s", "torch_samples_s", "alone_samples_s", "error_map")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -193,7 +193,7 @@ def test_each_curve_says_below_which_batch_the_device_starves() -> None:
     assert nowhere.starving_below == {}
 
 
-def test_choices_without_a_curve_are_refused() -> None:
+def test_settings_without_a_curve_and_interrupted_tunings_are_refused() -> None:
     for config, expected in (
         (Config(workspace_budget="1MiB"), "workspace budget is valid at one batch size only; give a workspace limit"),
         (Config(workspace_limit="headroom"), "headroom limit is valid at one batch size only"),
@@ -201,9 +201,6 @@ def test_choices_without_a_curve_are_refused() -> None:
     ):
         with pytest.raises(InvalidInputError, match=expected):
             require_sweepable(config)
-
-
-def test_an_interrupted_tuning_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="only 1 of 3 problems are tuned"):
         sweep_batch_sizes(tuning(layer(steep(64, 1), UP_TO), wanted=3), UP_TO)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.clock.machine import ENVIRONMENT
-from support.command_line import invoke
+from support.command_line import fail, invoke
 from support.machine_noise import SLOW, NoisyMachine
 
 from mucudnn.bench.analyses.comparison import FolderComparison, Pair, Verdict, compare_folders, in_words, judged
@@ -128,9 +128,8 @@ def test_what_only_one_has_is_listed(tmp_path: Path) -> None:
     assert f"only in {after}: 1 rows: conv3 mucudnn" in told
 
 
-def test_the_rank_test_is_scipys() -> None:
-    before, after = np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 1.1, 1.2, 1.3])
-    pair = Pair(before, after, is_controlled=True)
+def test_the_rank_test_is_exact_for_few_samples() -> None:
+    pair = Pair(np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 1.1, 1.2, 1.3]), is_controlled=True)
     assert pair.p_value == pytest.approx(2 / 70)  # two of the (8 choose 4) orders are as far apart
     assert pair.shift.value == pytest.approx(1.0)
 
@@ -144,24 +143,15 @@ def test_different_benchmarks_have_nothing_in_common(tmp_path: Path) -> None:
         compare(before, tmp_path / "b")
 
 
-def test_exit_status_is_1_where_something_became_slower(tmp_path: Path) -> None:
+def test_the_exit_status_is_1_after_a_slowdown_and_2_without_common_rows(tmp_path: Path) -> None:
     before = folder(tmp_path / "a", {"conv": samples(1)})
     after = folder(tmp_path / "b", {"conv": samples(2, ours_s=0.011)})
-    slower = invoke("bench", "compare", before, after)
+    slower, other = invoke("bench", "compare", before, after), folder(tmp_path / "c", {})
     assert (slower.exit_code, "slower" in slower.stdout) == (1, True)
     assert invoke("bench", "compare", after, before).exit_code == 0
     assert invoke("bench", "compare", before, after, "--tolerance", "20%").exit_code == 0
-
-
-def test_nothing_in_common_is_no_success(tmp_path: Path) -> None:
-    result = invoke("bench", "compare", folder(tmp_path / "a", {"a": samples(1)}), folder(tmp_path / "b", {}))
-    assert result.exit_code == 2
-    assert "only in" in result.stdout
-    assert "no row in common; name folders of the same layers" in result.stderr
-
-
-@pytest.mark.parametrize("wrong", ["5", "-1%", "nan%", "a bit"])
-def test_a_tolerance_is_a_share(tmp_path: Path, wrong: str) -> None:
-    result = invoke("bench", "compare", tmp_path, tmp_path, "--tolerance", wrong)
-    assert result.exit_code == 2
-    assert "write for example 5%" in result.stderr
+    nothing = invoke("bench", "compare", before, other)
+    assert (nothing.exit_code, "only in" in nothing.stdout) == (2, True)
+    assert "no row in common; name folders of the same layers" in nothing.stderr
+    for wrong in ("5", "-1%", "nan%", "a bit"):
+        assert "write for example 5%" in fail("bench", "compare", before, after, "--tolerance", wrong)

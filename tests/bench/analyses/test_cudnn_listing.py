@@ -134,34 +134,27 @@ def test_sizes_are_powers_of_two_up_to_the_batch_or_as_given(device: RecordedDev
         assert sorted(device.asked) == [(n, True) for n in sizes]
 
 
-def test_a_wrong_layer_is_answered_with_close_names(device: RecordedDevice) -> None:
+def test_wrong_layers_and_sizes_are_usage_errors(device: RecordedDevice) -> None:
     message = fail("engines", "layers.csv", "--layer", "conv3", *SIZES)
     assert "layers.csv has no layer 'conv3'; did you mean conv3_1? give --layer NAME, one of conv3_1, one" in message
     assert "give --layer NAME, one of conv3_1, one" in fail("engines", "layers.csv", *SIZES)
-
-
-def test_wrong_sizes_are_usage_errors(device: RecordedDevice) -> None:
     for sizes in ("", "0", "1,x", "-1", "1.5"):
         assert "not a list of whole" in fail("engines", "layers.csv", "--layer", "one", f"--micro-batches={sizes}")
     assert "give --batch or --micro-batches, not both" in fail("engines", "layers.csv", "--batch", "2", *SIZES)
 
 
-def unavailable(reason: str) -> Callable[[], None]:
-    def refuse() -> None:
-        raise UnavailableError(reason)
+def test_without_a_gpu_the_command_has_a_remedy_unless_cudnn_is_missing_too(
+    device: RecordedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable(reason: str) -> Callable[[], None]:
+        def refuse() -> None:
+            raise UnavailableError(reason)
 
-    return refuse
+        return refuse
 
-
-def test_without_a_gpu_the_command_says_what_to_do(device: RecordedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_module, "library", lambda: None)
     monkeypatch.setattr(module, "current_device", unavailable("no CUDA device can be used here"))
     message = fail("engines", "layers.csv", "--layer", "one")
     assert "no CUDA device can be used here; --device-properties lists the engines of a GPU that is not here" in message
-
-
-def test_without_cudnn_it_does_not_advise_what_would_fail_too(
-    device: RecordedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(library_module, "library", unavailable("there is no cuDNN"))
     assert fail("engines", "layers.csv", "--layer", "one").endswith("there is no cuDNN")

@@ -37,37 +37,28 @@ def test_it_tells_what_it_found_and_times_as_many_calls_as_asked(capfd: pytest.C
     assert "what a library says" in said.err
 
 
-@pytest.mark.parametrize(
-    ("job", "words"),
-    [(own_jobs.refusing, "^no such library$"), (own_jobs.raising, "^KeyError: 'an operator")],
-    ids=("refusing", "raising"),
-)
-def test_who_does_not_get_ready_is_told_with_the_reason(job: Callable[[], Any], words: str) -> None:
-    with pytest.raises(OwnProcessError, match=words):
-        started(job)
+def test_a_failed_preparation_is_reported_with_its_reason() -> None:
+    for job, ready_s, words in (
+        (own_jobs.refusing, LONG_S, "^no such library$"),
+        (own_jobs.raising, LONG_S, "^KeyError: 'an operator"),
+        (own_jobs.hanging, 0.1, "getting ready took longer than 100 ms and was killed"),
+    ):
+        with pytest.raises(OwnProcessError, match=words):
+            started(job, ready_s=ready_s)
 
 
-def test_who_takes_too_long_to_get_ready_is_ended() -> None:
-    with pytest.raises(OwnProcessError, match="getting ready took longer than 100 ms and was killed"):
-        started(own_jobs.hanging, ready_s=0.1)
-
-
-@pytest.mark.parametrize(
-    ("job", "sample_s", "words"),
-    [
+def test_a_timer_keeps_the_failure_of_a_call() -> None:
+    for job, sample_s, words in (
         (own_jobs.raising_in_a_call, LONG_S, "^KeyError: 'an operator"),
         (own_jobs.killed_in_a_call, LONG_S, "^killed by SIGKILL$"),
         (own_jobs.exiting_in_a_call, LONG_S, "^ended with exit status 7$"),
         (own_jobs.hanging_in_a_call, 0.1, "a sample of 1 calls took longer than 100 ms"),
-    ],
-    ids=("raising", "killed", "exiting", "hanging"),
-)
-def test_a_timer_keeps_what_failed_in_a_call(job: Callable[[], Any], sample_s: float, words: str) -> None:
-    with started(job, sample_s=sample_s) as process:
-        timer = Timer(process.call, process)
-        timer.sample()
-        assert timer.stop is Stop.FAILED
-        with pytest.raises(OwnProcessError, match=words):
-            raise timer.error or AssertionError
-        with pytest.raises(OwnProcessError):
-            process.time(process.call, 1)  # and so it stays
+    ):
+        with started(job, sample_s=sample_s) as process:
+            timer = Timer(process.call, process)
+            timer.sample()
+            assert timer.stop is Stop.FAILED
+            with pytest.raises(OwnProcessError, match=words):
+                raise timer.error or AssertionError
+            with pytest.raises(OwnProcessError):
+                process.time(process.call, 1)  # and it stays failed

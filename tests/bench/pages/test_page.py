@@ -168,6 +168,22 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
     assert page.count("<img ") == 1  # the samples
 
 
+def test_speedups_are_over_torch_in_the_same_memory_format(tmp_path: Path) -> None:
+    """All memory formats of a layer are timed in the same turns."""
+    header = Header("network", "a net", {}, ENVIRONMENT, subject_columns=("layer", "memory_format"), wanted=2)
+    torch_s = {"contiguous": 0.4, "channels_last": 0.2}
+    with open_folder(tmp_path / "folder", header) as folder:
+        subjects = [({"layer": "conv", "memory_format": name}, time_s) for name, time_s in torch_s.items()]
+        folder.add([Row(of, *row) for of, s in subjects for row in (("torch", (s,) * 3), ("mucudnn", (0.1,) * 3))])
+        folder.write_summary()
+    tables = PageParser(page_of(tmp_path / "folder")).tables
+    speedups = [row["speedup, 95 % interval: speedup over PyTorch"] for row in tables["problems"].records()]
+    assert speedups == ["", "4.000", "", "2.000"]
+    _, ours = tables["summary"].records()
+    assert ours["speedup over PyTorch, geometric mean: all"] == f"{8**0.5:.3f}"
+    assert ours["sum of times, ms: PyTorch for the same"] == "600.0000"
+
+
 def test_markdown_shows_the_same_tables(folder: Path) -> None:
     text = markdown_of(reports_in(folder))
     tables = PageParser(page_of(folder)).tables

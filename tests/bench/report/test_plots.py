@@ -12,8 +12,6 @@ from support.problems.made_up_sweeps import layer, measured_ms, powers, sweep
 
 from mucudnn.bench.analyses.batch_report import draw_sweep
 from mucudnn.bench.analyses.batch_sizes import BatchSweep
-from mucudnn.bench.report.plots import require_matplotlib
-from mucudnn.words.errors import UnavailableError
 
 UP_TO = 24
 
@@ -71,9 +69,3 @@ def test_drawing_leaves_the_global_state_of_matplotlib_alone() -> None:
     draw = "import sys; from mucudnn.bench.report.plots import new_figure; new_figure(2, 2, 'a').add_subplot()"
     code = f"{draw}; print('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_without_matplotlib_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UnavailableError, match=r"pip install 'mucudnn\[report\]'"):
-        require_matplotlib()

@@ -1,4 +1,4 @@
-"""``mucudnn bench numerics``: what it says of each algorithm follows from how that computes; ``strict`` end to end."""
+"""``mucudnn bench numerics``: what it says of each algorithm follows from how that computes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.command_line import HEADING, invoke
+from support.command_line import invoke
 from support.database_rows import HERE
 from support.places import TESTS
 from support.snapshots import assert_as_stored
 from torch import Tensor
 
-from mucudnn import Config, ConvProblem, Operation, tune
+from mucudnn import ConvProblem, Operation
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Line, Row
@@ -32,13 +32,10 @@ from mucudnn.bench.suites.accuracy.numerics import (
     numerics_tables,
     with_pixel,
 )
-from mucudnn.database.database import Database
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
 from mucudnn.kernels.winograd.cook_toom import Matrix
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.words.results import Measurement, MicroConfig
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 PAGE = TESTS.parent / "docs" / "compatibility.md"
 WINOGRAD = [winograd for winograd in ALGORITHMS if winograd.stride == 1]  # as the geometries
@@ -201,36 +198,3 @@ def test_the_page_has_the_counts_of_every_algorithm(rows: Rows) -> None:
         counts = [f"{rows[name, operation]['nan_results']:,}" for operation in Operation]
         assert said[name] in (" / ".join(counts), counts[0]), name
     assert set(said) == names
-
-
-# strict
-
-
-def test_strict_measures_only_what_is_local(tmp_path: Path) -> None:
-    config = Config(strict=True, time_limit=0.05, database=tmp_path / "m.sqlite", max_relative_error=1.0)
-    problems = [ConvProblem(operation, 4, 8, 8, 4, 3, 3, padding=(1, 1)) for operation in Operation]
-    for problem, tuned in zip(problems, tune(problems, 2, config).problems, strict=True):
-        tried = {result.micro_config.algorithm for result in (*tuned.measurements, *tuned.failures)}
-        assert TORCHS_OWN in tried
-        assert tried <= {a.name for a in algorithms() if a.is_local(problem)}
-
-
-def test_solve_and_explain_heed_strict(tmp_path: Path) -> None:
-    layers, path, out = (tmp_path / name for name in ("l.csv", "m.sqlite", "out.json"))
-    layers.write_text(HEADING + "one,4,8,8,4,3,3,1,1,1,1\n")
-    problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
-    with Database(path) as database:
-        for seconds, name in enumerate(("winograd-4x4", "gemm", "native"), start=1):
-            for size in (1, 2):
-                database.add(
-                    HERE, problem, 1, Measurement(MicroConfig(name, size), 0.0, seconds * (size + 1), 0, 0, 1e-7)
-                )
-    how = ("--batch", "2", "--operations", "forward")
-    for strict, expected in (((), "winograd-4x4 2"), (("--strict",), "gemm 2")):
-        solved = invoke("solve", path, "--network", layers, *how, *strict, "--json", out)
-        explained = invoke("explain", layers, *how, "--budget", "1MiB", *strict, "--from", path)
-        for result in (solved, explained):
-            assert result.exit_code == 0, result.output
-            assert ("not used there: winograd-4x4" in result.stderr) == bool(strict)
-        assert json.loads(out.read_text())["problems"][0]["configuration"] == expected
-        assert expected in explained.stdout

@@ -30,53 +30,37 @@ def equality(step: Row) -> tuple[int, int]:
     return step.more["compared"], step.more["equal"]
 
 
-def test_every_communication_is_measured_with_both_convolutions(found: Found) -> None:
+def test_every_communication_is_measured_and_ranks_are_compared_after_each_sample(found: Found) -> None:
+    """And once after the first steps. Ranks that part by a millionth of one parameter are never equal."""
     assert [*found] == [*(one for one in Communication if one is not Communication.BF16), PARTING]
-    for steps in found.values():
+    for name, steps in found.items():
         assert [step.contestant for step in steps] == [Convolutions.TORCH, Convolutions.MUCUDNN] * (len(steps) // 2)
-
-
-def test_all_ranks_are_equal_whenever_they_are_compared(found: Found) -> None:
-    """After each sample, and once after the first steps."""
-    compared = {equality(step) for name, steps in found.items() for step in steps if name != PARTING}
-    assert compared == {(ROUNDS + 1, ROUNDS + 1)}
+        assert {equality(step) for step in steps} == {(ROUNDS + 1, 0 if name == PARTING else ROUNDS + 1)}
 
 
 def test_a_step_takes_as_long_as_on_the_slowest_rank(found: Found) -> None:
+    """A sample of several steps counts as one."""
     for communication in (Communication.ALLREDUCE, Communication.POWERSGD):
         for step in found[communication]:
             assert {*step.samples_s, step.more["alone_s"]} == {SLOWEST_S}
-
-
-def test_a_sample_of_several_steps_counts_as_one(found: Found) -> None:
     for step in found[Communication.POST_LOCAL_SGD]:
         assert step.samples_s == pytest.approx([SLOWEST_S - 1 + 1 / SETTING.period] * ROUNDS)
 
 
-def test_communication_is_what_a_step_takes_longer_with_it(found: Found) -> None:
+def test_buckets_have_all_gradients_and_communication_is_what_they_add_to_a_step(found: Found) -> None:
     """Ten seconds for each message."""
     for step in found[Communication.FP16]:
         assert step.more["alone_s"] == SLOWEST_S
         assert step.more["exposed_s"] == 10 * len(step.more["bucket_bytes"])
+        assert sum(step.more["bucket_bytes"]) == GRADIENTS
+        assert step.subject["bucket_cap_mb"] in (None, SMALL_CAP)
     assert [len(step.more["bucket_bytes"]) for step in found[Communication.FP16]] == [1, 1, BUCKETS, BUCKETS]
 
 
-def test_buckets_have_all_gradients(found: Found) -> None:
-    for step in found[Communication.FP16]:
-        assert sum(step.more["bucket_bytes"]) == GRADIENTS
-        assert step.subject["bucket_cap_mb"] in (None, SMALL_CAP)
-
-
 def test_steps_are_split(found: Found) -> None:
-    """Convolutions are told by the real clock, and take less than the seconds of the other."""
-    for steps in found.values():
-        for step in steps:
-            forward_s, backward_s = step.more["forward_convolutions_s"], step.more["backward_convolutions_s"]
-            assert 0 < forward_s < 1
-            assert 0 < backward_s < 1
-            assert forward_s + backward_s + step.more["rest_s"] == pytest.approx(SLOWEST_S)
-
-
-def test_ranks_that_part_are_counted(found: Found) -> None:
-    """By a millionth of one parameter."""
-    assert {equality(step) for step in found[PARTING]} == {(ROUNDS + 1, 0)}
+    """The real clock times convolutions, which take less than the seconds of the other clock."""
+    for step in (step for steps in found.values() for step in steps):
+        forward_s, backward_s = step.more["forward_convolutions_s"], step.more["backward_convolutions_s"]
+        assert 0 < forward_s < 1
+        assert 0 < backward_s < 1
+        assert forward_s + backward_s + step.more["rest_s"] == pytest.approx(SLOWEST_S)

@@ -7,12 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 import pytest
-import torch
-import torch.distributed as dist
-from support.ranks.alone import group_of_one
 from support.ranks.group import Ranks
 from support.ranks.wires import PERIOD, digests
-from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from mucudnn.bench.suites.data_parallel.wire import Wire, levels
 from mucudnn.words.communication import Communication
@@ -59,11 +55,3 @@ def test_groups_are_hosts_or_the_smallest_there_are(monkeypatch: pytest.MonkeyPa
         if on_host is not None:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_host))
         assert levels(period, ranks) == OrderedDict(expected)
-
-
-def test_averaged_parameters_are_contiguous() -> None:
-    """So the command refuses to average those that are not: torch would go on with others."""
-    w = torch.nn.Parameter(torch.randn(4, 4, 3, 3).contiguous(memory_format=torch.channels_last))
-    with group_of_one():
-        average_parameters(iter([w]), dist.group.WORLD)
-    assert w.is_contiguous()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.clock.ticking import TickingClock
-from support.command_line import fail, invoke
+from support.command_line import invoke
 from support.in_threads import InThreads
 from support.snapshots import assert_as_stored, printed
 from torch import nn
@@ -35,9 +35,6 @@ class Own(nn.Sequential):
 
 def make():
     return Own(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
-
-def normalised():
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4))
 """
 
 
@@ -166,8 +163,3 @@ def test_the_command_measures_a_model_of_ones_own(
     monkeypatch.setattr(memory_benchmark, "Apart", None)
     again = invoke("bench", "memory", "trained_models:make", *options)  # what the folder has
     assert again.stdout == result.stdout
-
-
-def test_a_model_that_cannot_be_trained_is_refused(own_model: None) -> None:
-    message = fail("bench", "memory", "trained_models:normalised", "--input", "3x8x8")
-    assert "cannot be trained on an input of 1x3x8x8: Expected" in message
