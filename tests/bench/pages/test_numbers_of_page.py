@@ -24,6 +24,7 @@ Line = Mapping[str, Any]
 Form = str
 OPERATIONS = {"forward": "forward", "backward_data": "backward inputs", "backward_filter": "backward parameters"}
 REFERENCE = Path(__file__).parents[3] / "bench/sources/data/deepbench_reference.csv"
+CONTESTANT = ("contestant", "policy", "limit_bytes")
 ROUNDS, LIMITS = 7, (8 * MIB, None)
 
 
@@ -124,22 +125,40 @@ def test_every_number_of_the_operations(page: PageParser, lines: list[Line], rat
             "subject: kind of layer": record["subject: kind of layer"],  # a word; its own test is beside it
             "subject: n": str(line["batch_size"]),
             "subject: memory format": line["memory_format"],
-            "contestant: contestant": line["contestant"],
-            "contestant: policy": line["policy"] or "",
-            "contestant: workspace limit, MiB": shown(line["limit_bytes"] and line["limit_bytes"] / MIB, ".6g"),
+            **contestant(line),
             "time: median, ms": shown(time_s * 1e3, ".4f"),
             "time: spread, %": shown((high - low) / time_s * 100, ".1f"),
             "time: samples": str(ROUNDS),
             "time: TFLOP/s": shown(flops(line) / time_s / 1e12, ".4f"),
             "configuration: configuration": line["configuration"] or "",
             "configuration: same configuration as": same_as([line], lines),
+            **elsewhere("ms", [line]),
             **ours(ratio, line["workspace_bytes"], line["relative_error"], line["load"]),
             "limit: time / bound": shown(time_s / bound_s(line, rates), ".3f"),
         }
-        for machine in ("KNL7250 float32", "P100 float32", "V100 float16", "V100 float32"):
-            seconds = published(line).get(machine, nan)
-            expected[f"ms, published elsewhere: {machine}"] = shown(seconds * 1e3, ".4f")
         assert record == expected
+
+
+def grouped(lines: Sequence[Line], *names: str) -> list[list[Line]]:
+    groups: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line[name] for name in names), []).append(line)
+    return [*groups.values()]
+
+
+def contestant(line: Line) -> dict[str, str]:
+    return {
+        "contestant: contestant": line["contestant"],
+        "contestant: policy": line["policy"] or "",
+        "contestant: workspace limit, MiB": shown(line["limit_bytes"] and line["limit_bytes"] / MIB, ".6g"),
+    }
+
+
+def elsewhere(title: str, group: Sequence[Line]) -> dict[str, str]:
+    """Published milliseconds of a group by machine."""
+    machines = ("KNL7250 float32", "P100 float32", "V100 float16", "V100 float32")
+    seconds = {machine: sum(published(line).get(machine, nan) for line in group) for machine in machines}
+    return {f"{title}, published elsewhere: {name}": shown(each * 1e3, ".4f") for name, each in seconds.items()}
 
 
 def ours(ratio: tuple[float, float, float], workspace: int | None, error: float | None, load: float) -> dict[str, str]:
@@ -166,12 +185,9 @@ def most(lines: Sequence[Line], name: str) -> Any:
 
 
 def test_every_number_of_the_layers(page: PageParser, lines: list[Line], rates: tuple[float, float]) -> None:
-    records = page.tables["layers"].records()
-    groups: dict[tuple[Any, ...], list[Line]] = {}
-    for line in lines:
-        groups.setdefault((line["layer"], line["contestant"], line["policy"], line["limit_bytes"]), []).append(line)
+    records, groups = page.tables["layers"].records(), grouped(lines, "layer", *CONTESTANT)
     assert len(records) == len(groups) == 5 * 5
-    for record, group in zip(records, groups.values(), strict=True):
+    for record, group in zip(records, groups, strict=True):
         first, times = group[0], [median(line["samples_s"]) for line in group]
         assert [line["operation"] for line in group] == list(OPERATIONS)
         sizes = {name: name for name in ("w", "h", "c", "k", "pad_w", "pad_h", "stride_w", "stride_h")}
@@ -179,29 +195,21 @@ def test_every_number_of_the_layers(page: PageParser, lines: list[Line], rates: 
         ratio = speedup([torch_of(line, lines) for line in group], group)
         expected = {
             "layer: layer": first["layer"],
-            "contestant: contestant": first["contestant"],
-            "contestant: policy": first["policy"] or "",
-            "contestant: workspace limit, MiB": shown(first["limit_bytes"] and first["limit_bytes"] / MIB, ".6g"),
+            **contestant(first),
             **{f"DeepBench's columns: {title}": str(first[name]) for title, name in sizes.items()},
             **{f"time, ms: {name}": shown(t * 1e3, ".4f") for name, t in zip(OPERATIONS.values(), times, strict=True)},
             "time, ms: total": shown(sum(times) * 1e3, ".4f"),
             "rate: TFLOP/s": shown(sum(map(flops, group)) / sum(times) / 1e12, ".4f"),
             **{f"configuration: {OPERATIONS[line['operation']]}": line["configuration"] or "" for line in group},
+            **elsewhere("total, ms", group),
             **ours(ratio, most(group, "workspace_bytes"), most(group, "relative_error"), most(group, "load")),
             "limit: time / bound": shown(sum(times) / sum(bound_s(line, rates) for line in group), ".3f"),
         }
-        for machine in ("KNL7250 float32", "P100 float32", "V100 float16", "V100 float32"):
-            seconds = sum(published(line).get(machine, nan) for line in group)
-            expected[f"total, ms, published elsewhere: {machine}"] = shown(seconds * 1e3, ".4f")
         assert record == expected
 
 
 def test_every_number_of_the_summary(page: PageParser, lines: list[Line], rates: tuple[float, float]) -> None:
-    groups: dict[tuple[Any, ...], list[Line]] = {}
-    for line in lines:
-        groups.setdefault((line["contestant"], line["policy"], line["limit_bytes"]), []).append(line)
-    records = page.tables["summary"].records()
-    for record, ((contestant, policy, limit), group) in zip(records, groups.items(), strict=True):
+    for record, group in zip(page.tables["summary"].records(), grouped(lines, *CONTESTANT), strict=True):
 
         def total(of: Callable[[Line], Line], group: Sequence[Line] = group) -> float:
             return sum(line["count"] * median(of(line)["samples_s"]) for line in group)
@@ -215,9 +223,7 @@ def test_every_number_of_the_summary(page: PageParser, lines: list[Line], rates:
         over = geometric_mean(median(line["samples_s"]) / bound_s(line, rates) for line in group)
         low, high = mean_interval(group, lines)
         assert record == {
-            "contestant: contestant": contestant,
-            "contestant: policy": policy or "",
-            "contestant: workspace limit, MiB": shown(limit and limit / MIB, ".6g"),
+            **contestant(group[0]),
             "contestant: timed": str(len(group)),
             f"{title}: all": shown(mean(None), ".3f"),
             f"{title}: from": shown(low, ".3f"),

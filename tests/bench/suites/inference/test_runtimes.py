@@ -203,11 +203,9 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert len(found.rows) == 3 * (1 + 2)  # the whole model, and two layers
     assert found.header.settings["cache_budget"] == "1KiB"
     assert found.rows.groupby("layer")["kept_bytes"].max().sum() <= 1024
-
-
-def test_nothing_to_measure_and_unknown_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = on_the_command_line(monkeypatch, "--no-layers", "--runtimes", "none")
-    assert (done.exit_code, "leave out --no-layers, or name --runtimes" in done.output) == (2, True)
-    done = on_the_command_line(monkeypatch, "--runtimes", "tensorrt")
-    assert done.exit_code == 2
-    assert "'tensorrt' is not a runtime; allowed are torch, torch-compile" in done.output
+    for wrong, told in (
+        (("--no-layers", "--runtimes", "none"), "leave out --no-layers, or name --runtimes"),
+        (("--runtimes", "tensorrt"), "'tensorrt' is not a runtime; allowed are torch, torch-compile"),
+    ):
+        done = on_the_command_line(monkeypatch, *wrong)
+        assert (done.exit_code, told in done.output) == (2, True)

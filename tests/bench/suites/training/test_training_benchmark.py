@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.table import Table
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
 from support.command_line import fail, invoke
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.variants import How, Precision, Variant
 from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
+from mucudnn.bench.folders.reading import read_folder, read_result_file
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources import models
@@ -32,7 +31,7 @@ from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.bench.suites.training import step_job
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
-from mucudnn.bench.suites.training.report import cells_of, training_steps_table, training_tables
+from mucudnn.bench.suites.training.report import training_tables
 from mucudnn.bench.suites.training.step_job import COLUMNS, Setting
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
@@ -251,57 +250,33 @@ def net():
 
 
 def row(variant: Variant, setting: Setting = SETTING, failure: str | None = None, **more: Any) -> Row:
-    samples = more.pop("samples", ())
-    return Row(setting.subject, variant, samples, failure=failure, more=more)
-
-
-def written(tmp_path: Path, *rows: Row) -> ResultFolder:
-    settings = {"workspace_limit": "64MiB", "workspace_budget": None}
-    with open_folder(tmp_path, Header("training", "tiny", settings, ENVIRONMENT, COLUMNS, 2)) as folder:
-        for one in rows:
-            folder.add([one])
-        folder.write_summary()
-    return read_folder(tmp_path)
+    return Row(setting.subject, variant, more.pop("samples", ()), failure=failure, more=more)
 
 
 def split(forward_s: float, backward_s: float, rest_s: float) -> dict[str, float]:
     return {"forward_convolutions_s": forward_s, "backward_convolutions_s": backward_s, "rest_s": rest_s}
 
 
-TORCHS = row(Variant.TORCH, samples=(0.199, 0.2, 0.203), peak_bytes=2**21, **split(0.05, 0.1, 0.05))
-OURS = row(Variant.MUCUDNN, samples=(0.098, 0.1, 0.102), peak_bytes=2**20, **split(0.02, 0.04, 0.0525))
-
-
-def test_several_networks_are_summed_up(tmp_path: Path) -> None:
-    other = replace(SETTING, network="other", batch_size=4)
-    torchs, ours = (
-        row(Variant.TORCH, other, samples=(0.3,), peak_bytes=2**21),
-        row(Variant.MUCUDNN, other, "out of memory"),
+def test_the_tables_compare_with_torch_of_the_same_setting_and_say_what_is_missing(tmp_path: Path) -> None:
+    """In the first network a variant failed; in the second mucudnn was enabled and failed; the third is not split."""
+    enabled = replace(SETTING, network="enabled", batch_size=4, how=How.ENABLE)
+    third = replace(SETTING, network="third")
+    kinds_s = {"3x3": 0.15, "rest": 0.05}
+    rows = (
+        row(Variant.TORCH, samples=(0.199, 0.2, 0.203), peak_bytes=2**21, kinds_s=kinds_s, **split(0.05, 0.1, 0.05)),
+        row(Variant.MUCUDNN, samples=(0.098, 0.1, 0.102), peak_bytes=2**20, **split(0.02, 0.04, 0.0525)),
+        row(Variant.TORCH_BENCHMARK, failure="out of memory"),
+        row(Variant.TORCH, enabled, samples=(0.3,), peak_bytes=2**21),
+        row(Variant.MUCUDNN, enabled, "out of memory"),
+        row(Variant.TORCH, third, samples=(0.2,), peak_bytes=2**21, **split(0.05, 0.1, 0.05)),
+        row(Variant.MUCUDNN, third, samples=(0.1,), peak_bytes=9, not_split="why"),
     )
-    tables = [*training_tables(written(tmp_path, TORCHS, OURS, torchs, ours))]
-    assert [str(table.title) for table in tables if isinstance(table, Table)] == [
-        "tiny, batch 2: training steps, workspace limit 64 MiB",
-        "tiny, batch 2: where the time of a step goes",
-        "other, batch 4: training steps, workspace limit 64 MiB",
-        "training steps, workspace limit 64 MiB",
-    ]
-    assert_as_stored("bench-training-split", tables[1])
-    assert_as_stored("bench-training-summary", tables[3])
-
-
-def test_the_table_compares_with_torch_of_the_same_setting(tmp_path: Path) -> None:
-    cells = cells_of(written(tmp_path, TORCHS, OURS, row(Variant.TORCH_BENCHMARK, failure="out of memory")))
-    assert_as_stored("bench-training", training_steps_table(cells, "workspace limit 64 MiB"))
-
-
-def test_the_table_names_what_is_enabled_and_what_was_not_split(tmp_path: Path) -> None:
-    enabled = replace(SETTING, how=How.ENABLE).subject
-    ours = replace(OURS, subject=enabled, more={"peak_bytes": 9, "not_split": "why"})
-    folder = written(tmp_path, replace(TORCHS, subject=enabled), ours)
-    table, _, reason = training_tables(folder)
-    assert isinstance(table, Table)
-    assert [*table.columns[2].cells] == ["torch", "mucudnn, enabled"]
-    assert reason == "tiny, mucudnn: why"
+    settings = {"workspace_limit": "64MiB", "workspace_budget": None}
+    with open_folder(tmp_path, Header("training", "tiny", settings, ENVIRONMENT, COLUMNS, 2)) as folder:
+        for one in rows:
+            folder.add([one])
+        folder.write_summary()
+    assert_as_stored("bench-training", *training_tables(read_folder(tmp_path)))
 
 
 def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
