@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from torch.nn import functional as F
 
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Origin
+from mucudnn.enabling.workshop import nearest
 from mucudnn.words import warning
 from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.task import Task
 
 
@@ -109,6 +111,14 @@ def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
     for n, size in ((4, 8), (3, 8), (4, 9)):
         F.conv2d(torch.randn(n, 4, size, size), W, stride=2)
     assert not any(one.ours for one in session.status().problems[4:])
+
+
+def test_other_images_run_only_what_won_clearly() -> None:
+    task = Task(ConvProblem(Operation.FORWARD, 4, 8, 8, 6, 3, 3), 2)
+    tuned, other = MadeUpWorkshop()._choice(task), replace(task.problem, h=9)
+    for baseline_s, is_taken in ((1.09 * tuned.time_s, False), (1.11 * tuned.time_s, True)):
+        found = nearest(other, 2, [replace(tuned, baseline_s=baseline_s)], "cpu")
+        assert (found is not None) == is_taken
 
 
 def test_near_sizes_respect_the_limit(workshop: MadeUpWorkshop) -> None:
