@@ -154,16 +154,8 @@ def _curves_record(curves: Curves) -> Record:
 
 
 def _point_record(point: Point) -> Record:
-    return {
-        "batch_size": point.n,
-        "runs_as": point.runs_as,
-        "time_s": point.time_s,
-        "time_per_sample_s": point.time_per_sample_s,
-        "workspace_bytes": point.workspace_bytes,
-        "workspace_per_sample_bytes": point.workspace_per_sample_bytes,
-        "fits": point.fits,
-        "uncertainty": point.uncertainty,
-    }
+    names = ("runs_as", "time_s", "time_per_sample_s", "workspace_bytes", "workspace_per_sample_bytes", "fits")
+    return {"batch_size": point.n, **{name: getattr(point, name) for name in (*names, "uncertainty")}}
 
 
 def _cliff_record(cliff: Cliff) -> Record:
@@ -202,12 +194,7 @@ _STYLES: Mapping[Curve, Mapping[str, Any]] = {
 }
 
 
-_MOST_PROBLEMS = 3
-
-
-_MOST_NOTES = 7
-
-
+_MOST_PROBLEMS, _MOST_NOTES = 3, 7
 _NOTE_COLUMNS = 46  # characters of a line of notes
 
 

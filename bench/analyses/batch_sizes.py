@@ -7,11 +7,10 @@ times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Protocol
 
 import numpy as np
 
@@ -113,9 +112,7 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
     limit = tuning.config.workspace_limit_bytes
     solved = [_Problem.of(row, row.tuned.batch_size // up_to) for row in tuning.rows]
     problems = [
-        _curves(
-            row.names, row.tuned.problem.operation, row.count, problem, up_to, limit, verdict=row.tuned.configuration
-        )
+        _curves(row.names, row.tuned.problem.operation, row.count, problem.point, up_to, limit, row.tuned.configuration)
         for row, problem in zip(tuning.rows, solved, strict=True)
     ]
     network = _Network([(row.count, problem) for row, problem in zip(tuning.rows, solved, strict=True)])
@@ -126,19 +123,9 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
         up_to=up_to,
         measured_sizes=micro_batch_sizes(BatchSizePolicy(tuning.config.policy), up_to),
         problems=tuple(problems),
-        network=_curves(("network",), None, 1, network, up_to, limit),
+        network=_curves(("network",), None, 1, network.point, up_to, limit),
         whole_run_speedup=tuning.speedup,
     )
-
-
-class _Solved(Protocol):
-    """Interface of one problem or a whole network that knows time and workspace at every batch size."""
-
-    def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
-        """Return time and workspace of ``n`` samples, or None if unknown.
-
-        If nothing fits the limit, the result is the configuration that exceeds it least.
-        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +148,10 @@ class _Problem:
         return cls(fold, pool(usable, tuned.batch_size), sets, {m.micro_config: m for m in usable})
 
     def point(self, curve: Curve, n: int, limit_bytes: int | None) -> Point | None:
+        """Return time and workspace of ``n`` samples, or None if unknown.
+
+        If nothing fits the limit, the result is the configuration that exceeds it least.
+        """
         match curve:
             case Curve.TORCH:
                 found = [c for c in self._undivided(n) if c.is_baseline]
@@ -218,21 +209,22 @@ def _curves(
     names: tuple[str, ...],
     operation: Operation | None,
     count: int,
-    solved: _Solved,
+    point_of: Callable[[Curve, int, int | None], Point | None],
     up_to: int,
     limit_bytes: int | None,
     verdict: Configuration | None = None,
 ) -> Curves:
     """Return the curves of one problem or of the network, with the cliffs on them.
 
+    point_of: returns time and workspace on a curve of this many samples within a limit in bytes, or None if unknown.
     verdict: the configuration that timing whole runs of ``up_to`` samples selected, or None.
     """
     sizes = range(1, up_to + 1)
     points = {
-        curve: {point.n: point for n in sizes if (point := solved.point(curve, n, limit_bytes)) is not None}
+        curve: {point.n: point for n in sizes if (point := point_of(curve, n, limit_bytes)) is not None}
         for curve in Curve
     }
-    divide = partial(solved.point, Curve.DIVIDED)
+    divide = partial(point_of, Curve.DIVIDED)
     cliffs = [
         replace(cliff, refuted=cliff.is_gain and cliff.n == up_to and verdict is not None and verdict.is_baseline)
         for curve in (Curve.TORCH, Curve.UNDIVIDED)

@@ -167,16 +167,6 @@ def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return dict(sorted(kinds.items(), key=lambda item: (item[0] == REST, -item[1])))
 
 
-def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each kind of layer in the sum of all seconds.
-
-    >>> shares({"3x3": 3.0, "rest": 1.0})
-    {'3x3': 0.75, 'rest': 0.25}
-    """
-    whole_s = sum(kinds_s.values())
-    return {kind: seconds / whole_s for kind, seconds in kinds_s.items()} if whole_s else {}
-
-
 def _kinds(samples: Sequence[Mapping[str, float]]) -> Iterator[str]:
     yield from dict.fromkeys(kind for sample in samples for kind in sample)
 

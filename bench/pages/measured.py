@@ -18,6 +18,7 @@ from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.folders.speedups import Estimate, mean_speedup, overhead_of, speedup_of
+from mucudnn.bench.report.tables import shares
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.words.problem import Operation
 
@@ -114,8 +115,6 @@ def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _kinds(kinds_s: object) -> str | None:
-    from mucudnn.bench.contests.step_parts import shares  # imported only here, since it imports torch
-
     if not isinstance(kinds_s, dict):
         return None
     return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None

@@ -58,6 +58,29 @@ def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, s
     return milliseconds(baseline_s), milliseconds(time_s), ratio(speedup)
 
 
+def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each kind of layer in the sum of all seconds.
+
+    >>> shares({"3x3": 3.0, "rest": 1.0})
+    {'3x3': 0.75, 'rest': 0.25}
+    """
+    whole_s = sum(kinds_s.values())
+    return {kind: seconds / whole_s for kind, seconds in kinds_s.items()} if whole_s else {}
+
+
+def kinds_table(title: str, left: tuple[str, ...], rows: Sequence[tuple[Sequence[str], Mapping[str, float]]]) -> Table:
+    """Return a table of the share of each kind of layer in per cent.
+
+    left: titles of the first columns. rows: the texts in these columns, and the seconds by kind of layer.
+    """
+    kinds = list(dict.fromkeys(kind for _, kinds_s in rows for kind in kinds_s))
+    printed = new_table(f"{title}: share of time by kind of layer, %", left, kinds)
+    for texts, kinds_s in rows:
+        of = shares(kinds_s)
+        printed.add_row(*texts, *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
+    return printed
+
+
 def short_name(names: Sequence[str]) -> str:
     """Shorten layer names ``a, b, c`` to ``a +2``, for a table row that several equal layers share."""
     first, *others = names

@@ -10,13 +10,12 @@ from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.contests.step_parts import shares
 from mucudnn.bench.contests.variants import TORCH, Runtime
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.report.tables import images_per_s, milliseconds, new_table, ratio, spread
+from mucudnn.bench.report.tables import images_per_s, kinds_table, milliseconds, new_table, ratio, spread
 from mucudnn.measuring.timing.timer import Clock, WallClock
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
@@ -121,7 +120,10 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
         runtimes = [{**one, "speedup": None if one["failure"] else torch_s / one["time_s"]} for one in runtimes]
         yield _runtimes_table(folder, runtimes)
     if known := [one for one in runtimes if one.get("kinds_s")]:
-        yield _kinds_table(folder, known)
+        rows = [((one["contestant"],), one["kinds_s"]) for one in known]
+        table = kinds_table(folder.header.source, ("runtime",), rows)
+        table.caption = "timed in place in separate calls, if layers are not compiled"
+        yield table
 
 
 def _filters_table(folder: ResultFolder, layers: Mapping[str, _Variants]) -> Table:
@@ -185,17 +187,6 @@ def _computes_the_same(one: _Cell) -> bool:
     """
     difference = one.get("relative_difference")
     return not one["failure"] and difference is not None and difference <= MOST_DIFFERENCE
-
-
-def _kinds_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """Return a table of the share that each kind of layer has in the time of a model's call, for each runtime."""
-    kinds = list(dict.fromkeys(kind for one in runtimes for kind in one["kinds_s"]))
-    table = new_table(f"{folder.header.source}: share of time by kind of layer, %", ("runtime",), kinds)
-    for one in runtimes:
-        of = shares(one["kinds_s"])
-        table.add_row(one["contestant"], *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
-    table.caption = "timed in place in separate calls, if layers are not compiled"
-    return table
 
 
 def _shape(folder: ResultFolder) -> str:

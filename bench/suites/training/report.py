@@ -10,7 +10,15 @@ from rich.table import Table
 
 from mucudnn.bench.contests.variants import How, Variant
 from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.report.tables import bound_in_words, images_per_s, milliseconds, new_table, ratio, spread
+from mucudnn.bench.report.tables import (
+    bound_in_words,
+    images_per_s,
+    kinds_table,
+    milliseconds,
+    new_table,
+    ratio,
+    spread,
+)
 from mucudnn.bench.suites.training.step_job import COLUMNS
 from mucudnn.words.units import format_bytes
 
@@ -24,6 +32,7 @@ _NUMBERS: Mapping[str, Callable[[Cell], str]] = {
     "peak memory": lambda cell: format_bytes(cell["peak_bytes"]),
     "ratio": lambda cell: _to_torch(cell, lambda one: 1 / one["peak_bytes"], "{:.3f}".format),
 }
+_LEFT = ("precision", "memory format", "convolutions")
 _SPLIT = ("forward ms", "backward ms", "speedup", "rest ms", "rest ratio")
 _SUMMARY = ("PyTorch ms", "mucudnn ms", "speedup", "in convolutions", "their share", "rest ratio")
 
@@ -87,14 +96,8 @@ def training_split_table(cells: Sequence[Cell]) -> Table:
 
 def training_kinds_table(cells: Sequence[Cell]) -> Table:
     """Return a table of the share that each kind of layer has in the time of one network's steps."""
-    known = [cell for cell in cells if cell.get("kinds_s")]
-    kinds = list(dict.fromkeys(kind for cell in known for kind in cell["kinds_s"]))
-    printed = _table(cells, "share of time by kind of layer, %", kinds)
-    for cell in known:
-        times = cell["kinds_s"]
-        whole_s = sum(times.values())
-        texts = (f"{100 * times[kind] / whole_s:.1f}" if kind in times else "" for kind in kinds)
-        printed.add_row(*_left(cell), *texts)
+    rows = [(_left(cell), cell["kinds_s"]) for cell in cells if cell.get("kinds_s")]
+    printed = kinds_table(_title(cells), _LEFT, rows)
     printed.caption = "timed in place in separate steps; in compiled steps, all but convolutions is the rest"
     return printed
 
@@ -113,8 +116,11 @@ def training_steps_table(cells: Sequence[Cell], bound: str) -> Table:
 
 
 def _table(cells: Sequence[Cell], what: str, columns: Sequence[str]) -> Table:
-    title = f"{cells[0]['network']}, batch {cells[0]['batch_size']}: {what}"
-    return new_table(title, ("precision", "memory format", "convolutions"), columns)
+    return new_table(f"{_title(cells)}: {what}", _LEFT, columns)
+
+
+def _title(cells: Sequence[Cell]) -> str:
+    return f"{cells[0]['network']}, batch {cells[0]['batch_size']}"
 
 
 def _left(cell: Cell) -> tuple[str, str, str]:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import mucudnn
-from mucudnn.bench.contests.step_parts import REST, KindTimes, kind_of_operator, median_by_kind, shares
+from mucudnn.bench.contests.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
+from mucudnn.bench.report.tables import shares
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.choices import Choices
 from mucudnn.words.problem import ConvProblem, Operation
