@@ -20,7 +20,7 @@ from mucudnn.bench.scaling.local_batches import Convolutions, LocalBatches, alon
 from mucudnn.bench.scaling.steps import MeasuredSteps
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.running.environment import Environment
-from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s
+from mucudnn.solver.all_reduce import all_reduce_s, lower_bound_s, volume
 from mucudnn.solver.buckets import Buckets, Gradient, best_cap, best_merging, ddp_default
 from mucudnn.solver.costs import FloatArray
 from mucudnn.words.communication import AllReduce, Link
@@ -164,10 +164,11 @@ class Point:
 
     compute_s: time without communication. exposed_s: the part of all-reduces that the backward pass does not hide, with
     DistributedDataParallel's default buckets. throughput: samples a second. efficiency: throughput per rank over that
-    with the fewest ranks. communication: share of the step spent waiting for communication. all_reduces_s: total time
-    of all-reduces. bound_s: lower bound of an all-reduce of all gradients. best_bucket_cap_mb: the best
-    ``bucket_cap_mb``; best_cap_buckets, best_cap_exposed_s: number of its buckets, and the time that is not hidden;
-    merged_buckets, merged_exposed_s: the same of the best buckets of any sizes.
+    with the fewest ranks. sent_bytes: what a rank sends in the all-reduces of a step. communication: share of the step
+    spent waiting for communication. all_reduces_s: total time of all-reduces. bound_s: lower bound of an all-reduce of
+    all gradients. best_bucket_cap_mb: the best ``bucket_cap_mb``; best_cap_buckets, best_cap_exposed_s: number of its
+    buckets, and the time that is not hidden; merged_buckets, merged_exposed_s: the same of the best buckets of any
+    sizes.
     """
 
     scaling: Scaling
@@ -182,6 +183,7 @@ class Point:
     throughput: float
     efficiency: float
     communication: float
+    sent_bytes: float
     all_reduces_s: float
     bound_s: float
     default_buckets: int
@@ -246,6 +248,7 @@ def _point(
         throughput=batch / step_s,
         efficiency=1.0,
         communication=exposed_s[0] / step_s,
+        sent_bytes=volume(cluster.all_reduce, ranks) * device.steps.size_bytes,
         all_reduces_s=sum(cost(size) for size in bucket_sizes(gradients, default)),
         bound_s=lower_bound_s(ranks, device.steps.size_bytes, cluster.link),
         default_buckets=len(default.ends),

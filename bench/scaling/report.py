@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 _FAR = "~"
 _STEPS = (
     *("ranks", "local batch", "PyTorch ms", "mucudnn ms", "speedup", "PyTorch samples/s", "mucudnn samples/s"),
-    *("PyTorch efficiency", "mucudnn efficiency", "PyTorch waits", "mucudnn waits", "all-reduces ms", "least ms"),
+    *(
+        "PyTorch efficiency",
+        "mucudnn efficiency",
+        "PyTorch waits",
+        "mucudnn waits",
+        "MiB sent",
+        "all-reduces ms",
+        "least ms",
+    ),
 )
 _BUCKETS = (
     *("ranks", "local batch", "default", "waits ms", "best bucket_cap_mb", "buckets", "waits ms"),
@@ -110,12 +118,13 @@ def _steps_table(result: ScaleResult, scaling: Scaling, what: str) -> Table:
             *(f"{point.throughput:.4g}" for point in (torchs, ours)),
             *(f"{point.efficiency:.0%}" for point in (torchs, ours)),
             *(f"{point.communication:.1%}" for point in (torchs, ours)),
+            f"{ours.sent_bytes / 2**20:.4g}",
             milliseconds(ours.all_reduces_s),
             milliseconds(ours.bound_s),
         )
     printed.caption = (
-        "waits: share of the step in communication that is not hidden, with the default buckets; least: lower bound of "
-        "one all-reduce of all gradients"
+        "waits: share of the step in communication that is not hidden, with the default buckets; sent: by a "
+        "rank in a step; least: lower bound of one all-reduce of all gradients"
     )
     return printed
 

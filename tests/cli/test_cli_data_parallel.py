@@ -135,6 +135,7 @@ def rows(equal: int = 10, communication: Communication = Communication.ALLREDUCE
             more={
                 **{"alone_s": 0.6, "exposed_s": exposed_s, "bucket_bytes": [2**20] * buckets, "rest_s": 0.15},
                 **{"forward_convolutions_s": forward_s, "backward_convolutions_s": 0.3, "compared": 10, "equal": same},
+                **{"collective_bytes": 2**20 * buckets},
             },
         )
         for cap, which, step_s, exposed_s, buckets, forward_s, same in (

@@ -206,6 +206,7 @@ class _Together:
         trainee = Trainee(self._model, objective=batch.objective)
         trainee.optimizer = wire.connect(self._model, trainee.optimizer)
         self._step, self._steps = batch.step_of(trainee), wire.steps_to_equality
+        self._bytes = wire.bytes_of_step(self._model)
         self._samples_s: list[float] = []
         for _ in range(wire.first_steps):
             self._step()
@@ -227,6 +228,7 @@ class _Together:
             **alone,
             "exposed_s": median(steps_s) - alone["alone_s"],
             "bucket_bytes": [int(size) for size in str(data["rebuilt_bucket_sizes"]).split(",")],
+            "collective_bytes": self._bytes,
             "compared": len(self._compared),
             "equal": sum(self._compared),
         }
@@ -271,6 +273,7 @@ _COLUMNS: Mapping[str, Callable[[Step], str]] = {
     "convolutions ms": lambda step: milliseconds(step["forward_convolutions_s"] + step["backward_convolutions_s"]),
     "other compute ms": lambda step: milliseconds(step["rest_s"]),
     "exposed ms": lambda step: milliseconds(step["exposed_s"]),
+    "MiB a step": lambda step: f"{step['collective_bytes'] / 2**20:.4g}",
     "buckets": lambda step: str(len(step["bucket_bytes"])),
     "ranks equal": lambda step: f"{step['equal']} of {step['compared']}",
 }
@@ -296,7 +299,7 @@ def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
         printed.add_row(name, step["contestant"], *(shown(told) for shown in _COLUMNS.values()))
     printed.caption = (
         "convolutions (timed in place), other compute: of steps without communication; exposed: what a step takes "
-        "longer with it"
+        "longer with it; MiB a step: what a rank gives to collectives"
     )
     yield printed
     yield _in_words(folder)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -62,11 +63,35 @@ class Wire:
             model.register_comm_hook(*hooks[self.communication])
         return optimizer
 
+    def bytes_of_step(self, model: DistributedDataParallel) -> float:
+        """Return the bytes that a rank gives to collectives in a step, on average over the period of averaging."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        every = sum(p.numel() * p.itemsize for p in parameters)
+        match self.communication:
+            case Communication.FP16 | Communication.BF16:
+                return sum(2 * p.numel() for p in parameters)
+            case Communication.POWERSGD:
+                return sum(_rank_one_elements(p) * p.itemsize for p in parameters)
+            case Communication.POST_LOCAL_SGD:
+                return every / self.period
+            case Communication.HIERARCHICAL_SGD:
+                return every * len(levels(self.period, dist.get_world_size())) / self.period
+            case _:
+                return every
+
     def _averager(self) -> ModelAverager:
         if self.communication is Communication.POST_LOCAL_SGD:
             return PeriodicModelAverager(self.period, warmup_steps=self.period)
         by_period = levels(self.period, dist.get_world_size())
         return HierarchicalModelAverager(by_period, warmup_steps=self.period)  # type: ignore[no-untyped-call]
+
+
+def _rank_one_elements(gradient: Tensor) -> int:
+    """Return the elements that PowerSGD sends of a gradient: of two vectors, unless that saves less than half."""
+    if gradient.ndim < 2:
+        return gradient.numel()
+    rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
+    return rows + columns if 2 * (rows + columns) < gradient.numel() else gradient.numel()
 
 
 def _no_gradients_after(steps: int) -> PostLocalSGDState:

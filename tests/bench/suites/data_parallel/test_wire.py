@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 import pytest
+import torch
+import torch.distributed as dist
+from support.ranks.alone import group_of_one
 from support.ranks.group import Ranks
 from support.ranks.wires import PERIOD, digests
 
@@ -55,3 +58,35 @@ def test_groups_are_hosts_or_the_smallest_there_are(monkeypatch: pytest.MonkeyPa
         if on_host is not None:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_host))
         assert levels(period, ranks) == OrderedDict(expected)
+
+
+@pytest.mark.parametrize("communication", [Communication.FP16, Communication.POWERSGD])
+def test_bytes_are_those_that_a_step_gives_to_collectives(
+    communication: Communication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small filter, which PowerSGD sends whole, a large one and biases."""
+    given: list[int] = []
+
+    def all_reduce(tensor: torch.Tensor, *args: object, **rest: object) -> object:
+        given.append(tensor.numel() * tensor.itemsize)
+        return reduce(tensor, *args, **rest)
+
+    reduce, wire = dist.all_reduce, Wire(communication, PERIOD)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    with group_of_one():
+        layers = torch.nn.Conv2d(1, 2, 1), torch.nn.Conv2d(2, 16, 5)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+        wire.connect(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(wire.first_steps + 1):
+            given.clear()
+            model(torch.randn(2, 1, 8, 8)).sum().backward()
+        assert sum(given) == wire.bytes_of_step(model)
+        del model
+
+
+def test_bytes_of_averaged_parameters_are_spread_over_the_period() -> None:
+    with group_of_one():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 5))
+        assert Wire(Communication.ALLREDUCE, PERIOD).bytes_of_step(model) == 4 * 20
+        assert Wire(Communication.POST_LOCAL_SGD, 8).bytes_of_step(model) == 4 * 20 / 8
+        del model
