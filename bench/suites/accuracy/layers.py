@@ -1,16 +1,19 @@
 """Accuracy and time of a convolution layer's operations, by torch, by every algorithm and by configurations.
 
-The measurements are errors and an error map, gradients, repeatability, time, and the overhead of the framework.
+The measurements are errors and an error map, gradients, repeatability, time, and the overhead of the framework: a
+configuration is called through a PyTorch module, as in training, and its algorithms alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from mucudnn.bench.contests.bounds import MachineLimits
 from mucudnn.bench.contests.timing import Contestant, Samples, TurnRounds, try_in_turns
@@ -20,7 +23,6 @@ from mucudnn.bench.folders.reading import LeftOut
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.accuracy.calls import alone, configuration_of, of_few, through_module
 from mucudnn.bench.suites.accuracy.metrics import (
     SAMPLES,
     Compute,
@@ -30,13 +32,17 @@ from mucudnn.bench.suites.accuracy.metrics import (
     gradcheck,
     with_errors,
 )
+from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.timing.timer import EVERY_ROUND
-from mucudnn.measuring.whole_runs import Machine, run_whole
+from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole
+from mucudnn.modules.conv2d import Conv2d
+from mucudnn.running.choices import Choices
+from mucudnn.running.workspace import lasting_buffer
 from mucudnn.tuning.benchmarker import permitted_algorithms
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, first_line
+from mucudnn.words.errors import InvalidInputError, LibraryError, first_line
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration, MicroConfig
@@ -49,7 +55,7 @@ RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # for each call: some algorithms 
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class MetricsOptions:
     """Selection of what a run of the accuracy benchmark measures.
 
     algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
@@ -81,9 +87,9 @@ class Untimed:
     calls: tuple[Callable[[], object], ...] = ()
 
 
-def timed(every: Sequence[Untimed], choices: Choices, machine: Machine) -> list[Row]:
+def timed(every: Sequence[Untimed], options: MetricsOptions, machine: Machine) -> list[Row]:
     """Time the calls of all rows, interleaved; return the rows with their time samples or the reason of a failure."""
-    rounds = TurnRounds(choices.rounds, max(choices.rounds, MOST_ROUNDS), SHORT_S)
+    rounds = TurnRounds(options.rounds, max(options.rounds, MOST_ROUNDS), SHORT_S)
     contestants = [Contestant(call) for one in every for call in one.calls]
     times = iter(try_in_turns(contestants, rounds, machine.clock, RULE))
     return [_with_times(one.row, [next(times) for _ in one.calls]) for one in every]
@@ -100,7 +106,7 @@ def _with_times(row: Row, times: Sequence[Samples | Exception]) -> Row:
 def benchmark_metrics(
     source: str,
     layer: Layer,
-    choices: Choices,
+    options: MetricsOptions,
     out: Path,
     *,
     device: str = "cpu",
@@ -115,30 +121,30 @@ def benchmark_metrics(
     batch sizes. On ``KeyboardInterrupt``, everything measured so far is in the folder.
     """
     machine = machine or Machine.current(device)
-    problems = (layer.problem.with_operation(operation) for operation in choices.operations)
-    every = [_OfProblem(layer, problem, choices, machine) for problem in problems]
+    problems = (layer.problem.with_operation(operation) for operation in options.operations)
+    every = [_OfProblem(layer, problem, options, machine) for problem in problems]
     left_out = [one for of_problem in every for one in of_problem.left_out]
     wanted = {one.key: one.rows for one in every}
-    write_missing(out, _header(source, layer, choices, machine), wanted, progress, machine.watch, left_out)
+    write_missing(out, _header(source, layer, options, machine), wanted, progress, machine.watch, left_out)
 
 
-def _header(source: str, layer: Layer, choices: Choices, machine: Machine) -> Header:
+def _header(source: str, layer: Layer, options: MetricsOptions, machine: Machine) -> Header:
     problem = layer.problem
     settings = {
         "layer": layer.name,
         "batch_size": layer.batch_size,
         "dtype": problem.dtype,
         "memory_format": str(problem.memory_format),
-        "operations": [str(operation) for operation in choices.operations],
-        "algorithms": None if choices.algorithms is None else list(choices.algorithms),
-        **({"configurations": list(map(str, choices.configurations))} if choices.configurations else {}),
-        "rounds": choices.rounds,
-        "runs": choices.runs,
+        "operations": [str(operation) for operation in options.operations],
+        "algorithms": None if options.algorithms is None else list(options.algorithms),
+        **({"configurations": list(map(str, options.configurations))} if options.configurations else {}),
+        "rounds": options.rounds,
+        "runs": options.runs,
     }
     return Header(
         *("metrics", source, settings, machine.environment),
         subject_columns=("layer", *PROBLEM_COLUMNS),
-        wanted=len(choices.operations),
+        wanted=len(options.operations),
         limits={problem.dtype: MachineLimits.measured(machine.device, problem.dtype)},
     )
 
@@ -163,24 +169,24 @@ class _Variant:
 class _OfProblem:
     """The measurement of one operation of a layer, by every algorithm and configuration that can compute it."""
 
-    def __init__(self, layer: Layer, problem: ConvProblem, choices: Choices, machine: Machine) -> None:
-        self.problem, self._n, self._choices, self._machine = problem, layer.batch_size, choices, machine
+    def __init__(self, layer: Layer, problem: ConvProblem, options: MetricsOptions, machine: Machine) -> None:
+        self.problem, self._n, self._options, self._machine = problem, layer.batch_size, options, machine
         self._label = f"{layer.name}, {problem}"
         self.key = (layer.name, *problem_columns(problem, self._n).values())
         reasons: dict[str, str] = {}
-        self._variants = [*self._variants_of(choices, reasons)]
+        self._variants = [*self._variants_of(options, reasons)]
         self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in reasons.items()]
 
-    def _variants_of(self, choices: Choices, reasons: dict[str, str]) -> Iterator[_Variant]:
+    def _variants_of(self, options: MetricsOptions, reasons: dict[str, str]) -> Iterator[_Variant]:
         """Yield the algorithms and configurations that can be measured; add to ``reasons``, by name, why others cannot.
 
         Raises ``InvalidInputError`` for unknown algorithms, and for configurations of other batch sizes.
         """
         asked: dict[str, Configuration] = {}
-        for algorithm in permitted_algorithms(self._machine, choices.permitted, self.problem, [self._n]):
-            name = TORCH if algorithm.name == TORCHS_OWN else algorithm.name
-            asked[name] = configuration_of(MicroConfig(algorithm.name, self._n))
-        for configuration in choices.configurations:
+        for one in permitted_algorithms(self._machine, options.permitted, self.problem, [self._n]):
+            name = TORCH if one.name == TORCHS_OWN else one.name
+            asked[name] = configuration_of(MicroConfig(one.name, self._n))
+        for configuration in options.configurations:
             if configuration.batch_size != self._n:
                 raise InvalidInputError(
                     f"configuration '{configuration}' has {configuration.batch_size} samples, and the layer "
@@ -219,7 +225,7 @@ class _OfProblem:
         expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)
         every = [self._untimed(subject, one, operands, writable, expected) for one in self._variants]
         del expected
-        return timed(every, self._choices, self._machine)
+        return timed(every, self._options, self._machine)
 
     def _untimed(
         self, subject: Subject, one: _Variant, operands: Operands, writable: Operands, expected: Tensor
@@ -230,7 +236,7 @@ class _OfProblem:
             by_itself = alone(one.configuration, self.problem, writable)
             by_itself()
             measured = replace(row, workspace_bytes=one.workspace_bytes, more=self._gradients(one))
-            return Untimed(with_errors(measured, through, expected, self._choices.runs), (through, by_itself))
+            return Untimed(with_errors(measured, through, expected, self._options.runs), (through, by_itself))
         except tuple(error for candidate in one.candidates for error in candidate.errors) as error:
             return Untimed(replace(row, failure=first_line(error)))
 
@@ -255,3 +261,81 @@ class _OfProblem:
                 return gradcheck(small, compute, samples)
             reasons.append(reason)
         return f"not done: {reasons[0]}"
+
+
+def configuration_of(*micro_configs: MicroConfig) -> Configuration:
+    """Return a configuration of these micro-batches; its time and workspace, which are unknown, are set to 0."""
+    return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
+
+
+def of_few(configuration: Configuration, samples: int) -> Configuration:
+    """Return a configuration with the same algorithms, each for an equal part of about ``samples`` samples."""
+    names = configuration.algorithms
+    if len(configuration.micro_configs) == 1:
+        return configuration_of(MicroConfig(names[0], samples))
+    of_each = range(-(-samples // len(names)))
+    return configuration_of(*(MicroConfig(name, 1) for name in names for _ in of_each))
+
+
+def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
+    """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
+
+    For the forward operation, the function calls the module under autograd. For a backward operation it makes autograd
+    compute that one gradient, after an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``, every other
+    algorithm in ``mucudnn.Conv2d``.
+
+    Raises ``LibraryError`` if the module would run another configuration.
+    """
+    module = _module(configuration, problem, operands)
+    if problem.operation is Operation.FORWARD:
+        return partial(module, operands.x)
+    of_data = problem.operation is Operation.BACKWARD_DATA
+    x = operands.x.detach().requires_grad_(of_data)
+    y = module(x)
+    wanted = x if of_data else module.weight
+    return lambda: torch.autograd.grad(y, wanted, operands.y, retain_graph=True)[0]
+
+
+def alone(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], object]:
+    """Return a function that runs a configuration's algorithms alone, and writes their result into ``operands``.
+
+    The function uses no module or autograd and allocates nothing; only torch's own convolution allocates its result.
+    """
+    if configuration.is_baseline:
+        return partial(run_torch, problem, operands)
+    device, parts, w = operands.x.device, configuration.micro_configs, operands.w
+    algorithms = {name: algorithm(name, device.type) for name in configuration.algorithms}
+    sizes = {part: algorithms[part.algorithm].workspace(problem, part.micro_batch_size) for part in parts}
+    prepared = {part.algorithm: lasting_buffer(size.prepared_bytes).to(device) for part, size in sizes.items()}
+    scratch = lasting_buffer(max(size.scratch_bytes for size in sizes.values())).to(device)
+    opened = [(algorithms[name], buffer) for name, buffer in prepared.items()]
+    slices = [torch.split(tensor, [part.micro_batch_size for part in parts]) for tensor in (operands.x, operands.y)]
+    steps = [
+        (algorithms[one.algorithm], prepared[one.algorithm], x, y) for one, x, y in zip(parts, *slices, strict=True)
+    ]
+
+    def call() -> None:
+        if problem.operation is Operation.BACKWARD_FILTER:
+            w.zero_()
+        for one, own in opened:
+            one.open(problem, w, own)
+        for one, own, x, y in steps:
+            one.step(problem, x, w, y, None, own, scratch)
+        for one, own in opened:
+            one.close(problem, w, own)
+
+    return call
+
+
+def _module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> nn.Conv2d:
+    geometry = (problem.c, problem.k, (problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
+    kind = nn.Conv2d if configuration.is_baseline else Conv2d
+    module = kind(*geometry, problem.groups, bias=False, device="meta")
+    module.weight = nn.Parameter(operands.w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
+    if isinstance(module, Conv2d):
+        n = operands.batch_size
+        module.choices = Choices.of({problem: {n: configuration}}, operands.x.device.type)
+        executable = module.choices.executable(problem, n)
+        if executable is None or executable.configuration != module.choices.configuration(problem, n):
+            raise LibraryError(f"a module does not run {configuration} here: see the warning before")
+    return module

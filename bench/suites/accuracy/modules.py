@@ -27,7 +27,7 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.sources.networks import did_you_mean
-from mucudnn.bench.suites.accuracy.layers import Choices, Untimed, timed
+from mucudnn.bench.suites.accuracy.layers import MetricsOptions, Untimed, timed
 from mucudnn.bench.suites.accuracy.metrics import SAMPLES, gradcheck_elements, with_errors
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError, first_line
@@ -147,7 +147,7 @@ def benchmark_module(
     source: str,
     name: str,
     called: Called,
-    choices: Choices,
+    options: MetricsOptions,
     out: Path,
     *,
     machine: Machine,
@@ -155,28 +155,28 @@ def benchmark_module(
 ) -> None:
     """Measure accuracy and time of a module into the folder ``out``, except operations that the folder already has.
 
-    choices: its algorithms and configurations are ignored. A module without trainable parameters has no backward
+    options: its algorithms and configurations are ignored. A module without trainable parameters has no backward
     filter.
 
     Raises the errors of ``open_folder``, and ``InvalidInputError`` if the module cannot be copied to float64 or the
     copy fails.
     """
-    operations = [one for one in choices.operations if one is not Operation.BACKWARD_FILTER or called.parameters]
+    operations = [one for one in options.operations if one is not Operation.BACKWARD_FILTER or called.parameters]
     x = called.inputs[0]
     settings = {
         "layer": name,
         "input_shape": list(x.shape),
         "dtype": dtype_name(x.dtype),
         "operations": [str(operation) for operation in operations],
-        "rounds": choices.rounds,
-        "runs": choices.runs,
+        "rounds": options.rounds,
+        "runs": options.runs,
     }
     header = Header(*("metrics", source, settings, machine.environment), _COLUMNS, wanted=len(operations))
     exact = _exact(called)
 
     def rows_of(operation: Operation, subject: Subject, progress: Progress) -> list[Row]:
         progress(f"{name}, {operation}", 0.0)
-        return timed([_untimed(subject, called, exact, operation, choices.runs)], choices, machine)
+        return timed([_untimed(subject, called, exact, operation, options.runs)], options, machine)
 
     samples, dtype = len(x) if x.ndim else 1, dtype_name(x.dtype)
     wanted = {(name, str(operation), samples, dtype): partial(rows_of, operation) for operation in operations}

@@ -23,7 +23,7 @@ from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.report.tables import new_table
-from mucudnn.bench.suites.accuracy.calls import configuration_of
+from mucudnn.bench.suites.accuracy.layers import configuration_of
 from mucudnn.bench.suites.accuracy.metrics import exact
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.reference import relative_l2_error

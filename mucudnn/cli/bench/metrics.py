@@ -85,7 +85,7 @@ def metrics(
     """
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import seeded_model
-    from mucudnn.bench.suites.accuracy.layers import Choices, benchmark_metrics
+    from mucudnn.bench.suites.accuracy.layers import MetricsOptions, benchmark_metrics
     from mucudnn.bench.suites.accuracy.modules import benchmark_module, called_module
     from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
     from mucudnn.measuring.whole_runs import Machine
@@ -94,7 +94,7 @@ def metrics(
     if module_name is not None and (layer_name or algorithms or configurations):
         raise click.UsageError("--module excludes --layer, --algorithms and --configuration: leave them out")
     layer = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
-    choices = Choices(operations, algorithms, rounds, repetitions, configurations)
+    choices = MetricsOptions(operations, algorithms, rounds, repetitions, configurations)
     with outputs.shown(metrics_tables, _rows, draw_error_maps) as folder, progress_bar() as progress:
         if layer is not None:
             benchmark_metrics(source, layer, choices, folder, device=device, progress=progress)

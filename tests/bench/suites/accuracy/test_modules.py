@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.pages.measured import measured
 from mucudnn.bench.pages.report import report_of
-from mucudnn.bench.suites.accuracy.layers import Choices
+from mucudnn.bench.suites.accuracy.layers import MetricsOptions
 from mucudnn.bench.suites.accuracy.metrics import ELEMENTS, PASSED, SUMS, gradcheck_elements
 from mucudnn.bench.suites.accuracy.modules import WHOLE, benchmark_module, called_module
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError
 
-FEW = Choices(rounds=2, runs=2)
+FEW = MetricsOptions(rounds=2, runs=2)
 MODEL = """
 from torch import nn
 
@@ -66,7 +66,7 @@ class Around(nn.Module):
         return self.inner(self.first(x), scale=3.0)
 
 
-def measure(path: Path, model: nn.Module, name: str, x: Tensor, choices: Choices = FEW) -> ResultFolder:
+def measure(path: Path, model: nn.Module, name: str, x: Tensor, choices: MetricsOptions = FEW) -> ResultFolder:
     machine = replace(Machine.current(), clock=WallClock())
     benchmark_module("a source", name, called_module(model, name, (x,)), choices, path, machine=machine)
     return read_folder(path)
