@@ -55,12 +55,6 @@ def test_markdown_goes_to_standard_output(folder: Path) -> None:
     assert "\n## Layers\n" in output
 
 
-def test_no_file_of_the_results_is_overwritten(folder: Path) -> None:
-    before = (folder / "rows.jsonl").read_bytes()
-    assert "is in the folder of the results" in fail("report", folder, "--csv", folder / "rows.jsonl")
-    assert (folder / "rows.jsonl").read_bytes() == before
-
-
 def test_plot_draws_each_kind(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     settings = {"workspace_budget": "64MiB"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from support.ranks.data_parallel import PARTING, ROUNDS, SETTING, SMALL_CAP, measured
 from support.ranks.group import Ranks
-from support.ranks.measured_steps import PARTING, ROUNDS, SETTING, SMALL_CAP, measured
 
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.scaling.local_batches import Convolutions

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks.alone import group_of_one
+from support.ranks.data_parallel import PERIOD, digests
 from support.ranks.group import Ranks
-from support.ranks.wires import PERIOD, digests
 
 from mucudnn.bench.suites.data_parallel.wire import Wire, levels
 from mucudnn.words.communication import Communication

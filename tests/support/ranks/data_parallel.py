@@ -1,4 +1,4 @@
-"""Steps that the ranks of a group measure."""
+"""What the ranks of a group do in tests of the benchmark of data-parallel training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 import torch.distributed as dist
 from support.clock.ticking import TickingClock
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
 from mucudnn.bench.suites.data_parallel import benchmark, wire
-from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal
+from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest, gathered
+from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
@@ -89,3 +91,25 @@ def steps(communication: Communication, clock: TickingClock, database: Path) -> 
         rounds=ROUNDS,
         clock=clock,
     )
+
+
+# Ranks that train together by each communication.
+
+
+PERIOD = 4
+STEPS = 2 * PERIOD + 1
+
+
+def digests(rank: int, communication: Communication) -> list[list[str]]:
+    """Train on data of this rank; return the digests of all ranks after each step."""
+    torch.manual_seed(rank)  # parameters too: torch sends those of rank 0 to all
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)))
+    x = torch.randn(8, 16)
+    optimizer = Wire(communication, PERIOD).connect(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        found.append(gathered(digest(model)))
+    return found
