@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import require_complete, solve_stored, tune_with_progress, tuning_environment
@@ -67,7 +68,7 @@ def explain(
         raise click.UsageError("give either --budget SIZE or --headroom", context)
     if stored is None and environment is not None:
         raise click.UsageError("--environment picks from the measurements of --from: give --from FILE too", context)
-    if stored is not None and config.database is not None:
+    if stored is not None and context.get_parameter_source("database") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--from FILE is read instead of the database: give it or --database, not both", context)
     if stored is not None and device != "cpu" and not headroom:
         raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
