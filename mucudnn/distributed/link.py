@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from statistics import median
 from traceback import clear_frames
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -97,3 +98,10 @@ def all_reduce_times_s(
 
 def _all_reduce_of(tensor: torch.Tensor) -> Callable[[], object]:
     return lambda: dist.all_reduce(tensor)
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the values that the ranks of the default process group pass, in their order; all ranks must call this."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every

@@ -34,6 +34,7 @@ from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.networks.objectives import Objective
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.wire import Wire
+from mucudnn.distributed.link import gathered
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
@@ -254,13 +255,6 @@ def digest(model: nn.Module) -> str:
     for parameter in model.parameters():
         found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def gathered(value: Any) -> list[Any]:
-    """Return a list of the values that the ranks pass, in the order of ranks; all ranks must call this function."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
 
 
 Step = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``speedup``
