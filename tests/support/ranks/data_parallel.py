@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
 from mucudnn.bench.suites.data_parallel import benchmark, wire
-from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest, gathered
+from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest
 from mucudnn.bench.suites.data_parallel.wire import Wire
+from mucudnn.distributed.link import gathered
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
