@@ -27,7 +27,7 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry
 from mucudnn.running.choices import ExecutableKey, executable_of
-from mucudnn.running.eager.hot_path import is_plain, known_key
+from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import make_releasable, note_lack_of_memory
 from mucudnn.words.errors import LibraryError
@@ -132,9 +132,9 @@ class FilterCache:
         ``is_eager`` is true. epilogue: what to compute on y afterwards; ``None`` is also returned if no algorithm of
         the executable computes it.
         """
-        if x.shape not in self.x_shapes or loaded_build().library is None or not _can_be_cached(w):
+        if x.shape not in self.x_shapes or loaded_build().library is None:
             return None
-        if not is_plain(x) or not (bias is None or is_plain(bias)):
+        if not (w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last)):  # not dense
             return None
         executable = executable_of(self, Operation.FORWARD, x, w, bias, geometry)
         if executable is None or not (epilogue is None or executable.takes(epilogue, x)):
@@ -184,7 +184,3 @@ class FilterCache:
 def _source_of(w: Tensor) -> _Source:
     """Return what a prepared buffer depends on: the filter, and the number of threads, which may decide its layout."""
     return fingerprint(w), w.shape, w.stride(), w.dtype, torch.get_num_threads()
-
-
-def _can_be_cached(w: Tensor) -> bool:
-    return is_plain(w) and (w.is_contiguous() or w.is_contiguous(memory_format=torch.channels_last))
