@@ -29,19 +29,8 @@ from mucudnn.words.problem import MemoryFormat
 pytestmark = pytest.mark.slow
 
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9")
-QUICK = [
-    "--batch",
-    "2",
-    "--rounds",
-    "2",
-    "--algorithms",
-    "gemm",
-    "--time-limit",
-    "10ms",
-    "--threads",
-    "1",
-    "--no-confirm",
-]
+FEW = ("--batch", "2", "--rounds", "2", "--threads", "1")
+QUICK = (*FEW, "--algorithms", "gemm", "--time-limit", "10ms", "--no-confirm")
 NAMES = [(cap, which) for cap in (None, 0.01) for which in ("torch", "mucudnn")]
 
 

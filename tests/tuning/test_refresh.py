@@ -75,14 +75,15 @@ def test_choices_are_those_of_a_quiet_machine(disturbed: BusyBench, known: BusyB
     assert now.time_s == pytest.approx(expected.time_s)
 
 
-def test_it_says_what_changed(disturbed: BusyBench) -> None:
-    before = disturbed.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
+def test_changes_are_reported_nothing_is_lost_and_nothing_stays_doubtful(disturbed: BusyBench) -> None:
+    before, count = disturbed.database.measurements(ENVIRONMENT, FORWARD, VERSIONS), rows(disturbed)
     found = refreshed(disturbed)
-    assert all(one.before in before for one in found.measurements)
-    assert all(one.now.step_s < one.before.step_s for one in found.measurements)
+    again = len(found.measurements) + len(found.whole_runs)
+    assert all(one.before in before and one.now.step_s < one.before.step_s for one in found.measurements)
     assert all(not one.now.is_disturbed and one.before.is_disturbed for one in found.measurements)
-    words = refresh_in_words(found)
-    assert words.startswith(f"{len(found.measurements) + len(found.whole_runs)} of {found.doubtful} measured again")
+    assert refresh_in_words(found).startswith(f"{again} of {found.doubtful} measured again")
+    assert rows(disturbed) >= count + again
+    assert refreshed(disturbed).doubtful == found.passed_over
 
 
 def test_a_verdict_turns(known: BusyBench) -> None:
@@ -102,18 +103,6 @@ def test_a_verdict_turns(known: BusyBench) -> None:
     assert all(run.now.speedup == pytest.approx(2.0) for run in turned)
     assert known.database.whole_run(ENVIRONMENT, other, QUICK, VERSIONS) == turned[-1].now
     assert f"{len(turned)} verdicts changed" in refresh_in_words(found)
-
-
-def test_nothing_is_lost(disturbed: BusyBench) -> None:
-    before = rows(disturbed)
-    found = refreshed(disturbed)
-    assert rows(disturbed) >= before + len(found.measurements) + len(found.whole_runs)
-
-
-def test_what_was_refreshed_is_not_doubtful_any_more(disturbed: BusyBench) -> None:
-    first = refreshed(disturbed)
-    second = refreshed(disturbed)
-    assert second.doubtful == first.passed_over
 
 
 def test_where_nothing_is_doubtful_nothing_is_measured(known: BusyBench) -> None:

@@ -127,21 +127,18 @@ def test_the_rate_is_compared_with_the_best_that_was_seen() -> None:
     assert watch.best_rate == 120.0
 
 
-def test_known_work_is_slow_where_several_looks_say_so() -> None:
-    processors, rates = SharedProcessors(), iter([60.0, 61.0, 59.0])
-    watch = processors.watch(rate=lambda: next(rates), best_rate=120.0)
+@pytest.mark.parametrize(
+    ("seen", "best"),
+    [((60.0, 61.0, 59.0), 61.0), ((20.0, 119.0), 119.0)],
+    ids=["slow in several probes", "interrupted once"],
+)
+def test_known_work_is_slow_where_several_probes_are(seen: tuple[float, ...], best: float) -> None:
+    rates = iter(seen)
+    watch = SharedProcessors().watch(rate=lambda: next(rates), best_rate=120.0)
     found = watch.since(watch.mark())
-    assert found.rate_ratio == pytest.approx(61 / 120)
-    assert found.share == pytest.approx(1 - 61 / 120)
-    assert str(found) == "known work runs at 51% of its best rate"
-
-
-def test_an_interruption_does_not_make_known_work_slow() -> None:
-    processors, rates = SharedProcessors(), iter([20.0, 119.0])
-    watch = processors.watch(rate=lambda: next(rates), best_rate=120.0)
-    found = watch.since(watch.mark())
-    assert found.rate_ratio == pytest.approx(119 / 120)
-    assert found.share == 0.0
+    assert found.rate_ratio == pytest.approx(best / 120)
+    assert found.share == pytest.approx(1 - best / 120 if best < 100 else 0.0)
+    assert str(found) == ("known work runs at 51% of its best rate" if best < 100 else "quiet")
 
 
 def test_known_work_is_looked_at_once_a_second_at_most() -> None:
