@@ -9,7 +9,7 @@ from statistics import median
 from rich.table import Table
 
 from mucudnn.bench.report.records import Record, configuration_record, record_header
-from mucudnn.bench.report.tables import comparison, long_name, memory_bound, milliseconds, new_table, short_name
+from mucudnn.bench.report.tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.tuning.choose import baseline_or_declared, is_gain
 from mucudnn.tuning.refresh import Again, Refreshed, has_turned
@@ -99,7 +99,9 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
     """Return three table cells: torch's time, our time and the speedup; torch's and the speedup blank if unknown."""
-    return ("", milliseconds(time_s), "") if baseline_s is None else comparison(baseline_s, time_s, baseline_s / time_s)
+    if baseline_s is None:
+        return "", milliseconds(time_s), ""
+    return milliseconds(baseline_s), milliseconds(time_s), ratio(baseline_s / time_s)
 
 
 def tuning_record(tuning: TableTuning) -> Record:

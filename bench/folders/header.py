@@ -108,7 +108,7 @@ def header_of(path: Path, record: Mapping[str, Any]) -> Header:
             subject_columns=tuple(map(str, record["subject_columns"])),
             wanted=int(record["wanted"]),
             limits={dtype: _limits(rates) for dtype, rates in record["machine_limits"].items()},
-            is_timed=bool(record.get("is_timed", True)),
+            is_timed=bool(record["is_timed"]),
             mucudnn=str(record["mucudnn"]),
             date=datetime.fromisoformat(record["date"]),
             identity=str(record["folder"]),

@@ -54,10 +54,6 @@ def spread(samples_s: Sequence[float]) -> dict[str, float | None]:
     return {"time_s": float(middle), "noise": float((upper - lower) / middle)}
 
 
-def comparison(baseline_s: float, time_s: float, speedup: float) -> tuple[str, str, str]:
-    return milliseconds(baseline_s), milliseconds(time_s), ratio(speedup)
-
-
 def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
     """Return the share of each kind of layer in the sum of all seconds.
 
