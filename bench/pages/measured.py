@@ -157,7 +157,7 @@ def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
 
     Rows with dilation or groups get no value, since the published times are of ordinary convolutions.
     """
-    times = published_times()
+    times = published_times(rows["operation"])
     times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
     plain = (rows[["dilation_h", "dilation_w", "groups"]] == 1).all(axis=1)
     keys = rows[plain].rename(columns={"batch_size": "n"})[[*GEOMETRY, "operation"]]
@@ -172,7 +172,9 @@ def machines_of(rows: pandas.DataFrame) -> list[str]:
 
 def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
     """Return two numbers: of published geometries that have no row in this table, and of all published geometries."""
-    every = {tuple(map(int, key)) for key in published_times()[list(GEOMETRY)].drop_duplicates().to_numpy()}
+    times = published_times(rows["operation"] if has_problems(rows) else ())
+    named = times["machine"].isin(machines_of(rows) or times["machine"])
+    every = {tuple(map(int, key)) for key in times[named][list(GEOMETRY)].drop_duplicates().to_numpy()}
     if not has_problems(rows):
         return len(every), len(every)
     have = rows.rename(columns={"batch_size": "n"})[list(GEOMETRY)].drop_duplicates().to_numpy()

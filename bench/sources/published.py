@@ -5,6 +5,7 @@ pandas is imported only when a table is read, since help texts import this modul
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 SOURCE = "DeepBench's repository, https://github.com/baidu-research/DeepBench"
 GEOMETRY = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _FILE = Path(__file__).parent / "data" / "deepbench_reference.csv"
+_INFERENCE = _FILE.with_name("deepbench_inference.csv")  # with the name of each result's file in the repository
 TABLES = MappingProxyType(
     {
         "deepbench-train": "training_set",
@@ -23,21 +25,24 @@ TABLES = MappingProxyType(
     }
 )
 """Names of DeepBench's layer tables, with their value in the column ``set``."""
-_OPERATIONS = ("forward", "backward_data", "backward_filter")
+OPERATIONS = ("forward", "backward_data", "backward_filter")
 
 
-def published_times() -> pandas.DataFrame:
-    """Return the published times, a row for each geometry, operation and machine.
+def published_times(operations: Iterable[str] = OPERATIONS) -> pandas.DataFrame:
+    """Return the published times, a row for each geometry, operation and machine: of inference for forward alone.
+
+    The GPUs of inference multiply 8-bit integers and sum in 32 bits.
 
     Columns: ``GEOMETRY``, where n is the mini-batch; ``operation``; ``machine``, such as ``V100 float16``; ``time_s``
     in seconds, the shorter time if two are published for a machine.
     """
     import pandas
 
-    table = pandas.read_csv(_FILE)
+    files = (_INFERENCE, _FILE) if {*operations} == {OPERATIONS[0]} else (_FILE,)
+    table = pandas.concat(map(pandas.read_csv, files), ignore_index=True)
     table["machine"] = table["device"] + " " + table["dtype"]
-    times = table.rename(columns={f"{name}_ms": name for name in _OPERATIONS}).melt(
-        id_vars=[*GEOMETRY, "machine"], value_vars=list(_OPERATIONS), var_name="operation", value_name="time_ms"
+    times = table.rename(columns={f"{name}_ms": name for name in OPERATIONS}).melt(
+        id_vars=[*GEOMETRY, "machine"], value_vars=[*OPERATIONS], var_name="operation", value_name="time_ms"
     )
     times["time_s"] = times.pop("time_ms") / 1e3
     return (

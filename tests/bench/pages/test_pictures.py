@@ -17,7 +17,8 @@ from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.pages import candidate_pictures, row_pictures
 from mucudnn.bench.pages.measured import gains
 from mucudnn.bench.pages.report import Report, report_of
-from mucudnn.bench.sources.published import published_gains
+from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
+from mucudnn.bench.sources.published import published_gains, published_times
 from mucudnn.words.results import counts_in
 
 if TYPE_CHECKING:
@@ -204,3 +205,17 @@ def test_the_published_file_is_read_whole() -> None:
     seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
     alike = [float(line[7]) for line in lines if line[1:3] == ["512", "7"]]
     assert seven["128MiB"] == pytest.approx(sum(alike) / len(alike))
+
+
+def test_published_inference_is_beside_forward_rows_alone() -> None:
+    path = Path(__file__).parents[3] / "bench/sources/data/deepbench_inference.csv"
+    lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    assert {Path(line[0]).suffix for line in lines} == {".xlsx"}  # its file in DeepBench's repository
+    found, training = published_times(["forward", "forward"]), published_times(["forward", "backward_data"])
+    assert {f"{line[1]} {line[2]}" for line in lines}.isdisjoint(training["machine"])
+    assert len(found) == len(training) + len({tuple(line[1:14]) for line in lines})
+    key = dict(zip(PUBLISHED_GEOMETRY, map(int, lines[0][3:14]), strict=True))
+    (row,) = found[(found[list(key)] == list(key.values())).all(axis=1) & (found["machine"] == "TitanXp int8")].to_dict(
+        "records"
+    )
+    assert row["time_s"] == pytest.approx(float(lines[0][14]) / 1e3)
