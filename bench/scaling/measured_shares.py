@@ -40,7 +40,7 @@ _SIZES = 5  # local batches at which whole steps are measured
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank computes: its threads, each on a core of its own, and the busy processes on the same cores."""
+    """The processor of a rank: its threads, each on a core of its own, and the busy processes on the same cores."""
 
     threads: int
     load: int = 0
