@@ -52,7 +52,7 @@ def freeing_what_failed() -> Iterator[None]:
 def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
     """Join the process group of all ranks started by torchrun, and leave the group at the end of the block.
 
-    An existing group is used as it is.
+    An existing group is used as it is. A process that torchrun did not start is the only rank of a group.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
     ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment. timeout_s:
@@ -66,9 +66,12 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
     kind = torch.device(device).type
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    if "RANK" in os.environ:
+        rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    else:
+        dist.init_process_group(_BACKENDS[kind], store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         with freeing_what_failed():
             yield

@@ -13,13 +13,14 @@ from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import Communication
-from mucudnn.words.config import Config
+from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:
     from mucudnn.bench.folders.header import Header
     from mucudnn.bench.folders.rows import Row
+    from mucudnn.bench.suites.data_parallel.accuracy import Learning
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
 
 _MOST_RANKS = 64  # processes on one machine
@@ -47,6 +48,18 @@ def _cap(part: str, text: str) -> float | None:
     if not 0 < cap <= _LARGEST_CAP:
         raise InvalidInputError(f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25")
     return cap
+
+
+def _share(text: str) -> float:
+    """Parse ``accuracy=0.8``, the share of test images to recognize. Raises ``InvalidInputError`` for other text."""
+    name, _, value = text.partition("=")
+    try:
+        share = float(value)
+    except ValueError:
+        share = inf
+    if name.strip() != "accuracy" or not 0 < share <= 1:
+        raise InvalidInputError(f"{text!r} is not an accuracy to reach; write for example accuracy=0.8")
+    return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,17 @@ class _Measuring:
     "bucket_caps",
 )
 @options.rounds(9, "Samples of each kind of step.")
+@options.option(
+    "data",
+    parameters.Text("digits|cifar-shaped|cifar10:DIR|mnist:DIR", str),
+    "Learn these images to an accuracy, in place of timing steps; DIR has the published files.",
+)
+@options.option(
+    "until", parameters.Text("accuracy=SHARE", _share), "With --data: test accuracy to reach.", "accuracy=0.8"
+)
+@options.option("epochs", parameters.Count(), "With --data: epochs of each training.", 4)
+@options.option("seeds", parameters.Count(), "With --data: number of seeds, each a training of every kind.", 3)
+@options.option("policies", parameters.several(BatchSizePolicy), "With --data: policies to compare; default: all.")
 @options.input_shape
 @options.dtype
 @options.memory_format
@@ -136,6 +160,11 @@ def data_parallel(
     period: int,
     bucket_caps: tuple[float | None, ...],
     rounds: int,
+    data: str | None,
+    until: float,
+    epochs: int,
+    seeds: int,
+    policies: tuple[BatchSizePolicy, ...] | None,
     input_shape: tuple[int, int, int] | None,
     dtype: str,
     memory_format: MemoryFormat,
@@ -149,18 +178,26 @@ def data_parallel(
     Every rank trains on its own samples, in PyTorch's DistributedDataParallel. The time of a step is split into
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
+
+    With --data, SOURCE learns images instead, with PyTorch's convolutions and with mucudnn's under each policy: shown
+    are accuracy and time to accuracy.
     """
     from mucudnn.bench.folders.writing import open_folder
+    from mucudnn.bench.suites.data_parallel.accuracy import Learning
     from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 
     _require_suitable(communication, device, memory_format)
     ranks = _number_of_ranks(ranks)
     if device == "cuda":
         _require_gpus(ranks_here(ranks))
+    threads = threads or cores_of_each(ranks_here(ranks))
+    if data is not None:
+        how = (source, data, ranks, batch or _BATCH[device], epochs, until, tuple(range(seeds)))
+        _learn(Learning(*how, policies or tuple(BatchSizePolicy), device=device), threads, config, outputs)
+        return
     setting = Setting(
         *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
-    threads = threads or cores_of_each(ranks_here(ranks))
     measuring = _Measuring(setting, input_shape, rounds, threads, config)
     if rank_of_torchrun() not in (None, 0):
         on_every_rank(measuring, ranks, device)
@@ -175,6 +212,45 @@ def data_parallel(
         folder.write_summary()
         if any(row.more["equal"] < row.more["compared"] for row in rows):
             raise SharingError("the parameters of the ranks were not equal after all steps; report this")
+
+
+@dataclass(frozen=True, slots=True)
+class _Learner:
+    """The function that each rank runs to learn images; its fields are options of the command."""
+
+    learning: Learning
+    threads: int
+    config: Config
+
+    def __call__(self) -> list[Row]:
+        import torch.distributed as dist
+
+        from mucudnn.bench.sources.models import importable
+        from mucudnn.bench.suites.data_parallel.accuracy import measure_accuracy
+        from mucudnn.words.progress import progress_bar, silent
+
+        options.use_threads(self.threads)
+        with progress_bar() as progress, importable(self.learning.source):
+            return measure_accuracy(self.learning, self.config, silent if dist.get_rank() else progress)
+
+
+def _learn(learning: Learning, threads: int, config: Config, outputs: Outputs) -> None:
+    from mucudnn.bench.folders.writing import open_folder
+    from mucudnn.bench.suites.data_parallel.accuracy import accuracy_tables
+    from mucudnn.running.environment import current_environment
+
+    learner = _Learner(learning, threads, config)
+    if rank_of_torchrun() not in (None, 0):
+        on_every_rank(learner, learning.ranks, learning.device)
+        return
+    environment = replace(current_environment(learning.device), threads=threads)
+    header = learning.header(config, environment)
+    with outputs.shown(accuracy_tables) as path, open_folder(path, header) as folder:
+        if ranks_of_torchrun() is not None or not folder.known(learning.subject(learning.seeds[-1])):
+            rows = on_every_rank(learner, learning.ranks, learning.device) or []
+            for seed in learning.seeds:
+                folder.add([row for row in rows if row.subject["seed"] == seed])
+        folder.write_summary()
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
