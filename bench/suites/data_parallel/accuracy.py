@@ -48,7 +48,7 @@ _TESTED = 256  # test images in a batch
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What is learnt and how. batch_size: samples of each rank. until: test accuracy to reach, from 0 to 1.
+    """Images to learn, and how. batch_size: samples of each rank. until: test accuracy to reach, from 0 to 1.
 
     learning_rate: the highest one; the schedule is one cycle over all epochs.
     """
