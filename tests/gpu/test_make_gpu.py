@@ -77,7 +77,7 @@ def test_the_commands_are_ones_that_there_are(out: Path) -> None:
         if module != "pytest":
             command: click.Command = {"mucudnn": main, "mucudnn.bench.suites.overhead.divided": divided.main}[module]
             while isinstance(command, click.Group):
-                command = command.commands[arguments.pop(0)]
+                command = command.get_command(click.Context(command), arguments.pop(0))
             command.make_context(module, arguments)
 
 

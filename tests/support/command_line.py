@@ -33,8 +33,9 @@ def invoke(*arguments: object) -> Result:
 def commands(group: click.Command = main, name: str = "mucudnn") -> Iterator[tuple[str, click.Command]]:
     """All commands with their names, as ``mucudnn bench network``."""
     if isinstance(group, click.Group):
-        for each, command in group.commands.items():
-            yield from commands(command, f"{name} {each}")
+        context = click.Context(group)
+        for each in group.list_commands(context):
+            yield from commands(group.get_command(context, each), f"{name} {each}")
     else:
         yield name, group
 
