@@ -116,8 +116,9 @@ def measure_shares(
         best, equal = best_shares(curves, batch), equal_shares(curves, batch)
         steps = [_step_of(model, arguments_for(source, x[: each.samples[rank]])) for each in (best, equal)]
         best_s, equal_s = _interleaved(steps, clock, rounds)
+        environment = current_environment()
     return MeasuredShares(
-        *(source, batch, tuple(places), config, current_environment()),
+        *(source, batch, tuple(places), config, environment),
         *(best, equal, best_s, equal_s),
         tuple(each[batch] for each in curves),
     )
