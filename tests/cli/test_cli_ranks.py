@@ -20,7 +20,7 @@ from support.places import TESTS
 from support.ranks.failing_jobs import Failing, Refusing, Returning
 from support.ranks.launching import torchrun
 
-from mucudnn.cli.shared import options
+from mucudnn.cli.shared import options, ranks
 from mucudnn.cli.shared.ranks import (
     TuneTable,
     _of_local_rank,
@@ -91,6 +91,16 @@ def test_torchrun_has_its_own_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert "not both" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cpu")
+
+
+def test_all_devices_are_those_of_the_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(ranks, "on_every_rank", lambda job, *_, **__: asked.append(job.devices))
+    invoke("tune", one_layer(tmp_path), *TUNE, "--device", "cuda", "--devices", "all")
+    assert asked == [("cuda:0", "cuda:1")]
+    assert invoke("tune", one_layer(tmp_path), *TUNE, "--devices", "all").exit_code == 0
+    assert len(asked) == 1  # there is one CPU, in this process
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "cpu:0", "cpu,,cpu"])

@@ -136,13 +136,20 @@ def filters(option: str, default: str) -> Decorator:
     )
 
 
+ALL = "all"  # devices
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
 layer_of_source = click.option(
     "--layer", "layer_name", metavar="NAME", help="Layer of SOURCE; mucudnn layers SOURCE lists them."
 )
 devices = option(
     "devices",
-    Text("TEXT,...", lambda text: tuple(parse_device(part.strip()) for part in text.split(","))),
-    "Several devices, such as cuda:0,cuda:1: each measures a part, in a separate process.",
+    Text("TEXT,...|all", lambda text: (text,) if text == ALL else tuple(map(parse_device, _parts(text)))),
+    "Several devices, such as cuda:0,cuda:1, or all of the kind of --device: each measures a part, in its own process.",
     (),
 )
 environment = option(

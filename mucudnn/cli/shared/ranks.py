@@ -23,7 +23,7 @@ import click
 
 from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
-from mucudnn.cli.shared.options import use_threads
+from mucudnn.cli.shared.options import ALL, use_threads
 from mucudnn.terminal.streams import show_warning
 from mucudnn.words.errors import MucudnnError, SharingError
 
@@ -203,6 +203,8 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
 
     Return None on ranks other than 0.
     """
+    if devices == (ALL,):
+        devices = _every_device(device)
     if (ranks_of_torchrun() or 1) > 1:
         if devices:
             raise click.UsageError("torchrun starts a process for each device: give it or --devices, not both")
@@ -214,6 +216,14 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
     job = replace(order, devices=tuple(devices))
     limits = {"timeout_s": _TIMEOUT_S, "interrupted_s": _INTERRUPTED_S}
     return on_every_rank(job, len(devices), "cpu", **limits)  # over gloo, since they exchange only text
+
+
+def _every_device(device: str) -> tuple[str, ...]:
+    """Return the names of all devices of a kind; there is one CPU."""
+    import torch
+
+    kind = device.partition(":")[0]
+    return tuple(f"{kind}:{number}" for number in range(torch.cuda.device_count())) if kind == "cuda" else (kind,)
 
 
 def _of_local_rank(device: str) -> str:
