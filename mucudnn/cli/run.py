@@ -110,8 +110,9 @@ def _code_of_script(name: str, main: ModuleType) -> CodeType:
     try:
         with io.open_code(path) as file:
             text = file.read()
-    except OSError as error:
-        raise InvalidInputError(f"{name} cannot be read: {error.strerror}; name a Python file, or -m MODULE") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInputError(f"{name!r} cannot be read: {reason}; name a Python file, or -m MODULE") from None
     main.__file__ = path
     return compile(text, path, "exec", dont_inherit=True)
 

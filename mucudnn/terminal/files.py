@@ -169,7 +169,7 @@ def _names(value: object) -> Iterator[str]:
     if isinstance(value, (tuple, list)):
         for each in value:
             yield from _names(each)
-    elif isinstance(value, (str, Path)):
+    elif isinstance(value, (str, Path)) and "\0" not in str(value):
         yield from filter(None, (str(value), str(value).rpartition(":")[0]))
 
 

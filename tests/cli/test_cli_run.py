@@ -81,7 +81,7 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     assert python("-m", "mucudnn", "run", "no.py", cwd=tmp_path) == (
         1,
         "",
-        "mucudnn: no.py cannot be read: No such file or directory; name a Python file, or -m MODULE\n",
+        "mucudnn: 'no.py' cannot be read: No such file or directory; name a Python file, or -m MODULE\n",
     )
     status, _, errors = python("-m", "mucudnn", "run", "-m", "no.module", cwd=tmp_path)
     assert (status, "no module no.module" in errors) == (1, True)

@@ -25,6 +25,7 @@ from torch import nn
 from mucudnn.bench.sources import layers, models, networks
 from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.suites import solver as solver_benchmark
+from mucudnn.cli import share
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
 from mucudnn.cli.run import Program
@@ -85,6 +86,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "latency": ("5us", "0", "none", "5 parsecs"),
     "bandwidth": ("25GB/s", "1kbit/s", "0GB/s", "25GB", "1e9"),
     "profiles": ("profile.csv", "profile.csv,profile.csv", "own.sqlite,profile.csv", "t.csv", "profile.csv,"),
+    "loads": ("0", "1", "0,1", "-1"),
     "rest": ("1ms", "1ms,2ms", "none", "-1ms"),
     "precisions": ("float32", "bfloat16", "float32,float16"),
     "network": (*SOURCES, "alexnte"),
@@ -128,6 +130,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(module, "NETWORKS", {"alexnet": networks.Network(tiny, input_shape=(3, 8, 8))})
     monkeypatch.setattr(solver_benchmark, "_WANTED", {"front": (partial(solver_benchmark.time_front, 4), 1.0)})
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
+    monkeypatch.setattr(share, "on_every_rank", one_rank)
     monkeypatch.setattr(layers, "_DATA", tmp_path)  # the real ones have layers of seconds
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()
