@@ -1,4 +1,4 @@
-// What Python mirrors of the C++ side, as numbers: library.py compares them when it loads a build.
+// The sizes and constants that Python mirrors: library.py compares them with its own when it loads a build.
 #include <cstdint>
 
 #include "common/stage.h"

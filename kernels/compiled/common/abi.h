@@ -1,4 +1,4 @@
-// The structures that Python hands over, and what must hold of them; abi.cpp has what library.py mirrors.
+// The structures that Python passes to the compiled code, and their checks. abi.cpp lists what library.py mirrors.
 #pragma once
 
 #include "common/checks.h"
@@ -18,7 +18,7 @@ struct TensorArgument {
   ptrdiff_t stride_h() const { return channels_last ? w * c : w; }
   ptrdiff_t stride_w() const { return channels_last ? c : 1; }
 
-  // last: of the types that are allowed.
+  // last: the last element type that is allowed.
   void require_sizes(const char* name, Element last = FLOAT16) const {
     require_between("the type of elements", element, FLOAT32, last);
     for (const int64_t size : {c, h, w}) require_size(name, size);
@@ -55,19 +55,19 @@ inline void require_same_elements(const TensorArgument& x, const TensorArgument&
   require_equal("the type of elements of y", y.element, x.element);
 }
 
-// A bias of y, with elements of the same type; or none.
+// Check the bias of y, which has y's element type or is null, and return it.
 inline Elements checked_bias(void* bias, int64_t bytes, const TensorArgument& y) {
   if (bias) require_bytes("the bias", bytes, times(y.c, y.elements().element_bytes()));
   return {bias, y.elements().type};
 }
 
-// activation(y + added), with elements of y's type; added lies as y does, or is null.
+// The operands of activation(y + added). added has the element type and layout of y, or is null.
 struct EpilogueArgument {
   void* added;
   int64_t bytes, activation;
 };
 
-// Of none: one that leaves y as it is.
+// Check an epilogue of y and return it; null becomes the identity.
 inline Epilogue checked_epilogue(const EpilogueArgument* epilogue, const TensorArgument& y) {
   if (!epilogue) return {y.elements(), nullptr, IDENTITY};
   require_between("the activation", epilogue->activation, IDENTITY, SILU);
@@ -97,7 +97,7 @@ struct Geometry {
   }
 };
 
-// The size of y along one dimension.
+// Return the size of y along one dimension.
 inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
   const int64_t padded = size + 2 * pad, extent = dilation * (taps - 1) + 1;
   require_size("a size of the padded input", padded);
@@ -105,7 +105,7 @@ inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dila
   return (padded - extent) / stride + 1;
 }
 
-// x and y as in forward, with data or without.
+// Check the shapes of x and y against each other, as in forward; their data may be null.
 inline void require_shapes(const Geometry& g, const TensorArgument& x, const TensorArgument& y,
                            Element last = FLOAT16) {
   g.require();

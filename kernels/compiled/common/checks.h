@@ -1,5 +1,5 @@
-// Checks that every entry makes of its arguments, in every build, before it touches any memory: sizes that the
-// arithmetic can hold, operands that belong together, and buffers that hold all that will be read and written.
+// Argument checks that every entry point makes before it touches memory, in every build: sizes fit the arithmetic,
+// operands match each other, and buffers are large enough.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 #include <stdexcept>
 #include <string>
 
-// Results of refused calls; mucudnn_refusal() has the words.
+// Return values of refused calls; mucudnn_refusal() returns the message.
 enum Refusal : int64_t { NOT_BUILT = -1, TOO_LARGE = -2, MISMATCH = -3, TOO_SMALL = -4, NO_MEMORY = -5 };
 
-// The limit of every size but the number of samples, padded ones included: the sum of any two fits an int.
+// The limit of every size except the batch size, padded sizes included: the sum of any two fits an int.
 constexpr int64_t LARGEST_SIZE = 1 << 30;
 
 inline thread_local char refusal_text[256] = "";
@@ -25,7 +25,7 @@ struct Refused {
   throw Refused{refusal};
 }
 
-// Runs the body of an entry: no exception may leave a C function. Bodies throw outside of parallel regions only.
+// Run the body of an entry point: no exception may leave a C function. Bodies throw only outside parallel regions.
 template <class Body>
 int64_t refusable(Body body) {
   try {
@@ -78,7 +78,7 @@ inline void require_bytes(const char* buffer, int64_t holds, int64_t needs) {
                         std::to_string(needs));
 }
 
-// Of a dense tensor: as many bytes with another element size are another dtype.
+// Require the exact size of a dense tensor: any other size would mean another element type.
 inline void require_all_bytes(const char* tensor, int64_t holds, int64_t elements, int64_t element_bytes) {
   const int64_t needs = times(elements, element_bytes);
   if (holds == needs) return;

@@ -1,6 +1,6 @@
-// The types that elements of tensors have in memory: float, or a half precision that is widened where it is read and
-// rounded, to the nearest and of two to the even one, where it is written. All arithmetic is in float. Double is for
-// the loop nest alone, which computes in it.
+// The element types of tensors in memory. Half-precision elements are widened when they are read and rounded, to
+// nearest with ties to even, when they are written; all arithmetic is in float. Only the loop nest takes double, and
+// computes in it.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ struct BFloat16 {
   INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)(__builtin_convertvector(half, Bits) << 16); }
   INLINE_MEMBER static HalfBits rounded(Vec value) {
     const Bits bits = (Bits)value, upper = bits >> 16;
-    const Bits nearest = (bits + 0x7fff + (upper & 1)) >> 16;  // past the largest: the bits of infinity
+    const Bits nearest = (bits + 0x7fff + (upper & 1)) >> 16;  // overflow gives the bits of infinity
     return __builtin_convertvector(select(value != value, upper | 0x40, nearest), HalfBits);
   }
 };
@@ -31,7 +31,7 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 
-#if defined(__AVX512F__)  // of all lanes, by masks: GCC warns of the forms without
+#if defined(__AVX512F__)  // masked with all lanes: GCC warns about the unmasked forms
   INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)half); }
   INLINE_MEMBER static HalfBits rounded(Vec value) {
     constexpr int NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -46,8 +46,8 @@ struct Float16 {
   INLINE_MEMBER static Vec widened(HalfBits half) { return (Vec)vcvt_f32_f16((float16x4_t)half); }
   INLINE_MEMBER static HalfBits rounded(Vec value) { return (HalfBits)vcvt_f16_f32((float32x4_t)value); }
 #else
-  // The exponent is moved to its place in a float; subnormal ones are sums with the smallest normal number. No value on
-  // the way is a subnormal float, which a processor may be told to take for zero.
+  // The exponent is moved to its place in a float. Subnormals go through a sum with the smallest normal half: no
+  // intermediate value is a subnormal float, which the processor may be set to flush to zero.
   static constexpr uint32_t BIAS = (127 - 15) << 23, SMALLEST_NORMAL = (127 - 14) << 23, INFINITY_BITS = 0x7f800000;
 
   INLINE_MEMBER static Vec widened(HalfBits half) {
@@ -56,12 +56,12 @@ struct Float16 {
     const Bits smallest = SMALLEST_NORMAL - Bits{};
     const Bits subnormal = (Bits)((Vec)(shifted + smallest) - (Vec)smallest);
     const Bits finite = select(exponent == 0, subnormal, shifted + BIAS);
-    const Bits quiet = select((bits & 0x3ff) != 0, 0x400000 - Bits{}, Bits{});  // a NaN that signals no more
+    const Bits quiet = select((bits & 0x3ff) != 0, 0x400000 - Bits{}, Bits{});  // makes a NaN quiet
     return (Vec)(sign | select(exponent == 0xf800000, shifted | INFINITY_BITS | quiet, finite));
   }
   INLINE_MEMBER static HalfBits rounded(Vec value) {
-    constexpr uint32_t PAST_LARGEST = (127 + 16) << 23;  // 2^16; what rounds to it has the bits of infinity already
-    constexpr uint32_t LAST_PLACE = (127 - 14 - 10 + 23) << 23;  // a float whose unit is that of subnormal halves
+    constexpr uint32_t PAST_LARGEST = (127 + 16) << 23;  // 2^16; values that round up to it get the bits of infinity
+    constexpr uint32_t LAST_PLACE = (127 - 14 - 10 + 23) << 23;  // the float with the last place of subnormal halves
     const Bits bits = (Bits)value, sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
     const Bits last = LAST_PLACE - Bits{};
     const Bits subnormal = (Bits)((Vec)size + (Vec)last) - last;
@@ -84,7 +84,7 @@ INLINE void store(Half* to, Vec value) {
   *reinterpret_cast<UnalignedHalfBits*>(to) = Half::rounded(value);
 }
 
-// The first `count` lanes, zero behind them: never touches memory past from[count - 1].
+// Load the first `count` lanes and set the others to zero, without touching memory past from[count - 1].
 template <class Half>
 INLINE Vec load_first(const Half* from, int count) {
   if (count >= VL) return load(from);
@@ -119,7 +119,7 @@ INLINE float value_of(Half element) {
   return Half::widened(bits)[0];
 }
 
-// Widened or rounded where the types differ.
+// Copy elements, widened or rounded if the types differ.
 template <class From, class To>
 INLINE void copy_elements(const From* from, int count, To* to) {
   int i = 0;
@@ -127,7 +127,7 @@ INLINE void copy_elements(const From* from, int count, To* to) {
   store_first(to + i, load_first(from + i, count - i), count - i);
 }
 
-// Where elements of a type lie that is known at run time.
+// A pointer to elements whose type is known at run time.
 struct Elements {
   void* first;
   Element type;
@@ -145,10 +145,10 @@ struct Elements {
     return {first ? as<char>() + count * element_bytes() : nullptr, type};
   }
 
-  // How many elements further than others of the same tensor.
+  // Return the distance from `others`, of the same tensor, in elements.
   ptrdiff_t operator-(const Elements& others) const { return (as<char>() - others.as<char>()) / element_bytes(); }
 
-  // Calls body with a pointer of their type, which is not double.
+  // Call body with a pointer of the elements' type, which must not be double.
   template <class Body>
   void visit(Body body) const {
     if (type == BFLOAT16) return body(as<BFloat16>());
@@ -163,7 +163,7 @@ static inline Vec load_first(const Elements& from, int count) {
   return value;
 }
 
-// A few elements as floats: where they lie, or a copy; null where there are none.
+// A few elements as floats: the elements themselves if they are floats, otherwise a copy; null if there are none.
 class AsFloats {
  public:
   AsFloats(const Elements& from, int64_t count) : floats_(from.as<float>()) {

@@ -1,4 +1,4 @@
-// What inference computes of y where it is written: activation(y + added). As torch has it: NaN stays NaN.
+// The epilogue of inference, applied when y is written: activation(y + added). As in torch, NaN stays NaN.
 #pragma once
 
 #include <limits>
@@ -7,25 +7,25 @@
 
 enum Activation : int64_t { IDENTITY, RELU, RELU6, SILU };
 
-// e^x by 2^n e^r with |r| <= ln(2) / 2, and the series of e^r, whose rest is below 1e-8. What is too large is infinite.
+// Return e^x as 2^n e^r with |r| <= ln(2) / 2, and e^r by its series, with an error below 1e-8. Overflow is infinity.
 static inline Vec exponential(Vec x) {
   constexpr float LOWEST = -87, HIGHEST = 104, TO_INTEGER = 3 << 22;  // a float whose unit in the last place is 1
   constexpr float SERIES[] = {1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 0.5f, 1, 1};
   x = x < LOWEST ? broadcast(LOWEST) : x;
   x = x > HIGHEST ? broadcast(HIGHEST) : x;
   const Vec shifted = x * 1.44269504f + TO_INTEGER, n = shifted - TO_INTEGER;
-  const Vec r = x - n * 0.693145752f - n * 1.42860677e-6f;  // ln(2), of which n times the first part is exact
+  const Vec r = x - n * 0.693145752f - n * 1.42860677e-6f;  // ln(2) in two parts; n times the first is exact
   Vec sum = {};
   for (const float coefficient : SERIES) sum = sum * r + coefficient;
   const Bits exponent = (Bits)shifted - (Bits)broadcast(TO_INTEGER), half = (Bits)(Lanes(exponent) >> 1);
-  return sum * (Vec)((half + 127) << 23) * (Vec)((exponent - half + 127) << 23);  // 2^n may be past the largest float
+  return sum * (Vec)((half + 127) << 23) * (Vec)((exponent - half + 127) << 23);  // 2^n may overflow
 }
 
-// Not inlined: it would be, into every register tile.
+// Not inlined: every register tile would contain a copy.
 __attribute__((noinline)) static Vec silu(Vec y) { return y / (1 + exponential(-y)); }
 
 struct Epilogue {
-  Elements y, added;  // the first elements of both, which lie alike; added may be null
+  Elements y, added;  // the first elements of both, in the same layout; added may be null
   Activation activation;
   float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
 
@@ -43,23 +43,23 @@ struct Epilogue {
     return value > most ? broadcast(most) : value;
   }
 
-  // What is added to the elements of y from `there` on, or null.
+  // Return the addends of the elements of y from `there` on, or null.
   Elements beside(Elements there) const { return added + (there - y); }
 
-  // Of the first `count` lanes of a vector of y, floats, which is going to be written there.
+  // Apply the epilogue to the first `count` lanes of a vector of y, in float, that will be written to `there`.
   INLINE_MEMBER Vec of(Vec value, const float* there, int count) const {
     if (added) value += load_first(added.as<const float>() + (there - y.as<const float>()), count);
     return activated(value);
   }
 };
 
-// What is done to outputs before they are written: a bias, which may be null, is added, and the epilogue follows.
+// The last steps before outputs are written: add a bias, which may be null, and apply the epilogue.
 struct Finish {
   Elements bias;
   const Epilogue& epilogue;
 };
 
-// In place, on `count` floats that are, or are going to be, the elements of y from `there` on.
+// Apply the epilogue in place to `count` floats that are, or will become, the elements of y from `there` on.
 static inline void apply(const Epilogue& epilogue, Elements there, float* row, int count) {
   const Elements added = epilogue.beside(there);
   for (int i = 0; i < count; i += VL) {
@@ -68,9 +68,9 @@ static inline void apply(const Epilogue& epilogue, Elements there, float* row, i
   }
 }
 
-// In place, on the vectors of a region that are, or are going to be, y's.
+// Apply the epilogue in place to a region's vectors, which are, or will become, those of y.
 static inline void apply(const Epilogue& epilogue, const Images& y, const Region& region, const Window& window) {
-  constexpr int PIECE = 32;  // columns at a time, of which there is room for what is added
+  constexpr int PIECE = 32;  // columns at a time; the buffer holds their addends
   alignas(64) float buffer[PIECE * VL];
   Images added = y;
   added.data = epilogue.beside(y.data);

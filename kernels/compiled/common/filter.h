@@ -1,4 +1,4 @@
-// The filter in either memory format, VL lanes at a time.
+// Loads and stores of filters in either memory format, VL lanes at a time.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ constexpr int blocks_of(int channels) { return (channels + VL - 1) / VL; }
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
-// The filter, or its gradient, seen as lanes x rows x R x S: lanes lie in the vectors. Forward: lanes K, rows C;
-// backward data: lanes C, rows K, and turned by 180 degrees where it is a correlation. Strides in elements.
+// The filter, or its gradient, viewed as lanes x rows x R x S, with lanes in the vectors. Forward: lanes K, rows C;
+// backward data: lanes C, rows K, turned by 180 degrees if it is computed as a correlation. Strides in elements.
 struct FilterView {
   Elements w;
   int lanes, rows, r, s;
@@ -26,7 +26,7 @@ struct FilterView {
   }
 };
 
-// VL rows of one block of lanes: element (row, tap, lane) at data[(row * taps + tap) * VL + lane].
+// VL rows of one block of lanes: element (row, tap, lane) is at buffer[(row * taps + tap) * VL + lane].
 struct FilterBlock {
   const FilterView& view;
   int first_lane, first_row;
@@ -36,9 +36,8 @@ struct FilterBlock {
   ptrdiff_t offset(int lane, int row, int tap) const { return view.offset(first_lane + lane, first_row + row, tap); }
 };
 
-// Calls body(pointer to the lanes' memory, buffer, count of vectors, distance of the vectors in the buffer) for runs of
-// at most VL elements that lie next to each other in every lane's memory: rows of one tap (KRSC), or taps of one row
-// (KCRS).
+// Call body(pointer into w, pointer into the buffer, count of vectors, distance of the vectors in the buffer) for runs
+// of at most VL elements that are contiguous in every lane: rows of one tap (KRSC), or taps of one row (KCRS).
 template <class T, class Body>
 INLINE void for_runs(T* w, const FilterBlock& block, float* buffer, Body body) {
   const FilterView& v = block.view;
@@ -78,7 +77,7 @@ static inline void load_filter_block_from(const T* w, const FilterBlock& block, 
   });
 }
 
-// Fills the buffer from w; lanes and rows that do not exist are zero.
+// Fill the buffer from w; lanes and rows that do not exist are zero.
 static inline void load_filter_block(const FilterBlock& block, float* buffer) {
   block.view.w.visit([&](const auto* w) { load_filter_block_from(w, block, buffer); });
 }
@@ -104,7 +103,7 @@ static inline void add_filter_block_to(T* w, const FilterBlock& block, float* bu
   });
 }
 
-// Adds the buffer to dw, rounded once.
+// Add the buffer to dw, rounding once.
 static inline void add_filter_block(const FilterBlock& block, float* buffer) {
   block.view.w.visit([&](auto* w) { add_filter_block_to(w, block, buffer); });
 }

@@ -1,9 +1,9 @@
-// A fingerprint of all bytes of a tensor, read as fast as memory gives them.
+// A fingerprint of all bytes of a tensor, computed as fast as memory can be read.
 //
-// NH of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999) with 64-bit words: pairs of words, each added to a key of
-// its place, are multiplied, and the 128-bit products summed. Two different chunks have the same sum for at most one in
-// 2^64 choices of the keys. The sums are mixed with the number of their chunk and added up: the order in which threads
-// come does not matter, the place of every word does.
+// The hash is NH of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999) with 64-bit words: each word is added to the
+// key of its position, pairs are multiplied, and the 128-bit products are summed. Two different chunks collide for at
+// most one in 2^64 choices of the keys. Each sum is mixed with the number of its chunk, and these are added: the
+// position of every word matters, the order of the threads does not.
 #include <omp.h>
 
 #include <array>
@@ -12,10 +12,10 @@
 
 namespace {
 
-constexpr int WORDS = 512;  // in a chunk; its keys fit the L1 cache beside it
+constexpr int WORDS = 512;  // in a chunk; the L1 cache holds a chunk and the keys
 constexpr int64_t CHUNK_BYTES = WORDS * sizeof(uint64_t);
-constexpr int64_t SMALLEST_SHARED = 64;        // chunks; below, waking the other threads costs more
-constexpr uint64_t GAMMA = 0x9e3779b97f4a7c15;  // of SplitMix64 (Steele, Lea, Flood 2014), whose output function mix is
+constexpr int64_t SMALLEST_SHARED = 64;        // chunks; with fewer, waking the threads costs more
+constexpr uint64_t GAMMA = 0x9e3779b97f4a7c15;  // from SplitMix64 (Steele, Lea, Flood 2014), as is mix
 
 constexpr uint64_t mix(uint64_t value) {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -50,7 +50,7 @@ uint64_t digest(const char* chunk, int64_t number) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// The same for every thread count and in every build.
+// Return the fingerprint, which is the same for every number of threads and in every build.
 int64_t mucudnn_fingerprint(const char* data, int64_t size_bytes, int threads) {
   const int64_t whole = size_bytes / CHUNK_BYTES, rest = size_bytes % CHUNK_BYTES;
   uint64_t sum = 0;

@@ -12,7 +12,7 @@ struct Images {
   int c, h, w;
   ptrdiff_t sn, sc, sh, sw;
 
-  Images group(int64_t index) const {  // of as many channels, `index` times as many channels further
+  Images group(int64_t index) const {  // the index-th group of c channels from this one on
     Images moved = *this;
     moved.data = data + index * c * sc;
     return moved;
@@ -20,14 +20,14 @@ struct Images {
   ptrdiff_t offset(int64_t image, int channel, int row, int column) const {
     return image * sn + channel * sc + row * sh + column * sw;
   }
-  // Of float32 alone:
+  // Only for float32:
   float* floats() const { return data.as<float>(); }
   float* at(int64_t image, int channel, int row, int column) const {
     return floats() + offset(image, channel, row, column);
   }
 };
 
-// Every stride-th pixel alone, from the first on: what a 1x1 filter sees.
+// Return a view of every stride-th pixel: what a strided 1x1 filter reads.
 static inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
   x.h = int((x.h + stride_h - 1) / stride_h);
   x.w = int((x.w + stride_w - 1) / stride_w);
@@ -36,7 +36,7 @@ static inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
   return x;
 }
 
-// Rows and columns of VL channels, floats: vector (i, j) at data[i * row + j * column].
+// Rows and columns of VL channels, as floats: vector (i, j) is at data[i * row + j * column].
 struct Window {
   float* data;
   ptrdiff_t row, column;
@@ -47,13 +47,13 @@ struct Region {
   int channel, top, left, rows, columns;
 };
 
-// Are the vectors of a region in memory as they are computed with?
+// Return whether a region can be read and written in place, as vectors of floats.
 INLINE bool is_window(const Images& x, const Region& r) {
   return x.data.type == FLOAT32 && x.sc == 1 && r.channel + VL <= x.c && r.top >= 0 && r.left >= 0 &&
          r.top + r.rows <= x.h && r.left + r.columns <= x.w;
 }
 
-// One row of a region, [columns][VL] from `to`, from planar channels: VL x VL transposes.
+// Copy one row of a region of planar channels to [columns][VL] at `to`, by VL x VL transposes.
 template <class T>
 INLINE void gather_planar_row(const T* from, ptrdiff_t channel_stride, int channels, int columns, float* to) {
   for (ptrdiff_t j = 0; j < columns; j += VL) {
@@ -88,7 +88,7 @@ INLINE void scatter_planar_row(const float* from, int columns, T* to, ptrdiff_t 
   }
 }
 
-// The same where neighbouring pixels lie `pixel_stride` elements apart.
+// Scatter a row whose pixels are `pixel_stride` elements apart.
 template <class T>
 INLINE void scatter_spread_row(const float* from, int columns, T* to, ptrdiff_t pixel_stride, ptrdiff_t channel_stride,
                                int channels) {
@@ -132,19 +132,19 @@ static inline void fill_from(const T* first_element, const Images& x, const Regi
   }
 }
 
-// Copies VL channels of a region to [rows][columns][VL], floats; what lies outside the image is zero.
+// Copy VL channels of a region to [rows][columns][VL] as floats, with zeros outside the image.
 static inline void fill(const Images& x, const Region& r, float* buffer) {
   x.data.visit([&](const auto* first) { fill_from(first, x, r, buffer); });
 }
 
-// VL channels of a region: in x itself where it can be, else copied to `buffer`.
+// Return VL channels of a region: in x itself if possible, otherwise copied to `buffer`.
 static inline Window gather(const Images& x, const Region& r, float* buffer) {
   if (is_window(x, r)) return {x.at(r.image, r.channel, r.top, r.left), x.sh, x.sw};
   fill(x, r, buffer);
   return {buffer, ptrdiff_t(r.columns) * VL, VL};
 }
 
-// Where the vectors of a region are to be written: y itself where it can, else `buffer`, to be followed by `scatter`.
+// Return where to write a region: y itself if possible, otherwise `buffer`, which `scatter` then copies to y.
 INLINE Window target(const Images& y, const Region& r, float* buffer) {
   if (is_window(y, r)) return {y.at(r.image, r.channel, r.top, r.left), y.sh, y.sw};
   return {buffer, ptrdiff_t(r.columns) * VL, VL};

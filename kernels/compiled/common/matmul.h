@@ -1,7 +1,7 @@
-// The inner product of everything: a register tile of C (+)= A B.
+// The register tile of C (+)= A B, from which all matrix products are built.
 //
-// All matrices are *blocked*: a matrix of R rows and Q columns lies as [ceil(Q / VL)][R][VL], so that one vector is VL
-// neighbouring columns of one row and the rows of a block follow each other, one cache line apart with AVX-512.
+// All matrices are *blocked*: a matrix of R rows and Q columns is stored as [ceil(Q / VL)][R][VL], so that a vector
+// holds VL neighbouring columns of one row, and the rows of a block are contiguous, one cache line each with AVX-512.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 constexpr int NV = 2;
 constexpr int MR = REGISTERS == 32 ? 14 : 6;
 constexpr int MR_TRANSPOSED = REGISTERS == 32 && VL == 16 ? 8 : 4;  // divides VL
-constexpr int NV_TRANSPOSED = 3;  // vectors beside as many rows, where a tile may be that wide
+constexpr int NV_TRANSPOSED = 3;  // vectors by MR_TRANSPOSED rows, where a tile may be that wide
 
 constexpr int AT_RUN_TIME = 0;  // for ROW and STEP
 
-// Element (i, step) of a block of A lies at block[i * row + step * step]; constants where the compiler may know them.
+// The layout of a block of A: element (i, j) is at block[i * row() + j * step()]. Strides may be template constants.
 template <int ROW, int STEP>
 struct Layout {
   ptrdiff_t run_time_row = 0, run_time_step = 0;
@@ -24,7 +24,7 @@ struct Layout {
   INLINE_MEMBER ptrdiff_t step() const { return STEP == AT_RUN_TIME ? run_time_step : STEP; }
 };
 
-// Sums over blocks and steps of A * B, handed to finish(sum) as an array of ROWS x VECTORS.
+// Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
 //   block_of(i): pointer to block i of A
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
 template <int ROWS, int VECTORS, int ROW, int STEP, class BlockOf, class Finish>
@@ -65,7 +65,7 @@ INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], float* c, ptrdiff_t c_st
 
 constexpr int ALL_BLOCKS = 1 << 30;
 
-// C[i][j] (+)= those sums; c: vector j of row i at c[j * c_stream + i * c_row]. summed: blocks whose sum C gets at once.
+// Compute C[i][j] (+)= sums; vector j of row i is at c[j * c_stream + i * c_row]. summed: blocks between writes to C.
 template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
 INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
                           ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL,
@@ -83,7 +83,7 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
   }
 }
 
-// The same for 1..ROWS rows known at run time.
+// Do the same for 1 to ROWS rows, known at run time.
 template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
 INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
                              const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream,
@@ -96,13 +96,13 @@ INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_o
   register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
 }
 
-// Calls body(vectors, first) over column blocks: NV at a time, the rest one by one. `vectors` is an integral constant.
+// The number of vectors of a tile, as an integral constant.
 template <int VECTORS>
 struct Vectors {
   static constexpr int value = VECTORS;
 };
 
-// Calls body(vectors, first) for 1..MOST vectors known at run time.
+// Call body(vectors, first) for 1 to MOST vectors, known at run time.
 template <int MOST, class Body>
 INLINE void with_vectors(int vectors, int first, Body body) {
   if constexpr (MOST > 1) {
@@ -111,6 +111,7 @@ INLINE void with_vectors(int vectors, int first, Body body) {
   body(Vectors<MOST>{}, first);
 }
 
+// Call body(vectors, first) over column blocks: NV at a time, the rest one by one.
 template <class Body>
 INLINE void for_column_blocks(int column_blocks, Body body) {
   int k = 0;
@@ -118,7 +119,7 @@ INLINE void for_column_blocks(int column_blocks, Body body) {
   for (; k < column_blocks; ++k) body(Vectors<1>{}, k);
 }
 
-// The same in blocks of nearly equal width, at most MOST: none is left that is too narrow to keep the processor busy.
+// Do the same in groups of nearly equal width, at most MOST: no group is too narrow to keep the processor busy.
 template <int MOST, class Body>
 INLINE void for_even_column_blocks(int column_blocks, Body body) {
   const int tiles = (column_blocks + MOST - 1) / MOST;
@@ -129,7 +130,7 @@ INLINE void for_even_column_blocks(int column_blocks, Body body) {
   }
 }
 
-// Calls body(first, count) over rows, in tiles of nearly equal height.
+// Call body(first, count) over rows, in tiles of nearly equal height.
 template <class Body>
 INLINE void for_row_tiles(int rows, Body body) {
   const int tiles = (rows + MR - 1) / MR;
@@ -140,15 +141,15 @@ INLINE void for_row_tiles(int rows, Body body) {
   }
 }
 
-// The columns of B that come next, fetched into L2 while others are multiplied: B is in L3 or in memory, and the first
-// tile that reads a column would wait for each line of it. Every tile fetches a share, block by block, so that the
-// fetches are spread over the arithmetic.
+// The next columns of B, prefetched into L2 during a product: B is in L3 or in memory, and the first tile that reads a
+// column would wait for each of its cache lines. Every tile prefetches a share, block by block, so that the prefetches
+// are spread over the arithmetic.
 struct NextColumns {
   const float* first;
   int tiles;
 
   static constexpr int LINE = 64 / sizeof(float);
-  static constexpr int LINES_OF_BLOCK = NV * VL * VL / LINE;  // that all tiles fetch together
+  static constexpr int LINES_OF_BLOCK = NV * VL * VL / LINE;  // prefetched by all tiles together
 
   INLINE_MEMBER void fetch(int tile, int block, int blocks) const {
     const int lines = (LINES_OF_BLOCK + tiles - 1) / tiles;
@@ -158,11 +159,11 @@ struct NextColumns {
   }
 };
 
-// C (+)= A B.  A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns; blocks of columns outermost,
-// so that one panel of B stays in the cache while the rows of A pass by. inner is a multiple of VL (padded with zeros).
-// What lies behind B is fetched, too, and never read. summed: steps of the inner dimension, a multiple of VL, that are
-// summed up before the sum goes to C. The rounding error of one sum of n products grows with sqrt(n), that of sums of
-// sums with sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
+// Compute C (+)= A B. A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns. Blocks of columns
+// are the outer loop, so that one panel of B stays in the cache during a pass over A. inner is a multiple of VL, padded
+// with zeros. Memory past B is prefetched but never read. summed: steps of inner, a multiple of VL, between writes to
+// C. The rounding error of one sum of n products grows with sqrt(n), that of sums of sums with sqrt(summed + n /
+// summed) (Higham, The Accuracy of Floating Point Summation, 1993).
 template <bool ADD = false>
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
                             int summed) {

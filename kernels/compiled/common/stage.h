@@ -1,19 +1,19 @@
-// All that one algorithm computes in a call, in one entry: it opens, takes its slices of the mini-batch one after the
-// other, and closes. From Python each of these would be a call of its own.
+// One algorithm's part of a call behind one entry point: it opens, processes its slices of the mini-batch one after
+// another, and closes. Otherwise Python would have to make a call for each of these.
 #pragma once
 
 #include "common/abi.h"
 
 enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 
-enum Phase : int64_t { OPEN = 1, STEP = 2, CLOSE = 4 };  // their sum is what is computed
+enum Phase : int64_t { OPEN = 1, STEP = 2, CLOSE = 4 };  // a bit mask of what to run
 
-// What does not change from call to call. x, w, y: of the whole mini-batch, without data.
+// The constants of a stage, the same in every call. x, w, y: of the whole mini-batch, without data.
 struct Stage {
   Geometry geometry;
   TensorArgument x, w, y;
   int64_t operation, phases, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
-  const int64_t* slices;  // the first sample of each, and how many
+  const int64_t* slices;  // the first sample and the number of samples of each
 
   bool backward_data() const { return operation == BACKWARD_DATA; }
   const TensorArgument& in() const { return backward_data() ? y : x; }
@@ -26,7 +26,7 @@ struct Stage {
   void require_scratch(int64_t needs) const { require_bytes("scratch", scratch_bytes, needs); }
 };
 
-// One micro-batch of a call, and the buffers of all of it.
+// The operands of one micro-batch, and the buffers of the whole call.
 struct Slice {
   TensorArgument x, w, y;
   void* bias;
@@ -43,7 +43,7 @@ inline void set_to_zero(void* data, int64_t bytes, int threads) {
   for (int64_t i = 0; i < bytes; i += PIECE) std::memset(static_cast<char*>(data) + i, 0, std::min(PIECE, bytes - i));
 }
 
-// These samples of a mini-batch, which is what its sizes say.
+// Return `count` samples from `first` on. images: the mini-batch, whose data is passed separately.
 inline TensorArgument samples(TensorArgument images, void* data, int64_t first, int64_t count) {
   const int64_t of_sample = images.c * images.h * images.w;
   images.data = (Elements{data, images.elements().type} + first * of_sample).first;
@@ -52,7 +52,7 @@ inline TensorArgument samples(TensorArgument images, void* data, int64_t first, 
   return images;
 }
 
-// The part of an epilogue of all of y that is a slice's; of none: one that leaves y as it is.
+// Return the part of y's epilogue that belongs to a slice; the identity if there is none.
 inline EpilogueArgument of_slice(const EpilogueArgument* whole, const Stage& stage, const void* y,
                                  const TensorArgument& slice) {
   if (!whole || !whole->added) return {nullptr, 0, whole ? whole->activation : IDENTITY};
@@ -62,8 +62,8 @@ inline EpilogueArgument of_slice(const EpilogueArgument* whole, const Stage& sta
   return {static_cast<char*>(whole->added) + offset, slice.bytes, whole->activation};
 }
 
-// Runs the phases of a stage. In backward filter nothing is prepared but zeros, to which all steps add; elsewhere
-// nothing is closed. An Algorithm has static functions, which refuse (checks.h) before they touch memory:
+// Run the phases of a stage. Backward filter opens by zeroing an accumulator, to which its steps add; only it closes.
+// The functions of an Algorithm are static, and check their arguments (checks.h) before they touch memory:
 //   prepared_bytes(stage), scratch_bytes(stage): what a call needs
 //   open(stage, w, prepared), correlate(stage, slice): forward, and backward data
 //   accumulate(stage, slice), close(stage, dw, prepared): backward filter
@@ -72,7 +72,7 @@ int64_t run_stage(const Stage& stage, void* x, void* w, void* y, void* bias, flo
                   const EpilogueArgument* epilogue) {
   require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
   if (epilogue) require_equal("the operation that an epilogue follows", stage.operation, FORWARD);
-  stage.x.require("x", FLOAT64);  // steps know better what they take
+  stage.x.require("x", FLOAT64);  // each algorithm checks its own types
   stage.y.require("y", FLOAT64);
   const bool of_filter = stage.operation == BACKWARD_FILTER;
   TensorArgument of_w = stage.w;
@@ -92,7 +92,7 @@ int64_t run_stage(const Stage& stage, void* x, void* w, void* y, void* bias, flo
   return 0;
 }
 
-// The entries of an algorithm, which Python calls. All return 0, a size, or why they refused (checks.h).
+// Define the entry points of an algorithm, for Python. They return 0, a size, or a Refusal (checks.h).
 #define MUCUDNN_ENTRIES(name, Algorithm)                                                                              \
   extern "C" {                                                                                                        \
   __attribute__((visibility("default"))) int64_t mucudnn_##name##_prepared_bytes(const Stage* stage) {                \

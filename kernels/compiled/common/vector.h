@@ -1,12 +1,12 @@
-// One vector type for every build: 16 floats with AVX-512, 8 with AVX2, else 4. GCC and Clang vector extensions, so
-// that the same source serves every processor.
+// The vector type of every build: 16 floats with AVX-512, 8 with AVX2, otherwise 4. It uses the vector extensions of
+// GCC and Clang, so that the same source compiles for every processor.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)  // AVX-512 has it, too
+#if defined(__AVX2__)  // also defined with AVX-512
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -26,7 +26,7 @@ constexpr int VL = 4;
 constexpr int REGISTERS = 16;
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)  // where every access is checked, all of it inlined takes the compiler an hour
+#if defined(__SANITIZE_ADDRESS__)  // with every access checked, full inlining takes the compiler an hour
 #define INLINE static inline
 #define INLINE_MEMBER inline
 #define INLINE_LAMBDA
@@ -45,13 +45,13 @@ INLINE void store(float* to, Vec value) { *reinterpret_cast<UnalignedVec*>(to) =
 INLINE Vec broadcast(float value) { return value - Vec{}; }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// All bits set in the first `count` lanes.
+// Return a mask with all bits set in the first `count` lanes.
 INLINE __m256i first_lanes(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 #endif
 
-// The first `count` lanes, zero behind them: never touches memory past from[count - 1].
+// Load the first `count` lanes and set the others to zero, without touching memory past from[count - 1].
 INLINE Vec load_first(const float* from, int count) {
   if (count >= VL) return load(from);
   if (count <= 0) return Vec{};
@@ -89,7 +89,7 @@ INLINE void store_first(float* to, Vec value, int count) {
 #endif
 }
 
-// Lane i is lane `lanes[i]` of a and b one after the other.
+// Return a vector whose lane i is lane `lanes[i]` of a and b, concatenated.
 INLINE Vec shuffled(Vec a, Vec b, Lanes lanes) {
 #if defined(__clang__)
   Vec result;
@@ -100,7 +100,7 @@ INLINE Vec shuffled(Vec a, Vec b, Lanes lanes) {
 #endif
 }
 
-// Lanes whose bit D is clear come from a, the others from b, each exchanged with its partner: one butterfly of a
+// Exchange the lanes of a whose index has bit D set with the lanes of b whose index has it clear: one butterfly of a
 // transpose.
 template <int D>
 INLINE void exchange(Vec& a, Vec& b) {
@@ -114,7 +114,7 @@ INLINE void exchange(Vec& a, Vec& b) {
   a = first;
 }
 
-// The lanes of a and b in turns: a begins with the first of both, b goes on in their middle.
+// Interleave the lanes of a and b: a gets the lower halves of both, b the upper halves.
 INLINE void zip(Vec& a, Vec& b) {
   Lanes low, high;
   for (int i = 0; i < VL; ++i) {
@@ -126,7 +126,7 @@ INLINE void zip(Vec& a, Vec& b) {
   b = shuffled(x, b, high);
 }
 
-// The opposite: a gets every other lane of both, b the rest.
+// Undo `zip`: a gets the even lanes of both, b the odd ones.
 INLINE void unzip(Vec& a, Vec& b) {
   Lanes even, odd;
   for (int i = 0; i < VL; ++i) {
@@ -145,7 +145,7 @@ INLINE void transpose_stage(Vec (&rows)[VL]) {
     if (!(i & D)) exchange<D>(rows[i], rows[i | D]);
 }
 
-// rows[i][j] becomes rows[j][i].
+// Exchange rows[i][j] and rows[j][i].
 INLINE void transpose(Vec (&rows)[VL]) {
   transpose_stage<1>(rows);
   transpose_stage<2>(rows);

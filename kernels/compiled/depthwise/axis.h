@@ -1,4 +1,4 @@
-// Which inputs the outputs of a convolution meet along one dimension, and by which elements of the filter.
+// Which inputs an output reads along one dimension, and with which elements of the filter.
 #pragma once
 
 #include <numeric>
@@ -8,7 +8,7 @@
 
 namespace depthwise {
 
-// The elements of a filter's row, or column, in classes modulo `period`; reversed, the last of a class comes first.
+// The elements of a filter row or column, in classes modulo `period`. If reversed, the last of a class comes first.
 struct TapClasses {
   int elements, period;
   bool reversed;
@@ -16,32 +16,32 @@ struct TapClasses {
   int count() const { return std::min(period, elements); }
   int size(int which) const { return ceil_div(elements - which, period); }
   int element(int which, int t) const { return which + (reversed ? size(which) - 1 - t : t) * period; }
-  int before(int which) const {  // elements of the classes before
+  int before(int which) const {  // the number of elements in earlier classes
     int sum = 0;
     for (int i = 0; i < which; ++i) sum += size(i);
     return sum;
   }
 };
 
-// Forward all elements are one class. In backward data those of a class meet the same residues of dx.
+// Return one class in forward. In backward data, the elements of a class contribute to the same residues of dx.
 inline TapClasses tap_classes(bool backward_data, int64_t taps, int64_t stride, int64_t dilation) {
   return {int(taps), backward_data ? int(stride / std::gcd(stride, dilation)) : 1, backward_data};
 }
 
-// Output o of a phase meets input o * stride + first + t * step for each of its taps t, the t-th element of a class.
+// Outputs with the same taps: output o reads input o * stride + first + t * step for tap t, the t-th of its class.
 struct Phase {
   int taps, first, step, tap_class;
 };
 
-// Forward there is one phase. In backward data each residue of dx modulo the stride is one, and its stride over dy is
-// 1. Outputs p, p + every, ... are those of phase p.
+// The phases of one dimension: in forward there is one; in backward data there is one for each residue of dx modulo the
+// stride, with stride 1 over dy. Phase p has outputs p, p + every, ...
 struct Axis {
   TapClasses classes;
   std::vector<Phase> phases;
   int stride, every;
-  int lowest, extent;  // all that output 0 of any phase meets: `extent` inputs from `lowest` on
+  int lowest, extent;  // output 0 of every phase reads only among the `extent` inputs from `lowest` on
 
-  // Inputs that the outputs 0 ... outputs - 1 of every phase meet, and what lies between them.
+  // Return the number of inputs that outputs 0 ... outputs - 1 of all phases span.
   int64_t inputs(int64_t outputs) const { return (outputs - 1) * stride + extent; }
   int outputs_of(int phase, int size) const { return phase < size ? ceil_div(size - phase, every) : 0; }
 };
@@ -56,7 +56,7 @@ inline Axis forward_axis(int64_t taps, int64_t stride, int64_t pad, int64_t dila
           extent};
 }
 
-// dx[a + stride * i] is the sum over elements r of w[r] dy[i + (a + pad - r * dilation) / stride] where that is whole.
+// dx[a + stride * i] is the sum of w[r] dy[i + (a + pad - r * dilation) / stride] over the r for which this is whole.
 inline Axis backward_axis(int64_t taps, int64_t stride, int64_t pad, int64_t dilation, int64_t size) {
   Axis axis{tap_classes(true, taps, stride, dilation), {}, 1, int(stride), 0, 1};
   const int step = int(dilation / std::gcd(stride, dilation));
@@ -86,7 +86,7 @@ inline Axes forward_axes(const Geometry& g) {
   return {forward_axis(g.r, g.stride_h, g.pad_h, g.dilation_h), forward_axis(g.s, g.stride_w, g.pad_w, g.dilation_w)};
 }
 
-// dx: without data.
+// dx: its data is not used.
 inline Axes backward_axes(const Geometry& g, const TensorArgument& dx) {
   return {backward_axis(g.r, g.stride_h, g.pad_h, g.dilation_h, dx.h),
           backward_axis(g.s, g.stride_w, g.pad_w, g.dilation_w, dx.w)};

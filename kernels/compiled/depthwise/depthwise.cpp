@@ -1,9 +1,9 @@
-// Convolution of few channels a group by direct sums: depthwise, with channel multipliers, and small groups.
+// Direct convolution for few channels per group: depthwise, with channel multipliers, and with small groups.
 //
-// Every output is a sum over the few channels of its group, so there is no matrix product: what is left is to move each
-// image once, and to load little for each multiplication. There are two kinds of loops. Over columns (tile.h): vectors
-// are neighbouring columns of a channel, read from windows with zeros around them. Over pixels (pixels.h): vectors are
-// neighbouring channels of a pixel, read where they lie, or gathered where maps are small.
+// Every output is a sum over the few channels of its group, too few for a matrix product: the aim is to move each image
+// once, and to load little per multiplication. There are two kinds of loops. Over columns (tile.h): vectors hold
+// neighbouring columns of a channel, read from zero-padded windows. Over pixels (pixels.h): vectors hold neighbouring
+// channels of a pixel, read in place, or gathered if maps are small.
 #include "common/stage.h"
 #include "depthwise/gradient.h"
 #include "depthwise/outputs.h"
@@ -23,7 +23,7 @@ int64_t bytes_of_plan(const AnyPlan& plan, int threads) {
   return bytes_of(times(plan.thread_floats(), threads));
 }
 
-// Calls body with the plan of the loops that this convolution gets, and with what runs it.
+// Call body with the plan of the loops chosen for this convolution, and the function that runs them.
 template <class Body>
 auto with_output_plan(const Geometry& g, bool backward, const TensorArgument& in, const TensorArgument& out,
                       Body body) {

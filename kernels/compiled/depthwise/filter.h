@@ -1,4 +1,4 @@
-// The filter as the loops read it, and its gradient as they sum it up.
+// The packed filter that the loops read, and its packed gradient, to which they add.
 #pragma once
 
 #include "depthwise/axis.h"
@@ -6,9 +6,9 @@
 
 namespace depthwise {
 
-constexpr int RUN = 256;  // channels of a task that are read in place: long pieces of each pixel
+constexpr int RUN = 256;  // channels of a task, if read in place: long runs of each pixel
 
-// Which tensors are read and written, as numbers of channels. The lanes of the filter are the channels of `out`.
+// The channels of the tensors that are read and written. The lanes of the filter are the channels of `out`.
 struct Channels {
   GroupedChannels group;
   int groups;
@@ -20,17 +20,17 @@ Channels channels_of(const Geometry& g, const TensorArgument& in, const TensorAr
   return {{int(in.c / g.groups), int(out.c / g.groups)}, int(g.groups)};
 }
 
-// How filter elements, or their sums, lie: [block of lanes][summed channel and tap][VL].
+// The layout of filter elements, or their gradients: [block of lanes][summed channel and tap][VL].
 struct PackedFilter {
   int lanes;
-  int64_t elements;  // of each lane
+  int64_t elements;  // per lane
 
   int64_t floats() const { return times(times(blocks_of(lanes), VL), elements); }
   ptrdiff_t at(int lane, int64_t element) const { return (lane / VL * elements + element) * VL + lane % VL; }
 };
 
-// Within a lane, the elements of one class of rows and one of columns follow those of the classes before, as
-// [summed channel][column][row].
+// Return the number of elements per summed channel in the classes before these. Within a lane, each row class and
+// column class is stored as [summed channel][column][row].
 ptrdiff_t elements_before(const TapClasses& rows, const TapClasses& columns, int row_class, int column_class) {
   return ptrdiff_t(rows.before(row_class)) * columns.elements +
          ptrdiff_t(rows.size(row_class)) * columns.before(column_class);
@@ -40,7 +40,7 @@ PackedFilter packed_filter(const Geometry& g, const Channels& channels) {
   return {channels.lanes(), times(g.r * g.s, channels.group.in)};
 }
 
-// The geometry of w, or dw, as packed for an operation.
+// The shape of w, or dw, as packed for an operation.
 struct FilterShape {
   PackedFilter packed;
   TapClasses rows, columns;
@@ -48,12 +48,12 @@ struct FilterShape {
   bool backward_data;
 
   ptrdiff_t offset(const TensorArgument& w, int lane, int plane, int r, int s) const {
-    const int other = group.of_lane(lane, plane);  // of all channels
+    const int other = group.of_lane(lane, plane);  // counted over all groups
     const int k = backward_data ? other : lane, c = backward_data ? lane % group.out : plane;
     return k * w.stride_n() + c * w.stride_c() + r * w.stride_h() + s * w.stride_w();
   }
 
-  // Calls body(offset in w, place in the packed filter) for every element of a lane.
+  // Call body(offset in w, offset in the packed filter) for every element of a lane.
   template <class Body>
   void for_elements(const TensorArgument& w, int lane, Body body) const {
     for (int a = 0; a < rows.count(); ++a)
@@ -75,7 +75,7 @@ FilterShape filter_shape(const Geometry& g, bool backward_data, const TensorArgu
           tap_classes(backward_data, g.s, g.stride_w, g.dilation_w), group, backward_data};
 }
 
-// Which element of the packed ones each element of w is, in its order in memory: of filters of one channel a group.
+// Return the packed position of each element of w, in memory order, for filters with one channel per group.
 std::vector<int> places_of(const FilterShape& shape, const TensorArgument& w) {
   std::vector<int> places(shape.packed.elements);
   shape.for_elements(w, 0, [&](ptrdiff_t offset, ptrdiff_t place) { places[offset] = int(place / VL); });
@@ -115,13 +115,13 @@ void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, i
 
 // ---- the gradient's sums -------------------------------------------------------------------------------------------
 
-// Of a mini-batch that is cut so that threads have work where channels are few; the same for all sizes.
+// Return into how many parts a mini-batch is cut to give threads work if channels are few: the same for all sizes.
 int parts_of_batch(const PackedFilter& sums) {
   constexpr int TASKS = 8;
   return ceil_div(TASKS, std::min(TASKS, ceil_div(sums.lanes, RUN)));
 }
 
-// Of `count` things, those in the parts before `part`.
+// Return how many of `count` items are in the parts before `part`.
 inline int64_t share_before(int64_t count, int64_t parts, int64_t part) {
   return count / parts * part + std::min(part, count % parts);
 }
@@ -161,7 +161,7 @@ void add_filter_gradient_to(T* elements_of_dw, const FilterShape& shape, int par
   }
 }
 
-// dw += the sums of all parts, one behind the other; rounded once.
+// Add the sums of all parts, which are stored one after another, to dw, rounding once.
 void add_filter_gradient(const FilterShape& shape, int parts, const float* sums, const TensorArgument& dw,
                          int threads) {
   dw.elements().visit([&](auto* first) { add_filter_gradient_to(first, shape, parts, sums, dw, threads); });

@@ -8,15 +8,15 @@
 
 namespace depthwise {
 
-// The sums of each part of the mini-batch lie behind each other, so that they do not depend on the number of threads.
+// The plan of backward filter. Each part of the batch has its own sums, so that results do not depend on the threads.
 struct GradientPlan {
   Channels channels;
   Axis rows, columns;
-  int height, width, band;  // of dy, and rows of it that are summed up with one window
+  int height, width, band;  // of dy; the rows of dy that are summed with one window
   DepthwiseWindow window;
   PackedFilter sums;
-  int together, parts;  // groups of one task; parts of the mini-batch
-  bool copies_dy;       // rows of dy that are not vectors in it: less than one, or halves
+  int together, parts;  // groups per task; parts of the mini-batch
+  bool copies_dy;       // if rows of dy are shorter than a vector, or in half precision
   std::vector<ptrdiff_t> column_offsets;
 
   int planes() const { return channels.group.in; }
@@ -26,7 +26,7 @@ struct GradientPlan {
   int copied_row() const { return std::max(width, VL); }
   int64_t gradient_floats() const { return copies_dy ? times(band, copied_row()) : 0; }
   int64_t windows_floats() const { return times(window_floats(), together); }
-  int64_t lane_sums() const { return times(times(taps(), planes()), VL); }  // as vectors
+  int64_t lane_sums() const { return times(times(taps(), planes()), VL); }  // one vector each
   int64_t sum_floats() const { return times(lane_sums(), times(together, channels.group.out)); }
   int64_t thread_floats() const { return plus(windows_floats(), plus(gradient_floats(), sum_floats())); }
   int64_t sums_bytes() const { return bytes_of(times(sums.floats(), parts)); }
@@ -50,7 +50,7 @@ DepthwiseTaps taps_of(const GradientPlan& plan) {
   return {1, down.taps, across.taps, down.step, plan.rows.stride, plan.column_offsets.data()};
 }
 
-// The rows of one channel of dy as floats, with zeros up to a vector.
+// Copy rows of one channel of dy as floats, padded with zeros to a vector.
 void copy_rows(const Images& dy, const Band& band, int channel, int row, float* to) {
   dy.data.visit([&](const auto* first) {
     const auto* from = first + dy.offset(band.image, channel, band.first, 0);
@@ -59,7 +59,7 @@ void copy_rows(const Images& dy, const Band& band, int channel, int row, float* 
   });
 }
 
-// One channel of dy, as whole vectors and, in the last columns, one whose first lanes have been counted already.
+// Add the products of one channel of dy: whole vectors, then the last columns in a vector that masks what was added.
 void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
                 float* copy, float* sums) {
   if (plan.copies_dy) copy_rows(dy, band, channel, plan.copied_row(), copy);
@@ -76,7 +76,7 @@ void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, i
                            sums);
 }
 
-// Calls body(band) for a part of the mini-batch.
+// Call body(band) for the bands of a part of the mini-batch.
 template <class Body>
 void for_bands(const GradientPlan& plan, int64_t samples, int part, Body body) {
   const int64_t end = share_before(samples, plan.parts, part + 1);

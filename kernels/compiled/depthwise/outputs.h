@@ -1,4 +1,4 @@
-// Forward and backward data by the loops over columns: outputs from windows.
+// Forward and backward data by the loops over columns, from windows of the input.
 #pragma once
 
 #include <omp.h>
@@ -15,23 +15,23 @@ struct Part {
   int rows, columns;  // outputs
   DepthwiseTaps taps;
   std::vector<ptrdiff_t> column_offsets;  // of the taps, in the window
-  ptrdiff_t input;                 // in floats, where what output (0, 0) meets begins in the window
-  ptrdiff_t elements;              // where its part of each lane's packed filter begins
+  ptrdiff_t input;                 // offset in the window, in floats, of the first row that output (0, 0) reads
+  ptrdiff_t elements;              // offset of its part in each lane's packed filter
 };
 
 struct Plan {
   Channels channels;
   Axis rows, columns;
-  int height, width;  // of the images that are written
-  int band;           // outputs of each phase of the rows that are computed from one window
+  int height, width;  // of the images written
+  int band;           // output rows of each row phase that are computed from one window
   DepthwiseWindow window;
   PackedFilter filter;
   std::vector<Part> parts;
-  int together;  // groups of one task
-  bool is_half;  // results are rounded
+  int together;  // groups per task
+  bool is_half;  // results are rounded to half precision
 
   int planes() const { return channels.group.in; }
-  // Outputs of several phases take turns in a row: each phase has rows of its own first. So have halves, as floats.
+  // Several phases are interleaved in a row, so each is computed in a buffer first, as are outputs in half precision.
   bool buffers_results() const { return is_half || rows.every * int64_t{columns.every} > 1; }
   int result_row() const { return columns.outputs_of(0, width) + VL; }
   int64_t result_floats() const {
@@ -80,7 +80,7 @@ void compute_part(const Plan& plan, const Part& part, const float* window, const
   depthwise_outputs(taps, in, filter + part.elements * VL, bias, out, rows, part.columns);
 }
 
-// From rows of each phase of the columns to a row of the image.
+// Interleave the rows of the column phases into a row of the image.
 template <class T>
 void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, T* to) {
   const int phases = int(plan.columns.phases.size());
@@ -93,21 +93,21 @@ void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, T* to) {
   }
 }
 
-// A row of results to the image. There is an epilogue in forward alone, whose outputs have one phase.
+// Write a row of results to the image. Only forward has an epilogue, and its outputs have one phase.
 void write_row(const Plan& plan, const Epilogue& epilogue, float* from, ptrdiff_t phase, const Images& out,
                ptrdiff_t there) {
   if (epilogue) apply(epilogue, out.data + there, from, out.w);
   out.data.visit([&](auto* first) { join_phases(plan, from, phase, first + there); });
 }
 
-// `end`: behind what this thread computes of neighbouring channels one after the other.
+// Compute a band of one channel. end: past the last of the consecutive elements that this task computes.
 void compute_channel(const Plan& plan, const Epilogue& epilogue, const Images& out, const Band& band, int channel,
                      const Elements& end, const float* window, const float* filter, Vec bias, float* results) {
   const ptrdiff_t row = plan.result_row(), phase = row * plan.band;
   for (const Part& part : plan.parts) {
     const int rows = std::min(band.rows, part.rows - band.first);
     if (rows <= 0) continue;
-    if (!plan.buffers_results()) {  // rows of a channel follow each other, and so does what is added
+    if (!plan.buffers_results()) {  // the rows of a channel are contiguous, and so are their addends
       const ptrdiff_t there = out.offset(band.image, channel, band.first, 0);
       float* to = out.floats() + there;
       compute_part(plan, part, window, filter, bias, {to, out.sh, 1, VL, end.as<float>()}, rows);

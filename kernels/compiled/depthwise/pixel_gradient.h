@@ -7,8 +7,8 @@
 
 namespace depthwise {
 
-// The sums of each part of the rows of a mini-batch lie behind each other, so that they do not depend on the number of
-// threads. x is the plan's input, dy its output.
+// The plan of backward filter. Each part of the mini-batch's rows has its own sums, so that the number of threads does
+// not affect results. x is the plan's input, dy its output.
 struct PixelGradientPlan {
   PixelPlan<AddProductsOfTile> tiles;
   int parts;
@@ -23,7 +23,7 @@ PixelGradientPlan pixel_gradient_plan(const Geometry& g, const Axes& axes, const
   return {tiles, parts_of_batch(tiles.filter)};
 }
 
-// `planes`: of one channel of each lane's group after the other; `plane`: from one to the next, in floats.
+// Add the products of a band of dy. plane: floats from one summed channel of x to the next.
 void add_products_of_rows(const PixelPlan<AddProductsOfTile>& plan, const Band& band, const Run& run, const Window& x,
                           ptrdiff_t plane, const Window& dy, float* sums) {
   float* elements = sums + plan.filter.at(run.lane, 0);

@@ -10,13 +10,13 @@ namespace depthwise {
 
 typedef PixelPlan<ComputeTile> OutputPlan;
 
-constexpr int TASKS_OF_THREAD = 8;  // at least, where there are as many rows
+constexpr int TASKS_OF_THREAD = 8;  // at least, if there are enough rows
 
 OutputPlan output_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
   return pixel_plan<ComputeTile>(g, axes.rows, axes.columns, in, out);
 }
 
-// Rows of outputs of one run of channels. plane: of x, in floats. epilogue: of what is written, or null.
+// Compute rows of outputs of one run of channels. plane: floats from one plane of x to the next. epilogue: may be null.
 void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, const Window& x, ptrdiff_t plane,
                   const float* filter, const float* bias, const Epilogue* epilogue, const Window& y) {
   const float* elements = filter + plan.filter.at(run.lane, 0);
@@ -41,7 +41,7 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
   compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr, nullptr,
                from_row(y, band.first));
   if (epilogue) apply(epilogue, out, written, y);
-  if (y.data == results && out.sw == 1)  // rows that follow each other are one
+  if (y.data == results && out.sw == 1)  // contiguous rows are scattered as one
     out.data.visit([&](auto* pixels) {
       scatter_planar_row(results, band.rows * out.w, pixels + out.offset(band.image, run.lane, band.first, 0), out.sc,
                          lanes);
@@ -50,7 +50,7 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
     scatter(out, written, y, results);
 }
 
-// Row by row, since that is rounded at once.
+// Compute row by row, and round each row at once.
 void compute_widened(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
                      const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);

@@ -1,4 +1,4 @@
-// How a convolution is cut for the loops over pixels: tiles of outputs, runs of channels, and what lies where.
+// The plan of the loops over pixels: tiles of outputs, runs of channels, and memory layouts.
 #pragma once
 
 #include <vector>
@@ -8,22 +8,22 @@
 
 namespace depthwise {
 
-constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows that are gathered for one block of channels
-constexpr int64_t WIDENED_FLOATS = 48 * 1024;   // of rows of halves, of as many blocks as WIDENED channels are
-constexpr int WIDENED = 64;                     // channels: whole cache lines of each pixel
+constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows, gathered for one block of channels
+constexpr int64_t WIDENED_FLOATS = 48 * 1024;   // of rows in half precision, widened for WIDENED channels
+constexpr int WIDENED = 64;                     // channels at a time: whole cache lines of each pixel
 
 // The outputs of one phase of the rows and one of the columns.
 template <class Loops>
 struct PixelPhase {
   Phase down, across;
   TileLoops<Loops> loops;
-  ptrdiff_t elements;  // where its part of each lane's packed filter begins
+  ptrdiff_t elements;  // offset of its part in each lane's packed filter
 };
 
 enum class Reading { IN_PLACE, WIDENED, GATHERED };
 
-// Neighbouring channels of a task: blocks that are read in place, blocks whose pixels are copied as floats, or one
-// block that is gathered.
+// Neighbouring channels of a task: blocks that are read in place, blocks that are widened to floats, or one block that
+// is gathered.
 struct Run {
   int lane, blocks;
   Reading reading;
@@ -37,9 +37,9 @@ struct PixelPlan {
   PackedFilter filter;
   std::vector<PixelPhase<Loops>> phases;
   std::vector<Run> runs;
-  int band;  // rows of outputs for which one block is gathered
+  int band;  // output rows per gathered block
 
-  // Channels that are gathered, or widened, at a time; 0 where all are read in place.
+  // Return how many channels are gathered or widened at a time: 0 if all are read in place.
   int copied_lanes() const {
     int most = 0;
     for (const Run& run : runs)
@@ -48,14 +48,14 @@ struct PixelPlan {
   }
   int column_phases() const { return int(columns.phases.size()); }
 
-  // The elements, or their sums, that a phase meets, of the block of channels whose first element `of_block` is.
+  // Return a phase's part of the packed filter, or gradient, for the block of channels that starts at `of_block`.
   template <class Float>
   TileFilter<Float> filter_of(const PixelPhase<Loops>& phase, Float* of_block) const {
     return {of_block + phase.elements * VL, ptrdiff_t(filter.elements) * VL, phase.down.taps,
             phase.across.taps,              columns.stride,                  phase.across.step};
   }
 
-  // Rows of the image that `count` outputs from row `first` on meet.
+  // The rows of the image that `count` output rows from `first` on read: first_input(first) up to last_input(...) - 1.
   int first_input(int first) const {
     return int(std::clamp<int64_t>(first / rows.every * int64_t{rows.stride} + rows.lowest, 0, in_height));
   }
@@ -67,14 +67,14 @@ struct PixelPlan {
     const int64_t most = std::min(rows.inputs(ceil_div(band, rows.every) + 1), int64_t{in_height});
     return times(times(most, in_width), times(channels.group.in, copied_lanes()));
   }
-  // The rows of a block, or one row of several.
+  // Return the floats of the rows of one gathered block, or of one row of widened blocks.
   int64_t gathered_outputs() const {
     return copied_lanes() ? times(width, std::max(times(band, VL), int64_t{copied_lanes()})) : 0;
   }
   int64_t thread_floats() const { return plus(plus(gathered_inputs(), gathered_outputs()), VL); }
 };
 
-// A block of channels is gathered where its channels are not neighbours in memory, or fewer than a vector.
+// Cut the channels into runs. A block is gathered if its channels are not contiguous or do not fill a vector.
 std::vector<Run> runs_of(int lanes, Reading reading) {
   std::vector<Run> runs;
   const int whole = reading == Reading::GATHERED ? 0 : lanes / VL;
@@ -110,13 +110,13 @@ PixelPlan<Loops> pixel_plan(const Geometry& g, const Axis& rows, const Axis& col
   return plan;
 }
 
-// Where row 0 of the image would lie, so that every row has its place.
+// Shift a window that begins at `row` so that it can be indexed by the rows of the image.
 INLINE Window from_row(Window window, int row) {
   window.data -= row * window.row;
   return window;
 }
 
-// Calls body(offset in the image, offset in the copy) for the pixels of some rows of widened channels.
+// Call body(offset in the image, offset in the copy) for the pixels of rows [first, last) of widened channels.
 template <class Body>
 INLINE void for_widened(const Images& x, int64_t image, const Run& run, int first, int last, Body body) {
   ptrdiff_t copied = 0;
@@ -135,12 +135,12 @@ inline Window widen_rows(const Images& x, int64_t image, const Run& run, int fir
   return from_row({buffer, x.w * column, column}, first);
 }
 
-// The pixels of a block of channels, of some rows: gathered, [plane][row][column][VL].
+// Gather rows [first, last) of a block of channels as [plane][row][column][VL].
 inline Window gather_rows(const Channels& channels, const Images& x, int64_t image, int lane, int first, int last,
                           float* buffer) {
   const int lanes = std::min(VL, channels.lanes() - lane);
   const ptrdiff_t row = ptrdiff_t(x.w) * VL;
-  if (channels.group.one_to_one() && x.sw == 1)  // rows that follow each other are one
+  if (channels.group.one_to_one() && x.sw == 1)  // contiguous rows are gathered as one
     x.data.visit([&](const auto* pixels) {
       gather_planar_row(pixels + x.offset(image, lane, first, 0), x.sc, lanes, (last - first) * x.w, buffer);
     });
@@ -153,8 +153,8 @@ inline Window gather_rows(const Channels& channels, const Images& x, int64_t ima
 
 INLINE Window in_place(const Images& x, int64_t image, int lane) { return {x.at(image, lane, 0, 0), x.sh, x.sw}; }
 
-// Calls body(phase, column of the image, input, loops) for the tiles of one row of outputs. `plane`: of the input, in
-// floats. Where they OVERLAP the last tile computes again what the one before has; else single outputs are left.
+// Call body(phase, column of the image, input, loops) for the tiles of one output row. plane: floats between planes of
+// x. With OVERLAP the last tile recomputes outputs of the one before; otherwise the rest are single outputs.
 template <bool OVERLAP, class Loops, class Body>
 INLINE void for_tiles(const PixelPlan<Loops>& plan, const Window& x, ptrdiff_t plane, int row, Body body) {
   const int every = plan.columns.every, phases = plan.column_phases();

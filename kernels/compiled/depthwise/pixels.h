@@ -1,8 +1,8 @@
-// The inner loops over pixels of neighbouring channels: a vector is one pixel of VL channels, read where it lies.
+// The inner loops over pixels: a vector holds VL neighbouring channels of one pixel, read in place.
 //
-// A tile is TILE neighbouring outputs of a row. An input is loaded once, and meets the outputs of the tile by the
-// elements of one filter row, which stay in registers. Nothing lies around an image: taps that meet no pixel are left
-// out, rows by the range of filter rows, columns by the range of inputs.
+// A tile is TILE neighbouring outputs of a row. Each input is loaded once and multiplied, for all outputs of the tile,
+// by the elements of one filter row, which stay in registers. Images are not padded: taps outside the image are
+// skipped, by the range of filter rows and the range of input columns.
 #pragma once
 
 #include "common/epilogue.h"
@@ -10,37 +10,37 @@
 
 namespace depthwise {
 
-constexpr int TILE = 7;  // with a filter row of 7 and an input: 15 registers; sizes 224 / 2^k are multiples of it
+constexpr int TILE = 7;  // with a filter row of 7 and an input: 15 registers; divides image sizes 224 / 2^k
 
-// What output 0 of a tile meets, and how far everything else is from that; distances in floats.
+// The input of a tile, relative to output 0; distances in floats.
 struct TileInput {
-  const float* data;            // of the first tap, which may lie outside of the image
-  ptrdiff_t row, pixel, plane;  // from a filter row to the next, of the next pixel, of the next summed channel
+  const float* data;            // the input of the first tap, which may be outside the image
+  ptrdiff_t row, pixel, plane;  // to the next filter row, pixel, and summed channel
   int planes;
   int first_row, last_row;  // filter rows whose inputs are in the image
-  int first, last;          // pixels from `data` on that are in the image
+  int first, last;          // pixels that are in the image, counted from `data`
 };
 
-// Elements, or their sums, of one phase: [plane][column][row][VL] of each block of channels.
+// Filter elements of one phase, or their gradients: [plane][column][row][VL] for each block of channels.
 template <class Float>
 struct TileFilter {
   Float* data;
   ptrdiff_t block;
   int rows, columns;
-  int stride, step;  // pixels from an output to the next, from a filter column to the next
+  int stride, step;  // pixels between outputs, and between filter columns
 
   ptrdiff_t plane() const { return ptrdiff_t(rows) * columns * VL; }
   ptrdiff_t column() const { return ptrdiff_t(rows) * VL; }
 };
 
-// Outputs, or their gradients; the blocks of channels follow each other.
+// Outputs, or their gradients; blocks of channels are contiguous.
 template <class Float>
 struct TileOutput {
   Float* data;
   ptrdiff_t pixel;
 };
 
-// Calls body(input, column of the tile, tap) for all inputs of a tile with one filter row of TAPS neighbouring taps.
+// Call body(input, column of the tile, tap) for all inputs of a tile, with one filter row of TAPS neighbouring taps.
 template <int TAPS, int STRIDE, int COLUMNS, bool BORDER, class Body>
 INLINE void for_inputs(const TileInput& in, const float* x, Body body) {
 #pragma GCC unroll 32
@@ -53,7 +53,7 @@ INLINE void for_inputs(const TileInput& in, const float* x, Body body) {
   }
 }
 
-// The same for any taps: body(input, column of the tile) for all that one tap meets.
+// Do the same for any taps: call body(input, column of the tile) for all inputs of one tap.
 template <int COLUMNS, class Body>
 INLINE void for_inputs_of_tap(const TileInput& in, const float* x, int tap, int stride, int step, Body body) {
 #pragma GCC unroll 8
@@ -83,7 +83,7 @@ INLINE void add_filter_row(const TileInput& in, const float* x, const TileFilter
   }
 }
 
-// `blocks` blocks of channels of a tile; the sums begin with the bias and end with the epilogue, where there is one.
+// Compute a tile for `blocks` blocks of channels: bias, products, epilogue. bias and epilogue may be null.
 template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
 static void compute_tile(TileInput in, TileFilter<const float> filter, const float* bias, const Epilogue* epilogue,
                          TileOutput<float> out, int blocks) {
@@ -132,7 +132,7 @@ INLINE void add_to_sums(const TileInput& in, const float* x, const TileFilter<fl
   }
 }
 
-// sums += the sums over a tile of dy of x * dy.
+// Add the products of x and a tile of dy to sums.
 template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
 static void add_products_of_tile(TileInput in, TileFilter<float> sums, TileOutput<const float> dy, int blocks) {
   for (int block = 0; block < blocks; ++block) {
@@ -163,7 +163,7 @@ struct AddProductsOfTile {
   static constexpr Function function = add_products_of_tile<TAPS, STRIDE, COLUMNS, BORDER>;
 };
 
-// One of the templates above: filter rows of 3, 5 and 7 have loops of their own, and what strides leave of them.
+// Return an instance: specialized for filter rows of 3, 5 and 7 taps, and for the shorter rows that strides leave.
 template <class Loops, int COLUMNS, bool BORDER>
 typename Loops::Function loops_of(int taps, int stride, int step) {
   if (step == 1 && stride == 1) {
@@ -181,7 +181,7 @@ typename Loops::Function loops_of(int taps, int stride, int step) {
   return Loops::template function<AT_RUN_TIME, 1, COLUMNS, true>;
 }
 
-// The loops of one phase of the columns: for tiles and for single outputs, inside of the image and at its border.
+// The loops of one column phase: for tiles inside the image and at its border, and for single outputs.
 template <class Loops>
 struct TileLoops {
   typename Loops::Function inside, border, single;

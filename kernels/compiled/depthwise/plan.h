@@ -1,17 +1,17 @@
-// How images are cut into windows for the loops over columns, and which loops a convolution gets.
+// The windows of the loops over columns, and the choice between the two kinds of loops.
 #pragma once
 
 #include "depthwise/filter.h"
 
 namespace depthwise {
 
-constexpr int TRANSPOSED_TAPS = 20;  // of filters from which on short rows are transposed
+constexpr int TRANSPOSED_TAPS = 20;  // short rows are transposed for filters with at least this many taps
 
-constexpr int WINDOW_FLOATS = 7 * 1024;  // of windows together: what a core's first cache holds
-constexpr int MOST_TOGETHER = 16;        // windows of small images
+constexpr int WINDOW_FLOATS = 7 * 1024;  // of the windows of a task, which fit a core's L1 cache
+constexpr int MOST_TOGETHER = 16;        // groups per task, for small images
 
-// Vectors of channels, where these lie next to each other. Also where rows are too short to be vectors of columns, if
-// transposes are worth it: there is much to compute, or the outputs of several phases take turns in a row.
+// Return whether vectors hold channels: if channels are contiguous, or if rows are too short for vectors of columns and
+// transposes pay, because the filter is large or several phases are interleaved in a row.
 bool is_by_pixels(const Axes& axes, const TensorArgument& image, const Channels& channels, int64_t width) {
   if (image.channels_last) return true;
   const int64_t taps = int64_t{axes.rows.classes.elements} * axes.columns.classes.elements;
@@ -26,15 +26,15 @@ DepthwiseWindow window_of(const Axis& rows, const Axis& columns, int height, int
   return {int(down), int(across), columns.stride, ceil_div(residue, VL) * VL};
 }
 
-// As many rows of outputs as a window in the cache allows.
+// Return how many rows of outputs to compute from one window, so that it fits the cache.
 int choose_band(int planes, const Axis& rows, const Axis& columns, int height, int width) {
   const int64_t row = times(window_of(rows, columns, 1, width).row(), planes);
   const int64_t band = std::clamp<int64_t>((WINDOW_FLOATS / row - rows.extent) / rows.stride + 1, 1, height);
   return int(ceil_div(int64_t{height}, ceil_div(int64_t{height}, band)));
 }
 
-// So many groups that they fill the first cache: reading a window at once after it was written, at other addresses,
-// would wait for the writes.
+// Return how many groups fill the L1 cache together: reading a single window right after writing it, at other
+// addresses, would stall on the writes.
 int groups_together(const DepthwiseWindow& window, const Channels& channels) {
   const int64_t floats = times(window.plane(), channels.group.in);
   return int(std::clamp<int64_t>(WINDOW_FLOATS / floats, 1, std::min(channels.groups, MOST_TOGETHER)));

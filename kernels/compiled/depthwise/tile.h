@@ -1,34 +1,34 @@
 // The inner loops over columns: tiles of outputs, and sums of products for the filter's gradient, in registers.
 //
-// A vector is VL neighbouring columns of one channel, a filter element is broadcast. Neighbouring rows share what is
-// loaded: an input row meets the tile's output rows by different filter rows.
+// A vector holds VL neighbouring columns of one channel; filter elements are broadcast. The output rows of a tile share
+// loaded input rows, each with a different filter row.
 #pragma once
 
 #include "common/matmul.h"
 
 namespace depthwise {
 
-// Vectors that were gathered for a tile; distances in floats.
+// The input of a tile; distances in floats.
 struct DepthwiseInput {
   const float* data;
-  ptrdiff_t row, column, plane;  // of the next input row, of the next output's column, of the next summed channel
+  ptrdiff_t row, column, plane;  // to the next input row, output column, and summed channel
 };
 
 struct DepthwiseOutput {
   float* data;
   ptrdiff_t row, column;
-  int lanes;         // of each vector, that exist
-  const float* end;  // behind the last element that may be written
+  int lanes;         // of each vector that exist
+  const float* end;  // past the last element that may be written
 };
 
-// The taps of one phase: rows `row_step` input rows apart, column s at columns[s] floats. Elements lie as
-// [plane][column][row][VL], of which planar loops read one lane.
+// The taps of one phase: filter rows are `row_step` input rows apart, filter column s is at columns[s] floats. Elements
+// are stored as [plane][column][row][VL], of which planar loops read one lane.
 struct DepthwiseTaps {
   int planes, rows, count_columns, row_step, stride;
   const ptrdiff_t* columns;
 };
 
-// TAPS filter rows whose input rows are neighbours, in all filter columns.
+// Add all columns of TAPS filter rows whose input rows are neighbours.
 template <int TAPS, int STRIDE, int ROWS, int VECTORS>
 INLINE void add_neighbouring_rows(const DepthwiseTaps& taps, const float* in, ptrdiff_t row, ptrdiff_t vector,
                                   const float* w, Vec (&sum)[ROWS][VECTORS]) {
@@ -52,7 +52,7 @@ INLINE void add_neighbouring_rows(const DepthwiseTaps& taps, const float* in, pt
   }
 }
 
-// One filter row, whatever the stride.
+// Add one filter row, with any stride.
 template <int ROWS, int VECTORS>
 INLINE void add_row(const DepthwiseTaps& taps, const float* in, ptrdiff_t row, ptrdiff_t vector, const float* w,
                     Vec (&sum)[ROWS][VECTORS]) {
@@ -82,8 +82,8 @@ INLINE int add_all_neighbouring_rows(const DepthwiseTaps& taps, const float* in,
   return r;
 }
 
-// ROWS x VECTORS vectors of outputs, from the input of the first one on; they begin with `bias`. TAPS: the filter rows,
-// whose inputs are neighbours, or AT_RUN_TIME.
+// Compute ROWS x VECTORS vectors of outputs, starting from `bias`. in: the input of the first one. TAPS: the number of
+// filter rows if their input rows are neighbours, otherwise AT_RUN_TIME.
 template <int TAPS, int STRIDE, int ROWS, int VECTORS>
 INLINE void depthwise_tile(const DepthwiseTaps& taps, const DepthwiseInput& in, ptrdiff_t vector, const float* w,
                            Vec bias, Vec (&sum)[ROWS][VECTORS]) {
@@ -107,7 +107,7 @@ INLINE void depthwise_tile(const DepthwiseTaps& taps, const DepthwiseInput& in, 
   }
 }
 
-// Stores a tile; vectors `spacing` columns apart.
+// Store a tile whose vectors are `vector` floats apart.
 template <int ROWS, int VECTORS>
 INLINE void store_tile(const DepthwiseOutput& out, float* to, ptrdiff_t vector, bool whole,
                        const Vec (&sum)[ROWS][VECTORS]) {
@@ -123,9 +123,9 @@ INLINE void store_tile(const DepthwiseOutput& out, float* to, ptrdiff_t vector, 
     }
 }
 
-// rows x columns outputs, in tiles of which the last ones overlap the ones before. `columns` is VECTORS vectors at
-// least, or one where a vector is more than a row: then what a row has too much is overwritten by the next row, and the
-// last is cut off at the output's end. Arguments are copies, so that no store can have changed them.
+// Compute rows x columns outputs in tiles; the last tiles overlap the ones before. columns: at least a tile's width, or
+// less than one vector: then the next row overwrites the excess of a row, and the last row is cut off at the output's
+// end. Arguments are copies, so that the compiler knows that no store changes them.
 template <int TAPS, int STRIDE, int ROWS, int VECTORS>
 static void depthwise_tiles(DepthwiseTaps taps, DepthwiseInput in, int spacing, const float* w, Vec bias,
                             DepthwiseOutput out, int rows, int columns) {
@@ -147,7 +147,7 @@ static void depthwise_tiles(DepthwiseTaps taps, DepthwiseInput in, int spacing, 
   }
 }
 
-constexpr int WIDE_ROWS = REGISTERS == 32 ? 7 : 4;  // of tiles of two vectors
+constexpr int WIDE_ROWS = REGISTERS == 32 ? 7 : 4;  // of tiles that are two vectors wide
 
 template <int TAPS, int STRIDE>
 static void depthwise_outputs(const DepthwiseTaps& taps, const DepthwiseInput& in, const float* w, Vec bias,
@@ -165,7 +165,7 @@ static void depthwise_outputs(const DepthwiseTaps& taps, const DepthwiseInput& i
   }
 }
 
-// rows x columns outputs. Filters of 3, 5 and 7 rows have loops of their own, and so have what strides leave of them.
+// Compute rows x columns outputs. Filters of 3, 5 and 7 rows are specialized, and so are the phases of strided ones.
 static void depthwise_outputs(const DepthwiseTaps& taps, const DepthwiseInput& in, const float* w, Vec bias,
                               const DepthwiseOutput& out, int rows, int columns) {
   const auto with = [&](auto run) { run(taps, in, w, bias, out, rows, columns); };
@@ -187,7 +187,7 @@ static void depthwise_outputs(const DepthwiseTaps& taps, const DepthwiseInput& i
 
 // ---- the filter's gradient -----------------------------------------------------------------------------------------
 
-// Vectors of dy that stand together; `rows` x `vectors` of them. Lanes without `mask` do not count.
+// `rows` x `vectors` vectors of dy. Lanes outside `mask` are ignored.
 struct DepthwiseGradient {
   const float* data;
   ptrdiff_t row, vector;
@@ -200,7 +200,7 @@ INLINE Vec load_masked(const float* from, Lanes mask) {
   return MASKED ? (Vec)((Lanes)load(from) & mask) : load(from);
 }
 
-// sum[t][s] += x * dy over ROWS rows of dy from row `first` on.
+// Add x * dy, over ROWS rows of dy from row `first` on, to sum[t][s].
 template <bool MASKED, int TAPS, int COLUMNS, int STRIDE, int ROWS>
 INLINE void add_products_of_rows(const float* x, ptrdiff_t row, ptrdiff_t vector, const ptrdiff_t* columns,
                                  const DepthwiseGradient& dy, int first, Vec (&sum)[TAPS][COLUMNS]) {
@@ -236,13 +236,13 @@ INLINE void add_to(float* sums, int rows, Vec (&sum)[TAPS][COLUMNS]) {
     }
 }
 
-// TAPS neighbouring filter rows, COLUMNS filter columns.
+// Add the products of TAPS neighbouring filter rows and COLUMNS filter columns.
 template <bool MASKED, int TAPS, int COLUMNS, int STRIDE>
 static void add_products(const DepthwiseTaps& taps, const float* x, ptrdiff_t row, ptrdiff_t vector,
                          const ptrdiff_t* columns, DepthwiseGradient dy, float* sums) {
   Vec sum[TAPS][COLUMNS] = {};
   int o = 0;
-  if constexpr (TAPS * COLUMNS <= 7)  // else registers are short
+  if constexpr (TAPS * COLUMNS <= 7)  // with more, registers do not suffice
     for (; o + 7 <= dy.rows; o += 7)
       add_products_of_rows<MASKED, TAPS, COLUMNS, STRIDE, 7>(x, row, vector, columns, dy, o, sum);
   for (; o + 4 <= dy.rows; o += 4)
@@ -253,7 +253,7 @@ static void add_products(const DepthwiseTaps& taps, const float* x, ptrdiff_t ro
   add_to(sums, taps.rows, sum);
 }
 
-// All filter columns of TAPS neighbouring filter rows, as many at a time as have room in registers.
+// Add the products of all columns of TAPS neighbouring filter rows, as many columns at a time as fit the registers.
 template <bool MASKED, int TAPS, int STRIDE>
 INLINE void add_products_of_columns(const DepthwiseTaps& taps, const float* x, ptrdiff_t row, ptrdiff_t vector,
                                     const DepthwiseGradient& dy, float* sums) {
@@ -280,7 +280,7 @@ INLINE int add_products_of_neighbouring_rows(const DepthwiseTaps& taps, const fl
   return r;
 }
 
-// sums[column][row], vectors, += the sums over dy of x * dy; x: of one channel, its vectors `vector` floats apart.
+// Add the sums of x * dy to the vectors sums[column][row]. x: one channel, with vectors `vector` floats apart.
 template <bool MASKED>
 static void depthwise_products(const DepthwiseTaps& taps, const float* x, ptrdiff_t row, ptrdiff_t vector,
                                const DepthwiseGradient& dy, float* sums) {
@@ -289,7 +289,7 @@ static void depthwise_products(const DepthwiseTaps& taps, const float* x, ptrdif
     r = add_products_of_neighbouring_rows<MASKED, 1>(taps, x, row, vector, dy, sums);
   else if (taps.row_step == 1 && taps.stride == 2)
     r = add_products_of_neighbouring_rows<MASKED, 2>(taps, x, row, vector, dy, sums);
-  for (; r < taps.rows; ++r)  // the rows of x that this filter row meets, as if there were no others
+  for (; r < taps.rows; ++r)  // the rows of x that this filter row reads, as if they were neighbours
     add_products_of_columns<MASKED, 1, 1>(taps, x + r * ptrdiff_t(taps.row_step) * row, taps.stride * row, vector, dy,
                                           sums + ptrdiff_t(r) * VL);
 }

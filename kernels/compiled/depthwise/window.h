@@ -1,15 +1,15 @@
-// Windows of images with zeros around them, for the loops of tile.h, and what is written back from results.
+// Zero-padded windows of images for the loops of tile.h, and the way back from results to images.
 #pragma once
 
 #include "common/image.h"
 
 namespace depthwise {
 
-// Rows of one channel of an image, and what lies around it: the columns of one residue modulo the stride next to each
-// other, so that neighbouring outputs read neighbouring floats.
+// Rows of one channel of an image, with padding. Columns of the same residue modulo the stride are contiguous, so that
+// neighbouring outputs read neighbouring floats.
 struct DepthwiseWindow {
   int rows, columns, stride;
-  ptrdiff_t residue;  // floats of the columns of one residue
+  ptrdiff_t residue;  // floats per residue
 
   ptrdiff_t row() const { return residue * stride; }
   ptrdiff_t at_column(int j) const { return j % stride * residue + j / stride; }
@@ -22,7 +22,7 @@ INLINE Lanes lanes_before(int count) {
   return lanes;
 }
 
-// `count` elements; where these are less than a vector, zeros behind them. Reads nothing from `end` on.
+// Copy `count` elements, padded with zeros if they do not fill a vector. Nothing is read from `end` on.
 template <class T>
 INLINE void copy_row(const T* from, const T* end, int count, Lanes tail, float* to) {
   if (count < VL) {
@@ -34,7 +34,7 @@ INLINE void copy_row(const T* from, const T* end, int count, Lanes tail, float* 
   if (j < count) store(to + count - VL, load(from + count - VL));
 }
 
-// Every other element to `even`, the rest to `odd`; where these are less than a vector, zeros behind them.
+// Split a row into its even and odd elements, padded with zeros if they do not fill a vector.
 template <class T>
 INLINE void split_row(const T* from, const T* end, int count, Lanes even_tail, Lanes odd_tail, float* even,
                       float* odd) {
@@ -58,7 +58,7 @@ INLINE void split_row(const T* from, const T* end, int count, Lanes even_tail, L
   if (count % 2) even[pairs] = value_of(from[count - 1]);
 }
 
-// The opposite: a row of the floats of two rows in turns. Each has a vector behind `count` that can be read.
+// Interleave two rows into one. A vector past the `count` elements of each must be readable.
 template <class T>
 INLINE void join_rows(const float* even, const float* odd, int count, T* to) {
   for (int j = 0; j < count; j += 2 * VL) {
@@ -69,9 +69,9 @@ INLINE void join_rows(const float* even, const float* odd, int count, T* to) {
   }
 }
 
-// Which columns of an image a window has: the same for all its rows and for every image.
+// The columns of an image that a window has: the same for all rows and all images.
 struct PlanarColumns {
-  int first, count, shift;  // of the image; where they begin in the window
+  int first, count, shift;  // in the image; in the window
 
   PlanarColumns(const Images& x, int left, const DepthwiseWindow& window)
       : first(std::max(0, left)), shift(std::max(0, -left)) {
@@ -108,8 +108,8 @@ INLINE void fill_window_from(const T* pixels, const Images& x, int64_t image, in
   }
 }
 
-// Fills `rows` rows of a window, from row `top` of one channel on. What lies left and right of the image is left
-// as it is: zero since the window was made. So is what lies above and below where the window is `fixed`.
+// Fill `rows` rows of a window from row `top` of one channel on. Padding left and right of the image is not written,
+// since it is zero from the start. If the window is `fixed`, neither is the padding above and below.
 static inline void fill_window(const Images& x, int64_t image, int channel, int top, int rows, PlanarColumns columns,
                                const DepthwiseWindow& window, bool fixed, float* to) {
   x.data.visit([&](const auto* pixels) {
@@ -123,8 +123,8 @@ struct Band {
   int first, rows;
 };
 
-// Which channels the lanes of a block read: lane l of block b is channel l + b * VL of the other images, and reads the
-// `plane`-th of the channels of its group.
+// The channels that the lanes of a block read: lane l of block b is channel l + b * VL of the other images, and reads
+// channel number `plane` of its group.
 struct GroupedChannels {
   int in, out;  // of one group
 
