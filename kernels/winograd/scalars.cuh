@@ -1,5 +1,5 @@
-// The types that tensors hold, 16-bit formats as they lie in memory, and conversions to and from what is computed with.
-// No header of the toolkit is included, so that a runtime compiler alone is enough.
+// The element types of tensors, with 16-bit formats as their bits, and conversions to and from the type of arithmetic.
+// No header of the CUDA toolkit is included, so that a runtime compiler is enough.
 
 struct Half { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };

@@ -1,19 +1,19 @@
 // The transforms of Winograd convolution, F(M x M, R x R). The products over channels are left to a library.
 //
-// cuda_source.py puts before this: T (what tensors hold), Real (what is computed with), CHANNELS_LAST, THREADS (in
-// a block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled
-// apply(in, out).
+// cuda_source.py prepends: T (the element type of tensors), Real (the type of arithmetic), CHANNELS_LAST, THREADS (per
+// block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled apply(in,
+// out).
 //
-// Transformed tiles lie in A x A planes, one for each point. A plane holds, for each group, (channels, tiles) where
-// images are contiguous, and (tiles, channels) where their channels are last; transformed filters lie in planes of
-// (filters, channels). A thread has one tile or filter, which is element i of every plane. So neighbouring threads
-// write and read neighbours in the planes, and meet in the same cache lines of the image. Tiles stay in registers, and
-// threads share nothing.
+// Transformed tiles are stored in A x A planes, one per point. For each group, a plane holds (channels, tiles) if
+// images are contiguous, and (tiles, channels) if they are channels-last; transformed filters are stored in planes of
+// (filters, channels). A thread handles one tile or filter, which is element i of every plane. So neighbouring threads
+// access neighbouring elements of the planes, and the same cache lines of the image. Tiles stay in registers, and
+// threads share no data.
 
 using Index = unsigned;    // within a plane: below 2^31
 using Offset = long long;  // within a tensor
 
-// An image batch, and how it is cut into tiles (see Tiling in tiling.py). channels: of all groups.
+// An image batch and its division into tiles (see Tiling in tiling.py). channels: of all groups.
 struct Images {
   Index channels, group_channels, tiles, rows, columns;
   int height, width, top, left;
@@ -28,7 +28,7 @@ struct Filters {
   Index count, channels;
 
   __device__ __forceinline__ Offset tap_stride() const { return CHANNELS_LAST ? channels : 1; }
-  // Offset of the first tap of element i of a plane.
+  // Return the offset of the first tap of element i of a plane.
   __device__ __forceinline__ Offset taps(Index i) const {
     return CHANNELS_LAST ? Offset(i / channels) * (R * R) * channels + i % channels : Offset(i) * (R * R);
   }
@@ -43,7 +43,7 @@ struct Tile {
 
 __device__ __forceinline__ Index thread_number() { return blockIdx.x * Index(THREADS) + threadIdx.x; }
 
-// The tile that is element i of every plane.
+// Return the tile that is element i of every plane.
 __device__ __forceinline__ Tile tile_at(Index i, const Images& images) {
   Index channel, tile;
   if (CHANNELS_LAST) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ Tile tile_at(Index i, const Images& images) {
   return {channel, int(row_of_batch % images.rows) * M, int(tile % images.columns) * M, pixels};
 }
 
-// Element i of all planes = Matrix half^T: the second half of Matrix tile Matrix^T.
+// Store Matrix half^T as element i of all planes: the second half of Matrix tile Matrix^T.
 template <class Matrix>
 __device__ __forceinline__ void store_points(const Real (&half)[Matrix::COLUMNS][A], Real* planes, Index plane,
                                              Index i) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_points(const Real (&half)[Matrix::COLUMNS]
   }
 }
 
-// half = Matrix points, of element i of all planes: the first half of Matrix points Matrix^T.
+// Compute half = Matrix points, from element i of all planes: the first half of Matrix points Matrix^T.
 template <class Matrix>
 __device__ __forceinline__ void load_points(const Real* planes, Index plane, Index i, Real (&half)[Matrix::ROWS][A]) {
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_points(const Real* planes, Index plane, Ind
   }
 }
 
-// planes = Matrix tile Matrix^T of every tile; pixels outside the image are zero.
+// Compute planes = Matrix tile Matrix^T for every tile; pixels outside the image are zero.
 template <class Matrix>
 __device__ __forceinline__ void transform_tiles(const T* image, Real* planes, const Images& images) {
   const Index i = thread_number();
@@ -113,7 +113,7 @@ __device__ __forceinline__ void transform_tiles(const T* image, Real* planes, co
   store_points<Matrix>(half, planes, images.plane(), i);
 }
 
-// planes = Matrix filter Matrix^T of every filter and channel.
+// Compute planes = Matrix filter Matrix^T for every filter and channel.
 template <class Matrix>
 __device__ __forceinline__ void transform_filters(const T* w, Real* planes, const Filters& filters) {
   const Index i = thread_number();
@@ -130,13 +130,13 @@ __device__ __forceinline__ void transform_filters(const T* w, Real* planes, cons
   store_points<Matrix>(half, planes, filters.count, i);
 }
 
-// Neighbouring pixels that go to memory in one piece, of 16 bytes at most.
+// Neighbouring pixels that are stored at once, at most 16 bytes.
 constexpr int PIECE = M % 4 == 0 && sizeof(T) <= 4 ? 4 : 2;
 struct alignas(PIECE * sizeof(T)) Piece {
   T pixels[PIECE];
 };
 
-// The first `count` of M pixels of a row.
+// Store the first `count` of the M pixels of a row.
 __device__ __forceinline__ void store_row(const Real (&values)[M], int count, T* row, Offset column_stride) {
   if (!CHANNELS_LAST && count >= M && reinterpret_cast<unsigned long long>(row) % sizeof(Piece) == 0) {
 #pragma unroll
@@ -159,7 +159,7 @@ FUNCTION transform_source(const T* image, Real* planes, Images images) { transfo
 
 FUNCTION transform_gradient(const T* dy, Real* planes, Images images) { transform_tiles<DY>(dy, planes, images); }
 
-// image = A_T points A + bias. bias: one for each channel, or null.
+// Compute image = A_T points A + bias. bias: one for each channel, or null.
 FUNCTION inverse_transform(const Real* planes, const T* bias, T* image, Images images) {
   const Index i = thread_number();
   if (i >= images.plane()) return;
@@ -180,12 +180,12 @@ FUNCTION inverse_transform(const Real* planes, const T* bias, T* image, Images i
 
 FUNCTION transform_filter(const T* w, Real* planes, Filters filters) { transform_filters<G>(w, planes, filters); }
 
-// The same of the filter turned by 180 degrees.
+// Transform the filter turned by 180 degrees.
 FUNCTION transform_turned_filter(const T* w, Real* planes, Filters filters) {
   transform_filters<TURNED_G>(w, planes, filters);
 }
 
-// w += G_T points G.
+// Add G_T points G to w.
 FUNCTION add_filter_gradient(const Real* planes, T* w, Filters filters) {
   const Index i = thread_number();
   if (i >= filters.count) return;

@@ -11,7 +11,7 @@ inline int64_t filter_floats(const Geometry& g, int rows, int lanes) {
   return times(g.r * g.s, times(padded(rows), blocks_of(lanes) * int64_t(VL)));
 }
 
-// Each thread's buffers for one block of the filter: allocated where a failure can be caught, before threads begin.
+// A buffer per thread for one block of the filter, allocated before the parallel region, where a failure can be caught.
 class TapBuffers {
  public:
   TapBuffers(int taps, int threads) : floats_(size_t(VL) * taps * VL), memory_(times(floats_, threads)) {}
@@ -28,8 +28,8 @@ struct PackedTaps {
   float* to;
 };
 
-// Each product's filter as [lane block][row or row block][tap][row in block][VL]: in the order in which a register tile
-// reads it.
+// Pack each product's filter as [lane block][row or row block][tap][row in block][VL], the order in which a register
+// tile reads it.
 inline void pack_filter(const FilterView& w, const std::vector<PackedTaps>& products, int threads) {
   const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL;
   TapBuffers buffers(w.taps(), threads);

@@ -7,13 +7,13 @@
 
 namespace implicit_gemm {
 
-constexpr int UNIT_PIXELS = 256;           // of dy that one register tile sums up before it touches the accumulator
-constexpr int64_t BATCH_FLOATS = 1 << 20;  // of packed units between two barriers
+constexpr int UNIT_PIXELS = 256;           // of dy that a register tile sums before it updates the accumulator
+constexpr int64_t BATCH_FLOATS = 1 << 20;  // of units packed between two barriers
 
-// The reduction over n, p, q in units of some rows of one image.
+// The reduction over n, p, q, in units of a few rows of one image.
 //
-// Blocked: some units are packed at a time, then all threads take (channel block, tap) pairs of the accumulator.
-// Planar: each thread packs and sums up units of its own, since the whole gradient is small; then sums are added.
+// Blocked: a batch of units is packed, then all threads share the (channel block, tap) pairs of the accumulator.
+// Planar: each thread packs and sums its own units, since the whole gradient is small; then the sums are added.
 struct FilterGradient {
   Taps taps;
   WindowShape window;
@@ -64,7 +64,7 @@ inline Unit pack_unit(const FilterGradient& f, const Images& x, const Images& dy
   return {to, gradient, rows};
 }
 
-// Blocked: accumulator [C / VL][tap][K / VL][VL][VL], task = (channel block, tap).
+// Add to one task, a (channel block, tap) pair, of the blocked accumulator [C / VL][tap][K / VL][VL][VL].
 template <int STEP>
 void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset,
                         float* sum) {
@@ -105,7 +105,7 @@ inline void accumulate_blocked(const FilterGradient& f, const Images& x, const I
   }
 }
 
-// Rows of the planar accumulator, [K / VL][C * taps][VL]: sums of dy by the pixels that ROWS (channel, tap) pairs meet.
+// Add dy, times the pixels that ROWS (channel, tap) pairs read, to the planar accumulator [K / VL][C * taps][VL].
 template <int ROWS, int VECTORS>
 INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
                          float* sum, ptrdiff_t sum_stream) {

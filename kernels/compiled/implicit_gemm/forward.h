@@ -11,13 +11,13 @@ namespace implicit_gemm {
 
 constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the filter streams through the rest
 
-constexpr int NARROW = 3 * MR;  // columns
+constexpr int NARROW = 3 * MR;  // columns; shorter rows share register tiles
 
 struct Band {
   int rows, columns;
 };
 
-// Outputs that are computed from one window: few enough for the cache and for all threads to have work.
+// Choose the outputs to compute from one window: few enough for the cache, and for all threads to have work.
 inline Band choose_band(const Product& product, int channels, const Images& y, int threads) {
   Band band{y.h, is_planar(channels) ? y.w : std::min(y.w, 8 * MR)};
   band.columns = ceil_div(y.w, ceil_div(y.w, band.columns));
@@ -34,7 +34,7 @@ inline Band choose_band(const Product& product, int channels, const Images& y, i
   return band;
 }
 
-// The buffers in which one thread computes a product's bands.
+// The buffers in which one thread computes the bands of a product.
 struct ProductScratch {
   WindowShape window;
   Band band;
@@ -42,7 +42,7 @@ struct ProductScratch {
   int64_t floats() const { return plus(window.floats(), times(int64_t(NV) * VL * rows_at_once, band.columns)); }
 };
 
-// Rows of outputs that share register tiles: several where a row by itself leaves tiles far from full.
+// Return how many rows of outputs share register tiles: several if one row leaves tiles far from full.
 inline int rows_at_once(const Band& band) {
   return band.columns >= NARROW ? 1 : std::min(band.rows, ceil_div(8 * MR, band.columns));
 }
@@ -55,15 +55,14 @@ inline ProductScratch product_scratch(const Product& product, int channels, cons
           band, rows_at_once(band)};
 }
 
-// Where rows of outputs are written, output channels in the vectors: vector k of output (i, j) at
-// data[i * row + j * column + k * stream].
+// The destination of rows of outputs, with output channels in the vectors: vector k of output (i, j) is at data[i * row
+// + j * column + k * stream].
 struct RowTarget {
   float* data;
   ptrdiff_t row, column, stream;
 };
 
-// Part of the products' inner dimension, which is small enough for its filter elements to stay in L1 while all outputs
-// pass by.
+// Part of the inner dimension, small enough for its filter elements to stay in L1 during a pass over all outputs.
 struct Inner {
   const ptrdiff_t* offsets;
   int blocks, steps;
@@ -73,7 +72,7 @@ struct Inner {
 
 constexpr int INNER_STEPS = 256;
 
-// Calls body(inner, whether it is the first part).
+// Call body(inner, is_first) for each part of the inner dimension.
 template <class Body>
 INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, const float* filter,
                             ptrdiff_t filter_stream, Body body) {
@@ -85,7 +84,7 @@ INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, co
   }
 }
 
-// One row of outputs, VECTORS vectors of output channels.
+// Compute one row of outputs, for VECTORS vectors of output channels.
 template <int VECTORS, bool ADD, int ROW>
 void multiply_row(Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns, const RowTarget& to) {
   for_row_tiles(columns, [&](int first, int count) {
@@ -109,8 +108,8 @@ void multiply_row(const WindowShape& shape, int stride_w, const float* window, c
     multiply_row<VECTORS, ADD>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
 }
 
-// OUTPUTS neighbours in the outputs of rows of `width`, from number `first` on, whichever rows they are in: each has a
-// pointer of its own into the window, where pixels are `row` and `column` floats apart.
+// Compute OUTPUTS consecutive outputs from number `first` on, counted across rows of `width`. Each has its own pointer
+// into the window, where inputs of neighbouring outputs are `row` and `column` floats apart.
 template <int OUTPUTS, int VECTORS, bool ADD>
 INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
                              const Inner& inner, const RowTarget& to) {
@@ -155,7 +154,7 @@ INLINE void tile_across_rows(int outputs, int first, int width, const float* win
   tile_across_rows<OUTPUTS, VECTORS, ADD>(first, width, window, row, column, inner, to);
 }
 
-// `rows` rows of `width` outputs, VECTORS vectors of output channels.
+// Compute `rows` rows of `width` outputs, for VECTORS vectors of output channels.
 template <int VECTORS, bool ADD>
 void multiply_rows(const WindowShape& shape, const Product& product, const float* window, const Inner& inner, int rows,
                    int width, const RowTarget& to) {
@@ -174,7 +173,7 @@ inline void add_to_rows(const RowTarget& to, int vector, int rows, int columns, 
     }
 }
 
-// A product of a call, and all of it that is the same for every group; y: the view of the first group's.
+// A product of a call, with all that is the same for every group. y: the view of the first group's output.
 struct Plan {
   Product product;
   Images y;
@@ -196,7 +195,7 @@ inline int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
   return bytes_of(times(most, threads));
 }
 
-// The outputs of one filled window; `result`: where vectors go that cannot be computed in y itself.
+// Compute the outputs of one filled window. result: a buffer for vectors that cannot be computed in y itself.
 inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
                           const float* window, const float* filter, ptrdiff_t filter_stream, const Finish& finish,
                           const Images& y, float* result) {

@@ -1,10 +1,9 @@
-// Convolution as a matrix product whose left side, the im2col matrix, is never written down: the register tile reads it
-// straight from a small packed window of the image. Any stride, padding, dilation and groups.
+// Convolution as a matrix product whose left side, the im2col matrix, is never stored: register tiles read it directly
+// from a small packed window of the image. Any stride, padding, dilation and groups.
 //
-// A window holds VL channels a vector (*blocked*), or, where an image has so few channels that most of a vector would
-// be padding, one plane a channel (*planar*; first layers). Backward data with stride is one such product for each
-// residue of the output position: within a residue the filter elements that take part are the same, and the stride
-// is 1.
+// A window holds vectors of VL channels (*blocked*), or one plane per channel (*planar*) if there are so few channels,
+// as in first layers, that most of a vector would be padding. Strided backward data is one such product for each
+// residue of the output position: all outputs of a residue use the same filter elements, with stride 1.
 #include "common/stage.h"
 #include "implicit_gemm/filter.h"
 #include "implicit_gemm/filter_gradient.h"
@@ -14,7 +13,7 @@ using namespace implicit_gemm;
 
 namespace {
 
-// Bytes of the packed filter, or of its gradient's accumulator. rows: channels of one group that are summed over.
+// Return the bytes of the packed filter, or of its gradient's accumulator. rows: channels of one group to sum over.
 int64_t filter_bytes(const Geometry& g, int rows, int lanes) {
   return bytes_of(times(g.groups, filter_floats(g, rows, lanes)));
 }

@@ -1,4 +1,4 @@
-// Forward of a planar window into a planar image: neighbouring pixels lie in the vectors, and nothing is transposed.
+// Forward from a planar window to a planar image: vectors hold neighbouring pixels, and nothing is transposed.
 #pragma once
 
 #include "common/matmul.h"
@@ -6,16 +6,16 @@
 
 namespace implicit_gemm {
 
-// Part of an image that is computed from one window.
+// The part of an image that is computed from one window.
 struct BandOfImage {
   int64_t image;
   int top, left, height, width;
 };
 
-constexpr int PIXEL_VECTORS = 3;  // MR_TRANSPOSED filters by so many vectors of pixels fill the registers
+constexpr int PIXEL_VECTORS = 3;  // with MR_TRANSPOSED filters they fill the registers
 
-// FILTERS filters by VECTORS vectors of pixels; bias: a float for each filter.
-//   window + offsets[i]: the pixels that element i of the filters meets; filter + i * VL: that element, filter by filter
+// Compute FILTERS filters for VECTORS vectors of pixels. bias: a float for each filter.
+//   window + offsets[i]: the pixels for element i of the filters; filter + i * VL: that element of each filter
 template <int FILTERS, int VECTORS>
 INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& offsets, const float* filter,
                            const float* bias, float* y, ptrdiff_t channel_stride) {
@@ -42,8 +42,8 @@ INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& of
     for (int j = 0; j < VECTORS; ++j) store(y + i * channel_stride + j * VL, sum[i][j]);
 }
 
-// Calls body(first column, vectors) over at least VL columns. The last vectors end where the row ends: they compute
-// some pixels a second time, so that no vector is partial.
+// Call body(first column, vectors) over at least VL columns. The last vectors end where the row ends and recompute some
+// pixels, so that no vector is partial.
 template <class Body>
 INLINE void for_pixel_tiles(int columns, Body body) {
   const int vectors = blocks_of(columns), tiles = ceil_div(vectors, std::min(PIXEL_VECTORS, columns / VL));
@@ -59,7 +59,7 @@ INLINE void for_pixel_tiles(int columns, Body body) {
   }
 }
 
-// One row of outputs of `filters` filters, at most FILTERS.
+// Compute one row of outputs of `filters` filters, at most FILTERS.
 template <int FILTERS>
 INLINE void row_of_pixels(int filters, const float* window, const std::vector<ptrdiff_t>& offsets, const float* filter,
                           const float* bias, int columns, float* y, ptrdiff_t channel_stride) {
@@ -72,7 +72,7 @@ INLINE void row_of_pixels(int filters, const float* window, const std::vector<pt
   });
 }
 
-// `rows` rows of `columns` floats, one behind the other.
+// Write `rows` contiguous rows of `columns` floats to rows that are `stride` elements apart.
 template <class T>
 void write_rows(const float* from, int rows, int columns, T* to, ptrdiff_t stride) {
   for (int i = 0; i < rows; ++i)
@@ -80,9 +80,9 @@ void write_rows(const float* from, int rows, int columns, T* to, ptrdiff_t strid
       store_first(to + i * stride + j, load_first(from + ptrdiff_t(i) * columns + j, columns - j), columns - j);
 }
 
-static_assert(MR_TRANSPOSED <= NV * VL);  // rows of results, for which there is room
+static_assert(MR_TRANSPOSED <= NV * VL);  // the rows of results fit the buffer
 
-// The outputs of one filled window, of at least VL columns; `result`: where they go first unless y has floats.
+// Compute the outputs of one filled window, at least VL columns wide. result: a buffer, used unless y holds floats.
 inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
                             const std::vector<ptrdiff_t>& offsets, const float* window, const float* filter,
                             ptrdiff_t filter_stream, const Finish& finish, const Images& y, float* result) {

@@ -1,4 +1,4 @@
-// Which filter element meets which pixel: the taps of forward, and of each residue of backward data.
+// The taps: which filter element is multiplied by which pixel, in forward and in each residue of backward data.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace implicit_gemm {
 
-// Filter element (r, s), and which input pixel it meets: (output row * stride + row, output column * stride + column).
+// Filter element (r, s), multiplied by input pixel (output row * stride + row, output column * stride + column).
 struct Tap {
   int row, column, r, s;
 };
@@ -29,11 +29,11 @@ Span span_of(const Taps& taps, Member member) {
 constexpr bool is_planar(int channels) { return blocks_of(channels) * VL >= 2 * channels; }
 constexpr int padded(int channels) { return is_planar(channels) ? channels : blocks_of(channels) * VL; }
 
-// One convolution with `taps`, from x to y; h and w of y say how many outputs.
+// One convolution with `taps`, from x to y; the height and width of y are the numbers of outputs.
 struct Product {
   Taps taps;
   int stride_h, stride_w;
-  ptrdiff_t filter_offset;  // where its part of the packed filter begins, in floats
+  ptrdiff_t filter_offset;  // offset of its part in the packed filter, in floats
 };
 
 inline Taps forward_taps(const Geometry& g) {
@@ -44,7 +44,7 @@ inline Taps forward_taps(const Geometry& g) {
   return taps;
 }
 
-// The residues modulo the stride of those rows (or columns) of dx that any of the taps reaches.
+// Return the residues modulo the stride of the rows (or columns) of dx that any tap reaches.
 inline std::vector<int> reached(int64_t taps, int64_t stride, int64_t pad, int64_t dilation) {
   std::vector<int> residues;
   for (int64_t tap = 0; tap < taps; ++tap) {
@@ -59,7 +59,7 @@ inline std::vector<int> reached(int64_t taps, int64_t stride, int64_t pad, int64
 inline std::vector<int> reached_rows(const Geometry& g) { return reached(g.r, g.stride_h, g.pad_h, g.dilation_h); }
 inline std::vector<int> reached_columns(const Geometry& g) { return reached(g.s, g.stride_w, g.pad_w, g.dilation_w); }
 
-// The taps that reach dx pixels (a + stride_h * i, b + stride_w * j); they read dy at (i + row, j + column).
+// Return the taps that reach dx pixels (a + stride_h * i, b + stride_w * j); they read dy at (i + row, j + column).
 inline Taps backward_data_taps(const Geometry& g, int a, int b) {
   Taps taps;
   for (int r = 0; r < g.r; ++r)
@@ -71,7 +71,7 @@ inline Taps backward_data_taps(const Geometry& g, int a, int b) {
   return taps;
 }
 
-// Calls body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
+// Call body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
 // reaches.
 template <class Body>
 void for_products(const Geometry& g, bool backward_data, int rows, const Images& y, Body body) {
@@ -91,7 +91,7 @@ void for_products(const Geometry& g, bool backward_data, int rows, const Images&
     }
 }
 
-// The work of one group. A 1x1 filter without padding sees only every stride-th pixel: as if there were no others.
+// The convolution of one group. For an unpadded 1x1 filter, the strided image is a view of every stride-th pixel.
 struct Call {
   Geometry geometry;
   Images x, y;
@@ -103,7 +103,7 @@ inline Call make_call(Geometry g, bool backward_data, const Images& x, const Ima
   return backward_data ? Call{g, x, every(y, stride_h, stride_w)} : Call{g, every(x, stride_h, stride_w), y};
 }
 
-// Are there pixels of dx that no tap reaches?
+// Return whether dx has pixels that no tap reaches.
 inline bool leaves_gaps(const Geometry& g) {
   return int64_t(reached_rows(g).size()) < g.stride_h || int64_t(reached_columns(g).size()) < g.stride_w;
 }

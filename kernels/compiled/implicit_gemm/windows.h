@@ -5,8 +5,8 @@
 
 namespace implicit_gemm {
 
-// The input of rows x columns outputs. Blocked: [C / VL][height][width][VL]. Planar: [C][height][stride_w][width]: the
-// columns of one residue next to each other, so that neighbouring outputs read neighbouring floats.
+// The input of rows x columns outputs. Blocked: [C / VL][height][width][VL]. Planar: [C][height][stride_w][width], with
+// the columns of a residue contiguous, so that neighbouring outputs read neighbouring floats.
 struct WindowShape {
   bool planar;
   int channels, height, width, residues;
@@ -25,11 +25,11 @@ inline WindowShape window_shape(bool planar, int channels, const Taps& taps, int
   const int64_t width = int64_t(columns - 1) * stride_w + span_of(taps, &Tap::column).size();
   for (const int64_t size : {height, width}) require_size("a size of the padded input", size);
   const WindowShape shape{planar, channels, int(height), ceil_div(int(width), residues), residues};
-  times(times(shape.row(), height), shape.planes());  // floats() is no more than 64 bits hold
+  times(times(shape.row(), height), shape.planes());  // floats() must not overflow
   return shape;
 }
 
-// Distance of each block of the product's inner dimension from a window's start: (channel or channel block, tap).
+// Return the offset in a window of each block of the inner dimension: (channel or channel block, tap).
 inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
   std::vector<ptrdiff_t> offsets;
   const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
@@ -56,7 +56,7 @@ void fill_planar(const T* first_element, const Images& x, const Region& r, const
       }
 }
 
-// `r` without channel: all channels of the image.
+// Fill a window with a region of all channels of an image; r.channel is ignored.
 inline void fill_window(const Images& x, Region r, const WindowShape& shape, float* to) {
   if (shape.planar) return x.data.visit([&](const auto* first) { fill_planar(first, x, r, shape, to); });
   for (int block = 0; block < blocks_of(x.c); ++block) {

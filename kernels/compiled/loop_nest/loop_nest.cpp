@@ -1,6 +1,6 @@
-// Convolution as its definition has it: seven loops, direct sums, no buffers. Whatever the limit on workspace is, this
-// runs. Vectors are neighbouring outputs of a row (forward, backward data) or channels (backward filter); operands that
-// do not lie next to each other, or are in half precision, are copied to the stack, a few hundred at a time.
+// Convolution by its definition: seven loops, direct sums, no workspace, so that it runs under any workspace limit.
+// Vectors are neighbouring outputs of a row (forward, backward data) or channels (backward filter); operands that are
+// not contiguous, or are in half precision, are copied to the stack, a few hundred at a time.
 #include "common/stage.h"
 #include "loop_nest/loops.h"
 

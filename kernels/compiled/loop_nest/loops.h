@@ -1,22 +1,22 @@
-// The loops of a convolution as its definition has them. Each element of a result is summed by one thread, in an order
-// that depends on the problem alone, of the products that the definition names and no others: the padding is left out.
+// The loops of a convolution by its definition. Each element of a result is summed by one thread, in an order that
+// depends only on the problem. Products with the padding are left out.
 #pragma once
 
 #include "loop_nest/tile.h"
 
 namespace loop_nest {
 
-// One dimension: the inputs that outputs meet. Forward, output o meets input o * stride + tap * dilation - pad with each
-// tap. In backward data, where outputs are elements of dx, that is solved for the element of dy, if it is whole.
+// The inputs that outputs read along one dimension. In forward, output o reads input o * stride + tap * dilation - pad
+// for each tap. In backward data, outputs are elements of dx, and the equation is solved for the element of dy.
 struct Axis {
   int64_t taps, stride, pad, dilation, inputs, outputs;
   bool backward;
 
-  // Outputs 0, `every`, 2 * `every`, ... meet inputs that are `step` apart; so do those that begin elsewhere.
+  // Outputs that are `every` apart read inputs that are `step` apart.
   int64_t every() const { return backward ? stride : 1; }
   int64_t step() const { return backward ? 1 : stride; }
 
-  // Whether there is an input for output and tap, which may lie outside of the image.
+  // Return whether there is an input for this output and tap; it may be outside the image.
   bool meets(int64_t output, int64_t tap, int64_t& input) const {
     if (!backward) {
       input = output * stride + tap * dilation - pad;
@@ -32,7 +32,7 @@ struct Axis {
   }
 };
 
-// Those of the inputs first, first + step, ... of `count` that are within 0 ... size - 1: numbers begin ... end - 1.
+// The range begin ... end - 1 of i, of `count` in all, for which input first + i * step is within 0 ... size - 1.
 struct Range {
   int begin, end;
 
@@ -50,13 +50,13 @@ struct Filter {
       : k(w.stride_n()), c(w.stride_c()), r(w.stride_h()), s(w.stride_w()) {}
 };
 
-// A 1x1 filter that meets each pixel alone sees the image as one row.
+// View the image as one row, which is equivalent for a 1x1 filter with stride 1 and no padding.
 inline void flatten(TensorArgument& image) {
   image.w *= image.h;
   image.h = 1;
 }
 
-// Forward: x -> y; backward data: in = dy, out = dx. bias: null, or one for each channel of out.
+// Compute forward (x -> y) or backward data (in = dy, out = dx). bias: one value per channel of out, or null.
 template <class T>
 void correlate(const Geometry& g, bool backward, TensorArgument in, const TensorArgument& w, const T* bias,
                TensorArgument out, int threads) {
@@ -121,7 +121,7 @@ void correlate(const Geometry& g, bool backward, TensorArgument in, const Tensor
   }
 }
 
-// dw += the gradient, in double whatever the type, rounded once.
+// Add the gradient to dw. It is summed in double for every element type, and rounded once.
 template <class T>
 void add_gradient(const Geometry& g, const TensorArgument& x, const TensorArgument& dy, const TensorArgument& dw,
                   int threads) {

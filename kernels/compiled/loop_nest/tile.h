@@ -1,4 +1,4 @@
-// The inner loops: rows of operands as numbers, and a small tile of products that is added to rows of sums.
+// The inner loops: rows of operands as numbers, and small tiles of products that are added to rows of sums.
 #pragma once
 
 #include <type_traits>
@@ -7,22 +7,22 @@
 
 namespace loop_nest {
 
-constexpr int OUT = 8;      // rows of sums together
-constexpr int IN = 4;       // rows that are added to them at a time
-constexpr int LANES = 128;  // of a row, at most; all rows of a thread together fit its first cache
+constexpr int OUT = 8;      // rows of sums at a time
+constexpr int IN = 4;       // rows added to them at a time
+constexpr int LANES = 128;  // of a row, at most; all rows of a thread fit its L1 cache
 
-// What an element is computed with: float, or double.
+// The type in which an element is computed: float or double.
 template <class T>
 using Number = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Calls body with a pointer of their type.
+// Call body with a pointer of the elements' type.
 template <class Body>
 void visit(const Elements& elements, Body body) {
   if (elements.type == FLOAT64) return body(elements.as<double>());
   elements.visit(body);
 }
 
-// `count` elements `step` apart as numbers: where they lie if that can be, else in `copy`.
+// Return `count` elements that are `step` apart as numbers: in place if possible, otherwise in `copy`.
 template <class T>
 INLINE const Number<T>* numbers(const T* from, ptrdiff_t step, int count, Number<T>* copy) {
   if constexpr (std::is_same_v<T, Number<T>>) {
@@ -38,7 +38,7 @@ INLINE const Number<T>* numbers(const T* from, ptrdiff_t step, int count, Number
   return copy;
 }
 
-// The opposite. sums: may be in more than the elements' numbers.
+// Store a row of sums, which may have a higher precision than the elements.
 template <class T, class Sum>
 INLINE void store_row(const Sum* sums, int count, T* to, ptrdiff_t step) {
   if constexpr (std::is_same_v<T, Number<T>>) {
@@ -52,7 +52,7 @@ INLINE void store_row(const Sum* sums, int count, T* to, ptrdiff_t step) {
   }
 }
 
-// Rows of sums, each with an own number of a `factors` row for each of the rows that are added.
+// Rows of sums, and the factors by which each added row is multiplied: one for each row of sums.
 template <class Sum>
 struct Sums {
   Sum rows[OUT][LANES], factors[OUT][IN];
@@ -61,7 +61,7 @@ struct Sums {
     for (int j = 0; j < count; ++j) rows[row][j] = value;
   }
 
-  // Adds `ins` rows of `count` numbers to `outs` rows of sums, from lane `first` on.
+  // Add `ins` rows of `count` numbers, times their factors, to `outs` rows of sums, from lane `first` on.
   template <class T>
   void add(int outs, int ins, const T* const* in, int first, int count) {
     if (outs == OUT && ins == IN) return add_tiles<OUT, IN>(outs, ins, in, first, count);

@@ -1,8 +1,8 @@
 // The filter gradient of 1x1 convolutions: dw += dy x^T, summed over the pixels of the mini-batch.
 //
-// Where the channels of a pixel lie next to each other, it is a sum of outer products. Where pixels lie next to each
-// other, each element is a dot product of two planes: the vectors of a tile's sums are added up at its end, so that
-// nothing has to be transposed. Either way, a *chunk* of pixels is copied to where its vectors follow each other.
+// If the channels of a pixel are contiguous, it is a sum of outer products. If pixels are contiguous, each element is a
+// dot product of two planes, and the lanes of a tile's sums are added at its end, so that nothing has to be transposed.
+// Either way, a *chunk* of pixels is first copied to contiguous vectors.
 #pragma once
 
 #include <omp.h>
@@ -31,7 +31,7 @@ constexpr int DOT_ROWS = VL == 16 ? 6 : 3;  // of dy
 constexpr int DOT_COLUMNS = 4;              // of x; accumulators, a vector of x and DOT_ROWS of dy fit the registers
 typedef float Dots __attribute__((vector_size(DOT_COLUMNS * sizeof(float)), aligned(4), may_alias));
 
-// Sums of neighbouring lanes: in every four lanes two of a, then two of b.
+// Return the sums of neighbouring lanes: every four lanes have two of a, then two of b.
 INLINE Vec pair_sums(Vec a, Vec b) {
   Lanes even, odd;
   for (int i = 0; i < VL; ++i) {
@@ -41,7 +41,7 @@ INLINE Vec pair_sums(Vec a, Vec b) {
   return shuffled(a, b, even) + shuffled(a, b, odd);
 }
 
-// The sums of all lanes of each vector.
+// Return the sum of the lanes of each vector.
 INLINE Dots lane_sums(const Vec (&sum)[DOT_COLUMNS]) {
   float quarters[VL];
   store(quarters, pair_sums(pair_sums(sum[0], sum[1]), pair_sums(sum[2], sum[3])));
@@ -63,7 +63,7 @@ INLINE void add_dot_products(const Vec (&sum)[ROWS][DOT_COLUMNS], const MatrixPl
   }
 }
 
-// a: vector `step` of row i at a[(step * ROWS + i) * VL]; b: of column j at b[(step * DOT_COLUMNS + j) * VL].
+// Vector `step` of row i is at a[(step * ROWS + i) * VL], that of column j at b[(step * DOT_COLUMNS + j) * VL].
 template <int ROWS>
 INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, const MatrixPlace& to) {
   if constexpr (ROWS > 1) {
@@ -86,13 +86,13 @@ INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, con
 
 // ---- plan ----------------------------------------------------------------------------------------------------------
 
-// One group. Small gradients have sums for each thread, which sums its own pixels (`parts` = threads); of a large one
-// each thread computes its own elements (`parts` = 1). In float32 the first part adds to dw itself, the others to
-// copies of it. In half precision all add to copies, since dw is rounded once.
+// The filter gradient of one group. If it is small, each thread has its own sums over its own pixels (`parts` =
+// threads); if it is large, each thread computes its own elements (`parts` = 1). In float32 the first part adds to dw
+// itself, the others to copies of it. In half precision all add to copies, so that dw is rounded only once.
 struct FilterGradient {
-  static constexpr int ROW_CHANNELS = 64;  // of dy at once: whole cache lines, neighbours of which a processor fetches
+  static constexpr int ROW_CHANNELS = 64;  // of dy at a time: whole cache lines, next to which the processor prefetches
 
-  Images x, dy;  // pixel by pixel
+  Images x, dy;  // x: only the pixels that dy uses
   int threads;
   int k_block, chunk, c_block;
 
@@ -114,7 +114,7 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
-  // Pixels of which four register tiles' channels of dy and one's of x fit L1 together.
+  // Return how many pixels a chunk has, so that channels of four register tiles of dy and one of x fit L1 together.
   int choose_chunk() const {
     constexpr int64_t L1_FLOATS = 7 * 1024;
     const int of_tiles =
@@ -126,7 +126,7 @@ struct FilterGradient {
 
   int k_blocks() const { return ceil_div(dy.c, k_block); }
 
-  // Channels of x whose chunk stays in a core's L2 while all of dy passes by.
+  // Return how many channels of x to take, so that their chunk stays in a core's L2 during a pass over dy.
   int choose_c_block() const {
     constexpr int64_t L2_FLOATS = 64 * 1024;
     constexpr int UNIT = NV_TRANSPOSED * VL;
@@ -136,7 +136,7 @@ struct FilterGradient {
     return block;
   }
 
-  // Channels of x that one thread of a team copies at once: much of a pixel, but whole cache lines for each of them.
+  // Return how many channels of x a thread of a team copies at a time: long runs of each pixel, in whole cache lines.
   int copied_channels(int team) const {
     constexpr int MOST = 256, LEAST = 4 * VL;
     return std::min(MOST, ceil_div(ceil_div(x.c, team), LEAST) * LEAST);
@@ -147,7 +147,7 @@ struct FilterGradient {
   int64_t scratch_floats() const { return plus(times(parts(), x_floats()), times(threads, dy_floats())); }
 };
 
-// A chunk of pixels, and the elements of dw that one thread computes of it.
+// A chunk of pixels, and the elements of dw that one thread computes from it.
 struct GradientTask {
   int64_t first;
   int count, c, c_end, k;
@@ -196,7 +196,7 @@ inline void add_dot_products(const FilterGradient& f, const GradientTask& task, 
     }
 }
 
-// Adds the pixels [begin, end) to dw: what `rank` of a team of `size` threads does of it. All of them call this.
+// Add the pixels [begin, end) to dw: the share of thread `rank` in a team of `size` threads, all of which call this.
 inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int rank, int size, float* x, float* dy,
                        float* dw) {
   const Images seen = f.pixels_are_rows() ? f.x : joined_rows(f.x);
@@ -222,7 +222,7 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
   }
 }
 
-// Adds to dw, and to the copies of it, one behind the other. scratch: scratch_floats().
+// Add to dw and to its copies, which are stored one after another. scratch: scratch_floats() floats.
 inline void add_gradient(const FilterGradient& f, const Elements& dw, float* copies, float* scratch) {
   const int64_t pixels = f.pixels(), parts = f.parts(), of_filter = int64_t(f.x.c) * f.dy.c;
   const auto sums_of = [&](int64_t part) {
@@ -244,7 +244,7 @@ inline void add_gradient(const FilterGradient& f, const Elements& dw, float* cop
   }
 }
 
-// dw += its copies, `count` of them, each of as many elements as dw; rounded once.
+// Add `count` copies, of `of_filter` elements each, to a vector of dw, rounding once.
 template <class T>
 INLINE void add_copies(T* dw, int lanes, const float* copies, int64_t count, int64_t of_filter) {
   Vec sum = load_first(dw, lanes);

@@ -1,5 +1,5 @@
-// Pixels counted through a mini-batch: image by image, row by row. Ranges of them are copied to small matrices and
-// back, one channel a row (*planes*) or one pixel a row (*rows*), as they lie in memory: nothing is transposed.
+// Pixels, numbered through a mini-batch: image by image, row by row. Ranges of them are copied to small matrices and
+// back, with one channel per row (*planes*) or one pixel per row (*rows*), as in memory: nothing is transposed.
 #pragma once
 
 #include "common/checks.h"
@@ -12,12 +12,12 @@ namespace pointwise {
 
 constexpr int64_t pixels_of_image(const Images& x) { return int64_t(x.h) * x.w; }
 
-// Do all pixels of a mini-batch lie in one row, equally far apart?
+// Return whether all pixels of a mini-batch are equally spaced, as in one long row.
 static inline bool is_one_row(const Images& x) {
   return (x.h == 1 || x.sh == x.w * x.sw) && x.sn == pixels_of_image(x) * x.sw;
 }
 
-// Where all pixels of an image do: one long row for each image.
+// Return the images as one long row each, if their pixels are equally spaced; otherwise unchanged.
 static inline Images joined_rows(Images x) {
   if (x.sh != x.w * x.sw || pixels_of_image(x) > LARGEST_SIZE) return x;
   x.w *= x.h;
@@ -31,13 +31,13 @@ static inline Images channels_of(Images x, int first, int count) {
   return x;
 }
 
-// Neighbours in one row of an image: `count` pixels, of which the first is number `offset` of the range.
+// `count` neighbouring pixels in one row of an image; the first is number `offset` of the range.
 struct Run {
   int64_t image;
   int row, column, offset, count;
 };
 
-// Calls body(run) over pixels [first, first + count) of x.
+// Call body(run) for the runs of pixels [first, first + count) of x.
 template <class Body>
 INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
   for (int offset = 0; offset < count;) {
@@ -49,7 +49,7 @@ INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
   }
 }
 
-// VL elements, `step` apart. Reads nothing behind the last of them.
+// Load VL elements that are `step` apart, without reading past the last of them.
 template <class T>
 INLINE Vec load_every(const T* from, ptrdiff_t step) {
   if (step == 1) return load(from);
@@ -63,7 +63,7 @@ INLINE Vec load_every(const T* from, ptrdiff_t step) {
   return value;
 }
 
-// Writes elements `step` apart and zeros between and behind them, `width` in all.
+// Write elements `step` apart, with zeros between and after them, `width` elements in all.
 template <class T>
 INLINE void store_every(const float* from, int count, ptrdiff_t step, T* to, int width) {
   int i = 0;
@@ -85,13 +85,13 @@ INLINE void store_every(const float* from, int count, ptrdiff_t step, T* to, int
 
 // ---- planes --------------------------------------------------------------------------------------------------------
 
-// The pixels of a run, of channels [begin, end): see copy_planes.
+// Copy the pixels of a run, for channels [begin, end): see copy_planes.
 template <int STEP, class T>
 INLINE void copy_run(const T* pixels, const Images& x, const Run& run, int begin, int end, int stride, float* to) {
   const ptrdiff_t block = ptrdiff_t(stride) * VL, step = STEP == AT_RUN_TIME ? x.sw : STEP;
   const int head = std::min(run.count, (VL - run.offset % VL) % VL);
   const T* from = pixels + x.offset(run.image, 0, run.row, run.column);
-  float* part = to + run.offset / VL * block + run.offset % VL;  // of a vector that another run begins
+  float* part = to + run.offset / VL * block + run.offset % VL;  // the rest of a vector that an earlier run began
   for (int c = begin; c < end && head; ++c)
     for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = value_of(from[c * x.sc + i * step]);
   float* vectors = to + (run.offset + head) / VL * block;
@@ -104,7 +104,7 @@ INLINE void copy_run(const T* pixels, const Images& x, const Run& run, int begin
 
 template <class T>
 INLINE void copy_planes_from(const T* pixels, const Images& x, int64_t first, int count, int stride, float* to) {
-  constexpr int ROWS = 8;  // of x at once: as many streams as a processor follows, and whole cache lines of the result
+  constexpr int ROWS = 8;  // of x at a time: as many streams as a processor tracks, and whole cache lines of the result
   for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / VL) * stride + c) * VL, Vec{});
   for_runs(x, first, count, [&](const Run& run) {
     for (int begin = 0; begin < x.c; begin += ROWS) {
@@ -119,15 +119,15 @@ INLINE void copy_planes_from(const T* pixels, const Images& x, int64_t first, in
   });
 }
 
-// `count` pixels of every channel in blocks of VL: pixel p of channel c at to[(p / VL * stride + c) * VL + p % VL];
-// zeros up to a whole number of vectors.
+// Copy `count` pixels of every channel in blocks of VL, padded with zeros: pixel p of channel c goes to to[(p / VL *
+// stride + c) * VL + p % VL].
 static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
   x.data.visit([&](const auto* pixels) { copy_planes_from(pixels, x, first, count, stride, to); });
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
-// All channels of `count` pixels: channel c of pixel p at to[p * x.c + c].
+// Copy all channels of `count` pixels: channel c of pixel p goes to to[p * x.c + c].
 static inline void copy_rows(const Images& x, int64_t first, int count, float* to) {
   x.data.visit([&](const auto* pixels) {
     for_runs(x, first, count, [&](const Run& run) {
@@ -137,8 +137,8 @@ static inline void copy_rows(const Images& x, int64_t first, int count, float* t
   });
 }
 
-// All channels of `count` pixels in blocks of VL: channel c of pixel p at to[c / VL * block + p * VL + c % VL]; zeros
-// up to a whole number of vectors.
+// Copy all channels of `count` pixels in blocks of VL, padded with zeros: channel c of pixel p goes to to[c / VL *
+// block + p * VL + c % VL].
 static inline void copy_blocked_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
   x.data.visit([&](const auto* pixels) {
     for_runs(x, first, count, [&](const Run& run) {
@@ -150,9 +150,9 @@ static inline void copy_blocked_rows(const Images& x, int64_t first, int count, 
   });
 }
 
-// ---- back ----------------------------------------------------------------------------------------------------------
+// ---- writing to images ---------------------------------------------------------------------------------------------
 
-// Pixels that are `stride` apart in images; what lies between them is zero.
+// Pixels that are a stride apart in images; those between them are zero.
 struct Spread {
   Images whole;
   int64_t stride_h, stride_w;
@@ -161,7 +161,7 @@ struct Spread {
   bool is_dense() const { return stride_h == 1 && stride_w == 1; }
 };
 
-// Calls body(top, bottom, left, right): the part of the whole image up to the neighbours of a run's pixels.
+// Call body(top, bottom, left, right) with the part of the whole image from a run's pixels up to the next ones.
 template <class Body>
 INLINE void with_cell(const Spread& y, const Run& run, Body body) {
   const int64_t bottom = std::min<int64_t>(y.whole.h, (run.row + 1) * y.stride_h);
@@ -169,8 +169,8 @@ INLINE void with_cell(const Spread& y, const Run& run, Body body) {
   body(int(run.row * y.stride_h), int(bottom), int(run.column * y.stride_w), int(right));
 }
 
-// Writes `channels` planes of `count` pixels from channel `channel` on: pixel p of plane c from from[c * row + p]. The
-// epilogue is computed there before, where pixels are dense, as in forward.
+// Write `channels` planes of `count` pixels from channel `channel` on: pixel p of plane c is from[c * row + p]. If
+// pixels are dense, as in forward, the epilogue is applied to `from` first.
 template <class T>
 INLINE void spread_planes_to(T* pixels, const Spread& y, int channel, int channels, int64_t first, int count,
                              float* from, ptrdiff_t row, const Epilogue& epilogue) {
@@ -204,7 +204,7 @@ static inline void spread_planes(const Spread& y, int channel, int channels, int
   });
 }
 
-// Writes the same channels in rows: channel channel + c of pixel p from from[p * row + c].
+// Write the same channels from rows: channel `channel` + c of pixel p is from[p * row + c].
 template <class T>
 INLINE void spread_rows_to(T* pixels, const Spread& y, int channel, int channels, int64_t first, int count,
                            float* from, ptrdiff_t row, const Epilogue& epilogue) {

@@ -1,5 +1,5 @@
-// 1x1 convolutions as matrix products on the activations as they lie in memory (product.h, gradient.h): any stride and
-// groups, no padding. A filter that is strided sees only every stride-th pixel.
+// 1x1 convolutions as matrix products on activations in their own layout (product.h, gradient.h): any stride and
+// groups, no padding. A strided filter reads only every stride-th pixel.
 #include "common/stage.h"
 #include "pointwise/gradient.h"
 
@@ -13,7 +13,7 @@ void require_pointwise(const Geometry& g) {
   for (const int64_t pad : {g.pad_h, g.pad_w}) require_equal("the padding", pad, 0);
 }
 
-// Images of one pixel lie in both formats at once.
+// Treat images of one pixel, which are in both memory formats at once, as channels-last.
 TensorArgument as_rows_if_both(TensorArgument tensor) {
   if (tensor.h * tensor.w == 1) tensor.channels_last = 1;
   return tensor;
@@ -44,9 +44,9 @@ int64_t packed_bytes_of(const Geometry& g, int64_t rows, int64_t lanes) {
   return bytes_of(times(g.groups, packed_floats(rows, lanes)));
 }
 
-constexpr int PACKED_TOGETHER = 8;  // blocks of lanes: whole cache lines of a filter whose lanes follow each other
+constexpr int PACKED_TOGETHER = 8;  // blocks of lanes: whole cache lines if the lanes of a filter are contiguous
 
-// Blocks of VL lanes from `first_block` on: lane l of row r at packed[(l / VL * rows + r) * VL + l % VL].
+// Pack blocks of VL lanes from `first_block` on: lane l of row r goes to packed[(l / VL * rows + r) * VL + l % VL].
 void pack_lanes(const FilterView& view, int first_block, float* packed) {
   const int last_block = std::min(blocks_of(view.lanes), first_block + PACKED_TOGETHER);
   for (int row = 0; row < view.rows; row += VL)
@@ -127,7 +127,7 @@ struct Pointwise {
     }
   }
 
-  // Adds to dw, and to its copies, which begin as zeros.
+  // Add to dw and to its copies, which start at zero.
   static void accumulate(const Stage& stage, const Slice& slice) {
     const Geometry& g = stage.geometry;
     const TensorArgument& dw = slice.w;

@@ -1,8 +1,8 @@
 // Forward and backward data of 1x1 convolutions: out = w in at every pixel, with w or its transpose packed.
 //
-// Where the channels of a pixel lie next to each other, pixels are the rows of a register tile, read in their place,
-// and the vectors run along the packed filter. Where pixels lie next to each other, channels of the result are the
-// rows, the vectors run along the pixels, and a range of pixels is first copied to where its vectors follow each other.
+// If the channels of a pixel are contiguous, the rows of a register tile are pixels, read in place, and its vectors run
+// along the packed filter. If pixels are contiguous, the rows are channels of the result, the vectors run along the
+// pixels, and a range of pixels is first copied to contiguous vectors.
 #pragma once
 
 #include <omp.h>
@@ -12,7 +12,7 @@
 
 namespace pointwise {
 
-// Rows `row` floats apart in memory; a register tile writes those that exist.
+// A matrix whose rows are `row` floats apart; a register tile writes only rows and columns that exist.
 struct MatrixPlace {
   float* data;
   ptrdiff_t row;
@@ -22,16 +22,16 @@ struct MatrixPlace {
 template <int ROWS, int VECTORS>
 using TileSums = const Vec (&)[ROWS][VECTORS];
 
-// What becomes of the sums of a tile: they are added to the bias, which may be null, or to what is there from earlier
-// channels. The epilogue follows, unless that is null.
+// The last steps for the sums of a tile: they are added to the bias, which may be null, or to the sums of earlier
+// channels. Then the epilogue is applied, unless it is null.
 struct TileFinish {
   const float* bias;
   bool earlier;
   const Epilogue* epilogue;
 };
 
-// Of pixels that are rows, with a bias for every column. Where all columns exist, and the activation compares with
-// bounds, nothing is asked for each vector: of few channels a tile takes as long to be stored as to be multiplied.
+// Store a tile whose rows are pixels, with a bias for every column, if all columns exist and the activation is a clamp.
+// Nothing is decided per vector: with few channels, storing a tile takes as long as multiplying it.
 template <int ROWS, int VECTORS, bool ADDS>
 INLINE void store_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
   const Epilogue& epilogue = *finish.epilogue;
@@ -51,7 +51,7 @@ INLINE void store_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& t
   }
 }
 
-// The same for every case.
+// Store a tile whose rows are pixels, in all cases.
 template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
 INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
 #pragma GCC unroll 4
@@ -68,7 +68,7 @@ INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, con
   }
 }
 
-// Of channels that are rows: a bias for every row.
+// Store a tile whose rows are channels, with a bias for every row.
 template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
 INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
 #pragma GCC unroll 16
@@ -109,12 +109,12 @@ INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row,
       });
 }
 
-// How the work of one group is cut: ranges of pixels, each in one image or counted through all of them, times ranges of
-// blocks of VL result channels.
+// How the work of one group is divided: ranges of pixels, either within one image or numbered through all images, times
+// ranges of blocks of VL result channels.
 struct Cut {
   int64_t spans, pixels_of_span;
-  int pixels;           // of a range
-  int blocks;           // of a range
+  int pixels;           // per range
+  int blocks;           // per range
   int64_t ranges_of_span, block_ranges;
 
   int64_t tasks() const { return spans * ranges_of_span * block_ranges; }
@@ -134,7 +134,7 @@ inline ProductTask task_of(const Cut& cut, int blocks, int64_t index) {
           std::min(blocks, first_block + cut.blocks)};
 }
 
-// One group. `in`: the pixels that are read; `out`: where the results are written.
+// The product of one group. in: the pixels that are read. out: where the results are written.
 struct Product {
   Images in;
   Spread out;
@@ -144,23 +144,23 @@ struct Product {
   int channels() const { return out.whole.c; }
   int blocks() const { return blocks_of(channels()); }
 
-  // Images whose last vector would be mostly empty are taken together.
+  // Return whether images are joined: if pixels are rows, or if padding each to vectors would cost too much.
   bool joins_images() const {
     const int64_t pixels = pixels_of_image(in), padded = ceil_div(pixels, int64_t(VL)) * VL;
     return pixels_are_rows() || (padded - pixels) * 16 > pixels;
   }
-  bool is_half() const { return in.data.type != FLOAT32; }  // widened where pixels are copied, rounded at the end
+  bool is_half() const { return in.data.type != FLOAT32; }  // widened when pixels are copied, rounded at the end
   bool buffers_result() const { return is_half() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
   bool copies_input() const { return is_half() || !pixels_are_rows() || !is_one_row(in); }
 
-  // Channels that are summed up before the sums are written: a register tile's share of both operands fits L1.
+  // Return how many channels to sum before sums are written, so that a register tile's part of both operands fits L1.
   int steps() const {
     constexpr int MOST = 256;
     return ceil_div(in.c, ceil_div(in.c, MOST));
   }
 
-  // Blocks of result channels in a task, where there are so many ranges of pixels. Where pixels are read in their
-  // place, narrow tasks cost no more: of all widths up to the wanted one that with which the busiest thread does least.
+  // Return how many blocks of result channels a task has, for this number of pixel ranges. If pixels are read in place,
+  // narrow tasks cost no more, so that the width is chosen that gives the busiest thread the least work.
   int blocks_of_task(int64_t ranges, int64_t wanted_tasks) const {
     const int64_t wanted = ceil_div(wanted_tasks, ranges);
     if (copies_input()) return int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
@@ -176,7 +176,7 @@ struct Product {
 
   Cut cut() const {
     constexpr int64_t RANGE_FLOATS = 48 * 1024;  // of a core's L2, for the pixels of a range
-    constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is cut, not read for each small range
+    constexpr int64_t SMALL_FILTER_FLOATS = 64 * 1024;  // a larger one is divided rather than read for each small range
     const int64_t of_image = pixels_of_image(in), wanted_tasks = int64_t{4} * threads;
     Cut cut{};
     cut.spans = joins_images() ? 1 : in.n;
@@ -187,7 +187,7 @@ struct Product {
     const bool is_small = times(in.c, channels()) <= SMALL_FILTER_FLOATS;
     while (is_small && most > 2 * unit && ranges() < wanted_tasks) most /= 2;
     most = ceil_div(most, int64_t(unit)) * unit;
-    int64_t count = ceil_div(cut.pixels_of_span, most);  // and as many for each thread
+    int64_t count = ceil_div(cut.pixels_of_span, most);  // increased until all threads get equally many
     while (count > 1 && times(cut.spans, count) % threads != 0 && count < cut.pixels_of_span) ++count;
     const int64_t share = ceil_div(cut.pixels_of_span, count);
     cut.pixels = int(pixels_are_rows() ? share : ceil_div(share, int64_t(VL)) * VL);
@@ -198,7 +198,7 @@ struct Product {
     return cut;
   }
 
-  // Of one thread: copied pixels, then results that wait to be written.
+  // Sizes per thread: copied pixels, then results before they are written.
   int64_t input_floats(const Cut& cut) const { return copies_input() ? times(cut.pixels, steps()) : 0; }
   int64_t result_floats(const Cut& cut) const {
     return buffers_result() ? times(cut.pixels, int64_t(cut.blocks) * VL) : 0;
@@ -209,7 +209,7 @@ struct Product {
   }
 };
 
-// The results of a task: in the images themselves, or in a buffer with `row` floats to a row. epilogue: null in a buffer.
+// The results of a task, in the images or in a buffer, with rows `row` floats apart. epilogue: null in a buffer.
 struct Results {
   float* data;
   ptrdiff_t row;
@@ -218,7 +218,7 @@ struct Results {
   const Epilogue* after(bool is_last) const { return is_last ? epilogue : nullptr; }
 };
 
-// Adds channels [first_step, first_step + steps) of the pixels of a task to its results.
+// Add the products of channels [first_step, first_step + steps) of the pixels of a task to its results.
 inline void multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
                             const float* bias, float* input, const Results& results) {
   const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
@@ -263,7 +263,7 @@ inline void multiply_channels(const Product& p, const ProductTask& task, int fir
   }
 }
 
-// input, result: this thread's parts of the scratch.
+// Run one task. input, result: this thread's parts of the scratch.
 inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias,
                      const Epilogue& epilogue, float* input, float* result) {
   const Images& y = p.out.whole;
@@ -284,7 +284,7 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
     spread_planes(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
 }
 
-// bias may be null. epilogue: of y, in forward. scratch: scratch_floats().
+// Compute the product of one group. bias may be null. epilogue: of y, in forward. scratch: scratch_floats() floats.
 inline void multiply(const Product& p, const float* packed, const float* bias, const Epilogue& epilogue,
                      float* scratch) {
   const Cut cut = p.cut();

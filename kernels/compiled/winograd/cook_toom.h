@@ -1,11 +1,11 @@
-// The matrices of F(M, R) by Cook and Toom, computed by the compiler from interpolation points (infinity is the last
-// one): y = A^T [(G g) * (B^T d)]. The finite points but 0 come in pairs +a, -a, whose rows (or columns) differ only in
-// the sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones.
-// Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). The Python twin: winograd/cook_toom.py.
+// The Cook-Toom matrices of F(M, R), computed at compile time from interpolation points, the last of which is infinity:
+// y = A^T [(G g) * (B^T d)]. The nonzero finite points come in pairs +a, -a, whose rows (or columns) differ only in the
+// sign of the odd (or even) entries, so that each pair costs one even and one odd sum instead of two full ones. Lavin
+// and Gray, Fast Algorithms for Convolutional Neural Networks (2015). The Python twin: winograd/cook_toom.py.
 //
-// A filter with stride S is the sum of S phases, filters with unit stride on every S-th pixel: phase p has the taps p,
-// p + S, p + 2 S, ... All have the points of the longest; one with a tap fewer does without infinity, and what it needs
-// at the other points is the same but for the last tap.
+// A convolution with stride S is the sum of S phases, convolutions with unit stride on every S-th pixel: phase p has
+// the taps p, p + S, p + 2 S, ... All phases use the points of the longest. A phase with one tap fewer leaves out
+// infinity; at the other points, its values are computed in the same way, without the last tap.
 #pragma once
 
 #include <utility>
@@ -29,7 +29,7 @@ struct Points<5> {
   static constexpr double at[] = {0.5, -0.5, 1.5, -1.5};
 };
 template <>
-struct Points<6> {  // half the error of 1, 2
+struct Points<6> {  // half the error of the points 1 and 2
   static constexpr double at[] = {0, 0.625, -0.625, 1.5, -1.5};
 };
 template <>
@@ -37,7 +37,7 @@ struct Points<8> {
   static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
 };
 
-// Coefficients of prod over finite points except `left_out` of (x - point); left_out = size - 1 leaves out none.
+// Compute the coefficients of the product of (x - point) over all finite points, or all but the point `left_out`.
 template <int SIZE>
 constexpr void polynomial(int left_out, double (&to)[SIZE]) {
   for (int i = 0; i < SIZE; ++i) to[i] = i == 0;
@@ -52,7 +52,7 @@ struct Matrix {
   double at[ROWS][COLUMNS] = {};
 };
 
-// The product of the distances of a finite point to the others.
+// Return the product of the distances of a finite point to the others.
 template <int SIZE>
 constexpr double spread(int point) {
   double product = 1;
@@ -72,7 +72,7 @@ constexpr Matrix<SIZE, SIZE> data_matrix(bool scaled) {  // B^T
   return m;
 }
 
-// Row i: the powers of point i, divided by `scaled` ? its spread : 1. Last row: infinity.
+// Row i: the powers of point i, divided by its spread if `scaled`. Last row: infinity.
 template <int SIZE, int TAPS>
 constexpr Matrix<SIZE, TAPS> point_matrix(bool scaled) {  // G, and A
   Matrix<SIZE, TAPS> m;
@@ -91,11 +91,11 @@ INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
   return sum + broadcast(float(factor)) * value;
 }
 
-// Maps one dimension, IN vectors to OUT vectors, COUNT of SIZE points on one of the sides: all, or the finite ones.
-// NEGATED: whether the row of a point -a is that of +a with the signs of its even entries changed, not of its odd ones.
 template <int SIZE>
 constexpr bool HAS_ZERO = SIZE % 2 == 0;
 
+// Map IN vectors to OUT vectors along one dimension. One side has COUNT of SIZE points: all of them, or the finite ones.
+// NEGATED: the row of a point -a is that of +a with the signs of its even entries changed, instead of its odd ones.
 template <class Map, int SIZE>
 INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {
   const auto row = [&](int i) INLINE_LAMBDA {
@@ -158,10 +158,10 @@ struct FromPoints {  // A^T: COUNT -> M, or G^T (scaled): COUNT -> R
   }
 };
 
-// The phases of R taps with stride S, which share SIZE points. Along one dimension the products of all phases, WINDOW of
-// them, follow each other, and so do the values of the transformed filter, FILTERS of them. Both are fewer by one for
-// each of the last phases, `LATE` of them, which have a tap fewer. A phase of a single tap has one value for all points,
-// which is the tap: the division by the spread is then done where x is transformed.
+// The phases of R taps with stride S, which share SIZE points. Along one dimension, the WINDOW products of all phases
+// are stored one after another, and so are the FILTERS values of the transformed filter. The last LATE phases have one
+// tap fewer, and one product and one value fewer. A phase of a single tap has one value for all points, the tap itself:
+// the division by the spread is then part of the transform of x.
 template <int M, int R, int S>
 struct Phases {
   static constexpr int STRIDE = S, TILE = M, TAPS = (R + S - 1) / S, SIZE = M + TAPS - 1, LATE = S * TAPS - R;
@@ -191,7 +191,7 @@ struct Phases {
   static constexpr int FILTERS = tables.first_filter[S];
 };
 
-// Calls body(phase) with an integral constant for each phase.
+// Call body(phase) with an integral constant for each phase.
 template <class Body, int... PHASES>
 INLINE void for_phases(std::integer_sequence<int, PHASES...>, Body body) {
   (body(std::integral_constant<int, PHASES>{}), ...);
@@ -267,8 +267,8 @@ struct FromFilters {  // G^T of all phases
   }
 };
 
-// The map along both dimensions. Vector (i, j) of the source at from[i * from_row + j * from_column], likewise the
-// result; `offset` is added to each vector of the result.
+// Apply Map along both dimensions. Vector (i, j) of the source is at from[i * from_row + j * from_column], likewise
+// that of the result; `offset` is added to each vector of the result.
 template <class Map>
 static inline void transform(const float* from, ptrdiff_t from_row, ptrdiff_t from_column, float* to, ptrdiff_t to_row,
                              ptrdiff_t to_column, Vec offset = Vec{}) {

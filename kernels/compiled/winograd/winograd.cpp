@@ -1,7 +1,7 @@
 // Winograd convolution, F(M x M, R x R), forward, backward data (forward with the turned filter) and backward filter.
 //
-// The tiles of a micro-batch are taken block by block: transform a block of tiles, multiply each of the SIZE x SIZE
-// points with the filter's, transform back. A block is small enough to stay in a core's cache, so that the transformed
+// The tiles of a micro-batch are processed in blocks: a block is transformed, multiplied by the filter at each of the
+// SIZE x SIZE points, and transformed back. A block is small enough to stay in a core's cache, so that the transformed
 // data, which is larger than x, never goes to memory (L3 fusion: Gelashvili, Shavit, Zlateski 2019).
 #include <omp.h>
 
@@ -13,17 +13,16 @@ namespace {
 
 using namespace winograd;
 
-// Where tile t of an image batch is. The first one reads from `padding` pixels before the source on, and makes the
-// target from `skipped` pixels before it on, in both dimensions.
+// How an image batch is divided into tiles. In each dimension, the first tile reads from `padding` pixels before the
+// source on, and writes from `skipped` pixels before the target on.
 struct Tiling {
   int64_t count;
   int rows, columns;
   int padding[2], skipped[2];
 };
 
-// Planes of a transformed operand, one for each of POINTS points: a blocked matrix [column_blocks][rows][VL] each.
-// Planes start an odd number of cache lines apart: a tile is written to all planes at once, and must not hit one cache
-// set.
+// The planes of a transformed operand, one per point, each a blocked matrix [column_blocks][rows][VL]. Planes start an
+// odd number of cache lines apart: a tile is written to all planes at once, which must not map to the same cache set.
 struct Planes {
   float* data;
   int rows, column_blocks;
@@ -34,7 +33,7 @@ struct Planes {
   }
 };
 
-// How the tiles are cut into blocks, and whether each thread takes blocks of its own or all share one block.
+// How many tiles a block has, and whether all threads share one block or each has its own.
 struct Schedule {
   int tiles;
   bool shared;
@@ -54,9 +53,9 @@ int even_blocks(int64_t tiles, int64_t largest, int64_t multiple) {
   return int(ceil_div(tiles, rounds * multiple));
 }
 
-// Blocks of one's own stay in one's own cache, but each of them streams the whole filter past; a shared block streams
-// it once, but its data crosses from core to core (twice the price, as measured). The choice is whatever moves fewer
-// floats, of which there may be more than 64 bits count. per_tile: floats of a tile, transformed, on both sides.
+// Choose the schedule that moves fewer floats. A thread's own block stays in its core's cache, but every block reads
+// the whole filter; a shared block reads it once, but moves its data between cores, which costs twice as much, as
+// measured. The counts may exceed 64 bits. per_tile: floats of a tile, transformed, on both sides.
 Schedule forward_schedule(int64_t tiles, double filter, int64_t per_tile, int threads) {
   const int wanted = int(std::clamp<int64_t>(CACHE_FLOATS / per_tile, SMALLEST_BLOCK, LARGEST_OWN_BLOCK));
   const Schedule own{even_blocks(tiles, wanted, threads), false};
@@ -71,10 +70,10 @@ int filter_gradient_block(int64_t tiles, int64_t per_tile) {
   return int(std::min(tiles, std::clamp<int64_t>(8 * CACHE_FLOATS / per_tile, 128, 256)));
 }
 
-// Columns that are gathered together: two transposes of 16.
+// Columns that are gathered at a time: two transposes of 16.
 constexpr int STRIP_COLUMNS = 32;
 
-// Windows of PATCH x PATCH pixels, STEP apart, each mapped to Map's other side.
+// Windows of PATCH x PATCH pixels, STEP apart, which Map reads or writes.
 template <class MapOf, int STEP_OF, int PATCH_OF>
 struct Side {
   using Map = MapOf;
@@ -86,13 +85,13 @@ using Read = Side<Map, STEP, Map::IN>;
 template <class Map>
 using Written = Side<Map, Map::OUT, Map::OUT>;
 
-// M x M pixels of y, or of every phase of dx, a tile. Of the planes of x each has one of y and one of the filter, by
-// which it is multiplied.
+// Winograd convolution with tiles of M x M pixels of y, or of every phase of dx. Each plane of x belongs to one
+// product, with one plane of the filter and one of y.
 template <int M, int R, int S>
 struct Winograd {
   using Of = Phases<M, R, S>;
   static constexpr int TILE = M, X_SIZE = Of::WINDOW, Y_SIZE = Of::SIZE, FILTER_SIZE = Of::FILTERS;
-  // Tiles of 8 multiply the rounding of sums the most. With smaller ones the shorter sums cost more than they give.
+  // Tiles of 8 amplify rounding errors of sums the most. For smaller tiles, shorter sums cost more than they gain.
   static constexpr int SUMMED_CHANNELS = Y_SIZE == 8 ? 64 : 256;
   using Filter = ToFilters<Of>;
   using FilterGradient = FromFilters<Of>;
@@ -116,7 +115,7 @@ struct Winograd {
     return Of::tables.filter_of[product / X_SIZE] * FILTER_SIZE + Of::tables.filter_of[product % X_SIZE];
   }
 
-  // Calls body(product) for those that plane_of maps to a plane.
+  // Call body(product) for the products that plane_of maps to `plane`.
   template <class PlaneOf, class Body>
   static void for_products_of(int plane, PlaneOf plane_of, Body body) {
     if constexpr (S == 1) return body(plane);  // each plane is one product
@@ -124,8 +123,8 @@ struct Winograd {
       if (plane_of(product) == plane) body(product);
   }
 
-  // h, w: of the target. dx is a correlation of dy with the turned filter, in tiles that begin with the phases with a tap
-  // fewer: the first one in or before the image.
+  // Return the tiling. h, w: of the target. dx is a correlation of dy with the turned filter. Its tiles begin with the
+  // phases that have one tap fewer, so that the first tile begins at or before the edge of the image.
   static Tiling tiling(const Geometry& g, bool backward_data, int64_t n, int64_t h, int64_t w) {
     Tiling t{};
     int64_t tiles[2];
@@ -141,7 +140,7 @@ struct Winograd {
     return t;
   }
 
-  // Calls body(t, count, region) for the strips of tiles [begin, end), the first of which begins at -before.
+  // Call body(t, count, region) for the strips of tiles [begin, end). The first tile of an image begins at -before.
   template <class Side, class Body>
   static void for_strips(const Tiling& tiling, int64_t begin, int64_t end, const int (&before)[2], Body body) {
     for (int64_t t = begin; t < end;) {
@@ -154,7 +153,7 @@ struct Winograd {
     }
   }
 
-  // Tiles [begin, end) of x, channel blocks [first, last), into the planes; row 0 of the planes is tile `origin`.
+  // Transform tiles [begin, end) of x, channel blocks [first, last), into planes whose row 0 is tile `origin`.
   template <class Side>
   static void to_planes(const Images& x, const Tiling& tiling, const int (&before)[2], int64_t begin, int64_t end,
                         int64_t origin, int first, int last, const Planes& planes) {
@@ -194,7 +193,7 @@ struct Winograd {
     return times(FILTER_SIZE * FILTER_SIZE, Planes::stride(blocks_of(c) * VL, blocks_of(k)));
   }
 
-  // The planes of a block of tiles, one side after the other.
+  // The planes of a block of tiles: those of the source, then those of the target.
   template <class Direction>
   static int64_t source_floats(int tiles, int c) {
     return Direction::SOURCE_SIZE * Direction::SOURCE_SIZE * Planes::stride(tiles, blocks_of(c));
@@ -224,7 +223,7 @@ struct Winograd {
             times(schedule.shared ? 1 : threads, block_floats<Direction>(schedule.tiles, c, k))};
   }
 
-  // The products of planes [begin, end) of the target.
+  // Compute the products of planes [begin, end) of the target.
   static void multiply_planes(Forward, int begin, int end, int tiles, const Planes& v, const Planes& u,
                               const Planes& m) {
     for (int plane = begin; plane < end; ++plane) {
@@ -296,8 +295,8 @@ struct Winograd {
     return {tiling, {block, true}, block_floats<Forward>(block, c, k)};
   }
 
-  // du += sum over tiles of (B^T d B)^T (A dy A^T), product by product; du: rows C (padded), columns K. The planes of
-  // the filter with the most products come last, so they are taken first.
+  // Add the sum over tiles of (B^T d B)^T (A dy A^T) to du, product by product. du: rows C (padded), columns K. The
+  // last planes of the filter have the most products, so they are processed first.
   static void accumulate(const Images& x, const Images& dy, const Planes& du, const Plan& plan, float* scratch,
                          int threads) {
     const Tiling& tiling = plan.tiling;
@@ -348,7 +347,7 @@ struct Winograd {
   }
 };
 
-// Calls body with the template for F(m, r) and the stage's stride.
+// Call body with the template for F(m, r) and the stage's stride.
 template <class Body>
 auto dispatch(const Stage& stage, Body body) {
   const Geometry& g = stage.geometry;
@@ -374,13 +373,13 @@ auto dispatch(const Stage& stage, Body body) {
 
 Planes filter_planes(float* data, int rows, int lanes) { return {data, blocks_of(rows) * VL, blocks_of(lanes)}; }
 
-// Bytes of the transformed filter, or of its gradient's accumulator. c, k: channels of a group that are read, written.
+// Return the bytes of the transformed filter, or of its gradient's accumulator. c, k: channels read, written per group.
 template <class Transforms>
 int64_t filter_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
   return bytes_of(times(groups, Transforms::filter_floats(int(c), int(k))));
 }
 
-// Calls body with the planes and the filter of each group; in backward data turned by 180 degrees, C and K exchanged.
+// Call body with the planes and the filter of each group: turned by 180 degrees in backward data, C and K exchanged.
 template <class Transforms, class Body>
 void for_groups(Transforms winograd, const Stage& stage, const TensorArgument& w, float* planes, Body body) {
   const int64_t groups = stage.geometry.groups;
@@ -394,7 +393,7 @@ void for_groups(Transforms winograd, const Stage& stage, const TensorArgument& w
   }
 }
 
-// The plan of a call, of the tensors that are read and written; in backward filter of x and dy.
+// Return the plan of a call. from, to: the tensors that are read and written; in backward filter, x and dy.
 template <class Transforms>
 Plan plan_of(Transforms winograd, const Stage& stage, const Images& from, const Images& to, int threads) {
   const Tiling tiling = winograd.tiling(stage.geometry, stage.backward_data(), to.n, to.h, to.w);
@@ -442,7 +441,7 @@ struct CompiledWinograd {
     });
   }
 
-  // du += the gradient of the filter, in the transform domain.
+  // Add the filter gradient to du, in the transform domain.
   static void accumulate(const Stage& stage, const Slice& slice) {
     const int threads = stage.thread_count();
     dispatch(stage, [&](auto winograd) {
@@ -453,7 +452,7 @@ struct CompiledWinograd {
     });
   }
 
-  // dw += du, transformed back.
+  // Add du, transformed back, to dw.
   static void close(const Stage& stage, const TensorArgument& dw, float* du) {
     const int threads = stage.thread_count();
     dispatch(stage, [&](auto winograd) {
@@ -476,7 +475,7 @@ struct CompiledWinograd {
     for_planes(winograd, stage, slice, run);
   }
 
-  // Calls body with each group, the images that it reads and writes, its planes of the filter, and the plan.
+  // Call body with each group, the images that it reads and writes, its planes of the filter, and the plan.
   template <class Transforms, class Body>
   static void for_planes(Transforms winograd, const Stage& stage, const Slice& slice, Body body) {
     const int64_t groups = stage.geometry.groups;
