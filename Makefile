@@ -1,11 +1,11 @@
-# Targets: all but gpu make the virtual environment first if it is missing or out of date; gpu takes $(PYTHON) as it is.
+# Targets: all but gpu create the virtual environment if it is missing or out of date; gpu uses $(PYTHON) as it is.
 
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# Installing compiles the transforms: their sources are part of what the environment depends on.
+# Installation compiles these sources, so the environment depends on them.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp)
-# What make gpu must find in $(PYTHON).
+# Packages that make gpu needs in $(PYTHON).
 IMPORTED := torch numpy pandas psutil pulp click rich pytest
 
 define require_version
@@ -35,8 +35,8 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/python -m mucudnn.bench.suites.accuracy.demo
 
-# A process for each core, up to four: a process takes up to 1 GiB. Each file runs in one, which its fixtures expect.
-# A test that hangs ends its process (pyproject.toml), and with it the run: pytest-xdist 3.8 hangs when it starts another.
+# One process per core, at most four: a process takes up to 1 GiB. Fixtures expect a file's tests in a single process.
+# A test that hangs ends its process (pyproject.toml), and with it the run: pytest-xdist 3.8 hangs if it restarts one.
 PARALLEL := -n auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile
 
 test: $(VENV)/.test
@@ -52,10 +52,10 @@ test-machines: $(VENV)/.test
 fuzz: $(VENV)/.test
 	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz $(PARALLEL)
 
-# A build of its own, beside the installed one; bin/pytest, unlike python -m pytest, does not put this folder first.
-# Python itself leaks, by design, and is not linked with the sanitizers. Every build that this processor runs. Reports
-# of a worker that a sanitizer ends are shown (--capture=sys). Algorithms of torch's operators keep their contract
-# without compiled code, and test_compiled_builds.py starts every build by itself.
+# Test a separate build with sanitizers, for every instruction set that this processor has. bin/pytest, unlike python -m
+# pytest, does not put this folder first on the path. The sanitizers are preloaded, since Python is not linked with
+# them, and do not report leaks, since Python leaks by design. --capture=sys shows reports of workers that a sanitizer
+# ends. Algorithms without compiled code are left out, and test_compiled_builds.py, which starts every build itself.
 SANITIZED := $(CURDIR)/build/sanitized
 SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
 RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, build_name; \
@@ -84,7 +84,7 @@ bench-track: $(VENV)/.installed
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site
 
-# Results and pictures are in build/gallery; a run that was stopped goes on there.
+# Results and pictures are in build/gallery; an interrupted run continues there.
 GALLERY := $(CURDIR)/build/gallery
 DRAWN := $(GALLERY)/pictures
 BENCH = $(BIN)/python -m mucudnn bench
@@ -99,7 +99,7 @@ gallery: $(VENV)/.test
 	done
 	$(BIN)/python -m mucudnn plot budget $(GALLERY)/network --out $(DRAWN)/budget.svg
 
-# The wheel is made from the sdist, and tried in an environment of its own, in a folder from which no checkout is seen.
+# The wheel is built from the sdist, and tested in its own environment, in a folder that cannot import the checkout.
 WHEEL := $(CURDIR)/build/wheel
 TRIED := cd $(WHEEL) && PYTHONPATH= MUCUDNN_DATABASE=$(WHEEL)/measurements.sqlite $(WHEEL)/venv/bin
 wheel: $(VENV)/.dev
@@ -112,7 +112,7 @@ wheel: $(VENV)/.dev
 	$(TRIED)/mucudnn tune alexnet --batch 1 --operations forward --time-limit 1s
 	$(TRIED)/python $(CURDIR)/examples/first_steps.py
 
-# Whatever CUDA build of torch $(PYTHON) has; for example make gpu ONLY=limits MINUTES=5 OUT=results.
+# Uses the CUDA build of torch in $(PYTHON); for example make gpu ONLY=limits MINUTES=5 OUT=results.
 gpu:
 	$(require_version)
 	@$(PYTHON) -c 'import sys; from importlib.util import find_spec; \
@@ -128,7 +128,7 @@ $(VENV)/.installed: $(SOURCES)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-# What an extra of pyproject.toml adds to that; mucudnn itself is not compiled again.
+# Install the requirements of an extra of pyproject.toml; mucudnn itself is not compiled again.
 EXTRA = import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")
 $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/.installed

@@ -1,9 +1,9 @@
-"""The compiled algorithms: the same sources once for each instruction set, the best one chosen when they are loaded.
+"""The builds of the compiled algorithms: one for each instruction set, the best of which is loaded.
 
-Each build is optional: where it fails, mucudnn runs on torch's operators, and `mucudnn doctor` says so.
-The builds are plain shared libraries with a C interface (kernels/compiled/library.py); they use the OpenMP runtime that
-torch has loaded, so they are not linked with one of their own: two thread pools would fight for the cores.
-With MUCUDNN_SANITIZE in the environment they are built for ``make sanitize``: slow, and every access checked.
+Each build is optional: if it fails, mucudnn runs on torch's operators, and `mucudnn doctor` reports it.
+The builds are plain shared libraries with a C interface (kernels/compiled/library.py). They use the OpenMP runtime that
+torch has loaded and are not linked with another one, since two thread pools would compete for the cores.
+If MUCUDNN_SANITIZE is set, they are built for ``make sanitize``: slow, with every memory access checked.
 """
 
 import copy
@@ -17,18 +17,18 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("kernels/compiled")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-g0", "-fvisibility=hidden"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if os.environ.get("MUCUDNN_SANITIZE") else []
-if SANITIZERS:  # -fno-wrapv: Python's own flags let signed sums wrap, so that nothing would be reported
+if SANITIZERS:  # -fno-wrapv: with Python's own flags, signed overflow wraps and is not reported
     FLAGS += [*SANITIZERS, "-O0", "-g1", "-fno-wrapv", "-fno-omit-frame-pointer"]
 X86_BUILDS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-# On aarch64 the compiler needs no flag for NEON: every such processor has it.
+# On aarch64 NEON needs no flag: every such processor has it.
 BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
 
 
 class BuildApart(build_ext):
-    """Compiles extensions in parallel, each into a folder of its own: the builds have the same sources."""
+    """A command that compiles extensions in parallel, each in its own folder, since all have the same sources."""
 
     def build_extension(self, ext: Extension) -> None:
         apart = copy.copy(self)

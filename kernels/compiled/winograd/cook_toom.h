@@ -37,7 +37,7 @@ struct Points<8> {
   static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
 };
 
-// Compute the coefficients of the product of (x - point) over all finite points, or all but the point `left_out`.
+// Compute the coefficients of the product of (x - point) over the finite points but `left_out`; SIZE - 1 is none.
 template <int SIZE>
 constexpr void polynomial(int left_out, double (&to)[SIZE]) {
   for (int i = 0; i < SIZE; ++i) to[i] = i == 0;
@@ -94,7 +94,7 @@ INLINE Vec multiply_add(Vec sum, double factor, Vec value) {
 template <int SIZE>
 constexpr bool HAS_ZERO = SIZE % 2 == 0;
 
-// Map IN vectors to OUT vectors along one dimension. One side has COUNT of SIZE points: all of them, or the finite ones.
+// Map IN vectors to OUT vectors along one dimension. One side has COUNT of SIZE points: all, or only the finite ones.
 // NEGATED: the row of a point -a is that of +a with the signs of its even entries changed, instead of its odd ones.
 template <class Map, int SIZE>
 INLINE void apply_rows_in_pairs(const Vec* in, Vec* out) {

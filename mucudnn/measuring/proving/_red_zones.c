@@ -1,9 +1,9 @@
 /* Red zones around the aligned allocations of a process that preloads this library (LD_PRELOAD).
 
-Torch and oneDNN take tensors and scratchpads from posix_memalign. Each such block lies between two zones filled with a
-pattern, and is filled with NaN. The zones are compared when the block is freed, and by red_zones_check(): a write
-outside of a block ends the process with a line on the standard error. glibc's own heap checks (MALLOC_CHECK_)
-guard the blocks of malloc. */
+PyTorch and oneDNN allocate tensors and scratchpads with posix_memalign. Each such block is placed between two zones
+filled with a pattern, and is itself filled with NaN. The zones are checked when the block is freed, and by
+red_zones_check(): a write outside a block ends the process with a line on standard error. Blocks from malloc are
+guarded by glibc's own heap checks (MALLOC_CHECK_). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -23,13 +23,13 @@ guard the blocks of malloc. */
 #define EXPORTED __attribute__((visibility("default")))
 
 enum { PATTERN = 0xA5, GARBAGE = 0xFF, LEAST_ZONE = 4096, MOST_ZONE = 1 << 16, ALIGNMENT = 64 };
-enum { ENTRIES = 1 << 15 }; /* live blocks; a power of two; further ones have no zones */
+enum { ENTRIES = 1 << 15 }; /* slots, a power of two; once half are used, new blocks get no zones */
 
 typedef struct {
-  unsigned char *block; /* NULL: free; TOMBSTONE: was removed */
+  unsigned char *block; /* NULL if the slot is free, TOMBSTONE if its block was freed */
   unsigned char *base;
-  size_t size, behind; /* bytes of the block, and of the zone behind it; the one before begins at base */
-  size_t serial;       /* blocks are numbered in the order in which they were taken */
+  size_t size, behind; /* bytes of the block and of the zone behind it; the zone before it begins at base */
+  size_t serial;       /* number of the block, in order of allocation */
 } Entry;
 
 static unsigned char tombstone;
@@ -42,8 +42,8 @@ static void (*next_free)(void *);
 static void *(*next_realloc)(void *, size_t);
 static size_t (*next_usable_size)(void *);
 
-/* What the next library in the search order offers. libc_malloc_debug has its symbols in a version that is not the
-default one, which dlsym does not find. */
+/* Return a function of the next library in the search order. The symbols of libc_malloc_debug have a version that is
+not the default one, so that dlsym does not find them. */
 static void *next(const char *name) {
   void *found = dlvsym(RTLD_NEXT, name, FIRST_VERSION);
   return found != NULL ? found : dlsym(RTLD_NEXT, name);
@@ -62,7 +62,7 @@ static void resolve(void) {
 
 static size_t slot_of(const void *block) { return ((uintptr_t)block / ALIGNMENT * 0x9E3779B97F4A7C15u) >> 49; }
 
-/* The entry of a block, or NULL. The lock is held. */
+/* Return the entry of a block, or NULL. The caller holds the lock. */
 static Entry *find(const void *block) {
   for (size_t i = 0, slot = slot_of(block); i < ENTRIES && table[slot].block != NULL; i++, slot = (slot + 1) % ENTRIES)
     if (table[slot].block == block) return &table[slot];
@@ -92,7 +92,7 @@ static void check(const Entry *entry) {
       if (*p != PATTERN) end_process(entry, p);
 }
 
-/* Check all blocks, or those taken since all were checked: libraries keep more and more blocks in their caches. */
+/* Check all blocks, or only those allocated since the last check of all, since libraries cache more and more blocks. */
 EXPORTED void red_zones_check(int all) {
   pthread_mutex_lock(&lock);
   size_t first = all ? 0 : serial_of_whole_check;
@@ -141,7 +141,7 @@ EXPORTED void *aligned_alloc(size_t alignment, size_t size) { return memalign(al
 EXPORTED void free(void *block) {
   if (next_free == NULL) {
     resolve();
-    if (next_free == NULL) return; /* of the dynamic linker itself, while it resolves */
+    if (next_free == NULL) return; /* a block of the dynamic linker itself, freed during resolve() */
   }
   if (block != NULL && (uintptr_t)block % ALIGNMENT == 0) {
     pthread_mutex_lock(&lock);

@@ -1,10 +1,10 @@
-// The hot path of a tuned call in eager code, as an extension of Python: what is asked of the operands, the look-up of
-// the executable, and the call of a bound executable. In Python each of these is several times as dear as its work, most of all in
-// a training step, where little of the interpreter is in the caches when a convolution comes.
+// The hot path of a tuned call in eager code, as a Python extension: the checks of the operands, the lookup of the
+// executable, and the call of a bound executable. In Python each of these costs several times its useful work, most of
+// all in a training step, where little of the interpreter is in the caches when a convolution is called.
 //
-// It knows torch only by the objects that Python hands over, never by torch's headers: tensors describe themselves by
-// DLPack's exchange API, a standard of its own. It serves the common case alone: whatever is unusual goes back to Python,
-// which does the same for all cases.
+// It knows torch only through the objects that Python passes in, not through torch's headers: tensors describe
+// themselves by DLPack's exchange API, an independent standard. It handles only the common case; every other call goes
+// back to Python, which handles all cases.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -17,7 +17,7 @@
 
 namespace {
 
-class Ref {  // owns a reference, or none
+class Ref {  // owns a reference, or is empty
  public:
   Ref() = default;
   explicit Ref(PyObject* owned) : object_(owned) {}
@@ -42,7 +42,7 @@ class Ref {  // owns a reference, or none
 
 // ---- DLPack (github.com/dmlc/dlpack), as far as it is used ----------------------------------------------------------
 
-constexpr uint32_t DLPACK_VERSION = 1;  // the major one: what follows is the same in all of them
+constexpr uint32_t DLPACK_VERSION = 1;  // the major version; minor versions keep the structures below
 constexpr int32_t ON_CPU = 1;
 
 struct DataType {
@@ -50,7 +50,7 @@ struct DataType {
   uint16_t lanes;
 };
 
-struct Described {  // a DLTensor: it borrows all that it points to
+struct Described {  // a DLTensor, which borrows what it points to
   void* data;
   int32_t device_type, device_id, dims;
   DataType dtype;
@@ -70,28 +70,28 @@ struct ExchangeApi {
     Header* previous;
   } header;
   void *allocate, *to_managed, *from_managed;
-  int (*describe)(void* tensor, Described* out);  // 0, or -1 with an error of Python
+  int (*describe)(void* tensor, Described* out);  // 0, or -1 with a Python exception set
   void* current_stream;
 };
 
-// ---- what is handed over --------------------------------------------------------------------------------------------
+// ---- objects from Python --------------------------------------------------------------------------------------------
 
-// What torch has, handed over once by `set_up`; kept as long as the process lives.
+// Objects of torch, passed in once by `set_up` and kept for the life of the process.
 struct Torch {
   PyTypeObject *tensor, *parameter;
   int (*describe)(void* tensor, Described* out);
   PyObject *get_num_threads, *empty_strided, *empty_like;
-  PyObject* watching;       // a tuple of functions: any true result means that somebody watches
+  PyObject* watching;       // a tuple of functions: any true result means that calls are being watched
   PyObject* tracing_state;  // a function: a result other than None means the same
-  PyObject* forward_ad;     // the dictionary of a module, with the level of forward-mode derivatives
-  PyObject* kept_workspace;  // of each thread: has a buffer, or None
+  PyObject* forward_ad;     // the dictionary of a module, with the level of forward-mode differentiation
+  PyObject* kept_workspace;  // thread-local: has a buffer, or None
   PyObject* is_grad_enabled;
   PyObject* operations;  // Operation's members, in the order below
   PyObject* unusual;     // a tuple of names of methods: any true result means that a tensor is not plain
 } torch;
 
-PyObject* values_in_python = nullptr;  // does what `values` does, for all cases
-PyObject* dimensions_of_bias = nullptr;  // those of dy over which the gradient of the bias is a sum
+PyObject* values_in_python = nullptr;  // a function that does the same as `values`, for all cases
+PyObject* dimensions_of_bias = nullptr;  // the dimensions of dy to sum over for the gradient of the bias
 
 struct Names {
   PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum, *contiguous;
@@ -106,12 +106,12 @@ using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bi
 struct Stage {
   Entry entry;
   const void* argument;
-  Py_ssize_t prepared;  // where its prepared bytes begin in the workspace; KEPT: in a buffer of their own
+  Py_ssize_t prepared;  // offset of its prepared bytes in the workspace; KEPT: they are in a buffer of their own
 };
 
 constexpr Py_ssize_t KEPT = -1;
 
-struct Epilogue {  // kernels/compiled/common/abi.h has the same
+struct Epilogue {  // EpilogueArgument of kernels/compiled/common/abi.h
   void* added;
   int64_t bytes, activation;
 };
@@ -124,12 +124,12 @@ struct Bound {
   long operation;
   std::vector<Stage>* stages;
   Py_ssize_t scratch, workspace_bytes;
-  int is_channels_last;     // all tensors; else they are contiguous
-  int fuses;                // every stage takes an epilogue
+  int is_channels_last;     // all tensors are channels-last; otherwise contiguous
+  int fuses;                // whether every stage takes an epilogue
   PyObject* new_arguments;  // shape, strides, dtype and device of the result
-  PyObject* new_names;      // of the last two
-  PyObject* new_large;      // a function that makes the result where it is large; else None
-  PyObject* otherwise;      // the same in Python, for all cases
+  PyObject* new_names;      // keyword names of the last two
+  PyObject* new_large;      // a function that allocates a large result, or None
+  PyObject* otherwise;      // the same call in Python, for all cases
 
   bool has_kept_stage() const {
     for (const Stage& stage : *stages)
@@ -140,10 +140,10 @@ struct Bound {
 
 PyTypeObject* bound_type = nullptr;
 
-// 1, 0, or -1 with an error.
+// Return 1, 0, or -1 with an exception set.
 int truth(const Ref& value) { return value ? PyObject_IsTrue(value.get()) : -1; }
 
-// Whether it is a tensor of torch's own class that can be described: sparse ones and wrappers of transforms cannot.
+// Return whether a tensor is of torch's own class and can be described; sparse ones and wrappers of transforms cannot.
 bool describe(PyObject* tensor, Described& out) {
   if (Py_TYPE(tensor) != torch.tensor && Py_TYPE(tensor) != torch.parameter) return false;
   if (torch.describe(tensor, &out) == 0) return out.byte_offset == 0;
@@ -151,7 +151,7 @@ bool describe(PyObject* tensor, Described& out) {
   return false;
 }
 
-// As torch tells it: where there is one element, the stride does not matter. exactly: it does.
+// Return whether a tensor is dense as torch defines it: strides of dimensions of size 1 do not matter unless `exactly`.
 bool is_dense(const Described& tensor, bool is_channels_last, bool exactly = false) {
   constexpr int32_t INNERMOST_FIRST[] = {1, 3, 2, 0};
   if (is_channels_last && tensor.dims != 4) return false;
@@ -164,7 +164,7 @@ bool is_dense(const Described& tensor, bool is_channels_last, bool exactly = fal
   return true;
 }
 
-// The operands of a call. third: the bias or None in FORWARD, else dy.
+// The operands of a call. third: the bias or None in FORWARD, otherwise dy.
 struct Operands {
   PyObject *x, *w, *third;
   Described of_x, of_w, of_third = {};
@@ -174,7 +174,7 @@ struct Operands {
   bool describe_all() { return describe(x, of_x) && describe(w, of_w) && (!has_third() || describe(third, of_third)); }
 };
 
-// This thread's workspace, described; none without an error where it is too small, or not there.
+// Return and describe this thread's workspace; empty, without an exception, if it is too small or missing.
 Ref workspace_of(const Bound& bound, Described& of_workspace) {
   const Ref kept(PyObject_GetAttr(torch.kept_workspace, names.workspace));
   if (!kept) return Ref();
@@ -183,8 +183,8 @@ Ref workspace_of(const Bound& bound, Described& of_workspace) {
   return of_workspace.elements() < bound.workspace_bytes ? Ref() : std::move(buffer);
 }
 
-// Newly allocated, and described; in BACKWARD_FILTER zeros, to which the algorithms add. Gradients are like what they are
-// the gradients of: torch reads one tensor sooner than two tuples and two keywords.
+// Allocate and describe the result; in BACKWARD_FILTER it is zeroed, since the algorithms add to it. A gradient is
+// allocated like its operand if possible: torch parses one tensor faster than two tuples and two keywords.
 Ref new_result(const Bound& bound, const Operands& operands, Described& of_result) {
   const bool is_of_x = bound.operation == BACKWARD_DATA;
   const Described& alike = is_of_x ? operands.of_x : operands.of_w;
@@ -210,7 +210,7 @@ PyObject* in_python(const Bound& bound, const Operands& operands) {
   return PyObject_Vectorcall(bound.otherwise, arguments, 3, nullptr);
 }
 
-// What is added to y, and the activation that follows; y is checked when it is there.
+// The epilogue: what is added to y, and the activation that follows. It is checked against y once y exists.
 struct Following {
   Described of_added = {};
   bool adds = false;
@@ -222,8 +222,8 @@ bool is_alike(const Described& a, const Described& b) {
          std::memcmp(a.shape, b.shape, a.dims * sizeof(*a.shape)) == 0;
 }
 
-// They are described, and of the shapes that the executable was bound for. kept: what was prepared in another call, or null.
-// Null where Python has to do it, with or without an error.
+// Run a call. operands: described, with the shapes that the executable was bound for. kept: what another call prepared,
+// or null. Return null, with or without an exception, if Python has to run the call.
 PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, const Following* following) {
   const bool is_forward = bound.operation == FORWARD;
   const bool reads_x = bound.operation != BACKWARD_DATA, reads_w = bound.operation != BACKWARD_FILTER;
@@ -233,7 +233,7 @@ PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, co
     return nullptr;
   if (!kept && bound.has_kept_stage()) return nullptr;
   Described of_workspace, of_result;
-  const Ref workspace = workspace_of(bound, of_workspace);  // held: another thread may give it back meanwhile
+  const Ref workspace = workspace_of(bound, of_workspace);  // held, since another thread may release it meanwhile
   if (!workspace) return nullptr;
   Ref result = new_result(bound, operands, of_result);
   if (!result) return nullptr;
@@ -255,11 +255,11 @@ PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, co
                                            stage.prepared == KEPT ? kept : start + stage.prepared,
                                            start + bound.scratch, following ? &epilogue : nullptr) < 0;
   Py_END_ALLOW_THREADS;
-  return is_refused ? nullptr : result.release();  // Python raises what was refused
+  return is_refused ? nullptr : result.release();  // Python repeats the call and raises the error
 }
 
 PyObject* run(const Bound& bound, Operands& operands) {
-  Ref dense;  // dy may be expanded, as that of a sum is
+  Ref dense;  // a contiguous dy: it may be expanded, as after a sum
   if (bound.operation != FORWARD && !bound.is_channels_last && !is_dense(operands.of_third, false)) {
     dense = Ref(PyObject_CallMethodNoArgs(operands.third, names.contiguous));
     if (!dense || !describe(dense.get(), operands.of_third)) return in_python(bound, operands);
@@ -320,12 +320,12 @@ void bound_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// All that decides what runs a call on the CPU, as numbers: the key of its executable.
+// The key of an executable: all that decides how a call runs on the CPU, as numbers.
 class Key {
  public:
   void add(int64_t number) { numbers_[size_++] = number; }
 
-  // False, without an error, where it is no pair of integers.
+  // Return false, without an exception, if it is not a pair of integers.
   bool add_pair(PyObject* pair) {
     if (!PyTuple_Check(pair) && !PyList_Check(pair)) return false;
     return PySequence_Fast_GET_SIZE(pair) == 2 && add_number(PySequence_Fast_GET_ITEM(pair, 0)) &&
@@ -354,11 +354,11 @@ class Key {
 
  private:
   static constexpr int32_t MOST_DIMS = 4;
-  int64_t numbers_[48];  // 10, and up to 10 of each tensor
+  int64_t numbers_[48];  // 10, and up to 10 per tensor
   size_t size_ = 0;
 };
 
-// Empty, without an error, for what is not for us. rest: stride, padding, dilation and groups.
+// Return the key of a call; empty, without an exception, for others. rest: stride, padding, dilation and groups.
 Ref key_of(PyObject* operation, const Operands& operands, PyObject* const* rest) {
   Key key;
   int64_t number = 0;
@@ -389,7 +389,7 @@ PyObject* run_call(PyObject* executables, PyObject* const* call) {
   const Ref key = key_of(call[0], operands, call + 4);
   PyObject* found = key ? PyDict_GetItemWithError(executables, key.get()) : nullptr;
   if (!found) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
-  const Ref executable = Ref::borrowed(found);  // another thread may forget it meanwhile
+  const Ref executable = Ref::borrowed(found);  // held, since another thread may drop it meanwhile
   if (found == Py_None) return Py_NewRef(Py_None);
   const Ref bound(PyObject_GetAttr(found, names.bound));
   if (!bound) return nullptr;
@@ -403,10 +403,10 @@ PyObject* run_known(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return run_call(arguments[0], arguments + 1);
 }
 
-// 1: dense values in memory, as they are, and no subclass; 0: something else; -1: an error.
+// Return 1 for a tensor of torch's own class that stores its values as they are, 0 for others, -1 on an exception.
 int is_plain(PyObject* tensor) {
   Described described;
-  if (!describe(tensor, described) || !described.data) return 0;  // null: empty, or zeros that are nowhere
+  if (!describe(tensor, described) || !described.data) return 0;  // null if empty, or if zeros are not stored
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.unusual); ++i) {
     const int is_unusual = truth(Ref(PyObject_CallMethodNoArgs(tensor, PyTuple_GET_ITEM(torch.unusual, i))));
     if (is_unusual) return is_unusual < 0 ? -1 : 0;
@@ -428,7 +428,7 @@ int is_watched() {
   return tracing.get() != Py_None || number >= 0;
 }
 
-// 1, 0, or -1 with an error. third: None, or a tensor.
+// Return 1, 0, or -1 with an exception set. third: None, or a tensor.
 int are_eager(PyObject* x, PyObject* w, PyObject* third) {
   const int watched = is_watched();
   if (watched) return watched < 0 ? -1 : 0;
@@ -455,7 +455,7 @@ PyObject* values_of(PyObject* operation, PyObject* x, PyObject* w, PyObject* thi
   if (!executables) return nullptr;
   Ref result(run_call(executables.get(), call));
   if (result && result.get() != Py_None && result.get() != Py_NotImplemented) return result.release();
-  PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
+  PyErr_Clear();  // lack of memory, for example: Python runs the call again and handles the error
   PyObject* const again[] = {operation, x, w, third, rest};
   return PyObject_Vectorcall(values_in_python, again, 5, nullptr);
 }
@@ -469,7 +469,7 @@ PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "it takes ctx and dy");
   PyObject *ctx = arguments[0], *dy = arguments[1];
   const Ref saved(PyObject_GetAttr(ctx, names.saved_tensors));
-  if (!saved) return nullptr;  // they were changed in place, say, or the graph is gone
+  if (!saved) return nullptr;  // for example, they were changed in place, or the graph was freed
   const Ref rest(PyObject_GetAttr(ctx, names.rest));
   if (!rest) return nullptr;
   const Ref needed(PyObject_GetAttr(ctx, names.needs_input_grad));
@@ -499,8 +499,8 @@ PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 using Fingerprint = int64_t (*)(const void* data, int64_t size_bytes, int threads);
 
-// What was prepared from a filter in another call, by the key of the call: (fingerprint of the filter's bytes, address of
-// the function that makes it, the buffer). Empty where there is none, or the filter has changed; held.
+// Return what another call prepared from a filter, by the key of the call: (fingerprint of the filter's bytes, address
+// of the fingerprint function, buffer). Empty if there is nothing or the filter has changed.
 Ref kept_buffer(PyObject* filters, PyObject* key, const Described& of_w, Described& of_buffer) {
   const Ref all(PyObject_GetAttr(filters, names.kept));
   if (!all || !PyDict_Check(all.get())) return Ref();
@@ -519,7 +519,7 @@ Ref kept_buffer(PyObject* filters, PyObject* key, const Described& of_w, Describ
   return is == expected ? std::move(kept) : Ref();
 }
 
-// By what one source of executables has for the call; null where Python has to do it, with or without an error.
+// Run a call by the executable of one source. Return null, with or without an exception, if Python has to run it.
 PyObject* run_fused_by(PyObject* source, PyObject* key, const Operands& operands, const Following& following) {
   const Ref executables(PyObject_GetAttr(source, names.executables));
   if (!executables || !PyDict_Check(executables.get())) return nullptr;
@@ -536,7 +536,7 @@ PyObject* run_fused_by(PyObject* source, PyObject* key, const Operands& operands
   return kept ? run_dense(bound, operands, static_cast<char*>(of_buffer.data), &following) : nullptr;
 }
 
-// Whether a call of the module would run its forward alone, in inference.
+// Return whether calling the module in inference would only run its forward.
 bool is_called_as_it_stands(PyObject* attributes) {
   for (PyObject* name : names.hooks) {
     PyObject* hooks = PyDict_GetItemWithError(attributes, name);
@@ -547,7 +547,7 @@ bool is_called_as_it_stands(PyObject* attributes) {
          PyDict_GetItemWithError(attributes, names.training) == Py_False;
 }
 
-// convolution, x, added or None, the number of the activation
+// Run a fused call. arguments: the convolution, x, what is added or None, and the number of the activation.
 PyObject* run_fused(PyObject* const* arguments) {
   const Ref attributes(PyObject_GenericGetDict(arguments[0], nullptr));
   if (!attributes || !is_called_as_it_stands(attributes.get())) return nullptr;
@@ -557,7 +557,7 @@ PyObject* run_fused(PyObject* const* arguments) {
   PyObject *of_weight = PyDict_GetItemWithError(parameters, names.weight),
            *of_bias = PyDict_GetItemWithError(parameters, names.bias);
   if (!of_weight || !of_bias) return nullptr;
-  const Ref w = Ref::borrowed(of_weight), bias = Ref::borrowed(of_bias);  // another thread may set others meanwhile
+  const Ref w = Ref::borrowed(of_weight), bias = Ref::borrowed(of_bias);  // held: another thread may replace them
   PyObject *x = arguments[1], *added = arguments[2], *rest[4];
   for (int i = 0; i < 4; ++i)
     if (!(rest[i] = attribute(names.geometry[i]))) return nullptr;
@@ -583,7 +583,7 @@ PyObject* fused(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 4) return PyErr_Format(PyExc_TypeError, "it takes a convolution, x, what is added, and the activation");
   PyObject* result = run_fused(arguments);
   if (result) return result;
-  PyErr_Clear();  // for lack of memory, say: Python tries it again, and knows what to do
+  PyErr_Clear();  // lack of memory, for example: Python runs the call again and handles the error
   return Py_NewRef(Py_NotImplemented);
 }
 
