@@ -1,8 +1,8 @@
 // The transforms of Winograd convolution, F(M x M, R x R). The products over channels are left to a library.
 //
 // cuda_source.py prepends: T (the element type of tensors), Real (the type of arithmetic), CHANNELS_LAST, THREADS (per
-// block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled apply(in,
-// out).
+// block), M, R, A = M + R - 1, and the matrices B_T, A_T, DY, G, TURNED_G and G_T, each with an unrolled
+// apply(in, out).
 //
 // Transformed tiles are stored in A x A planes, one per point. For each group, a plane holds (channels, tiles) if
 // images are contiguous, and (tiles, channels) if they are channels-last; transformed filters are stored in planes of

@@ -39,7 +39,7 @@ struct TensorArgument {
     require_divides(groups, n);
   }
 
-  Images images(int64_t groups) const {  // the first group's
+  Images images(int64_t groups) const {  // of the first group
     return {elements(), n, int(c / groups), int(h), int(w), stride_n(), stride_c(), stride_h(), stride_w()};
   }
 

@@ -2,7 +2,7 @@
 //
 // The hash is NH of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999) with 64-bit words: each word is added to the
 // key of its position, pairs are multiplied, and the 128-bit products are summed. Two different chunks collide for at
-// most one in 2^64 choices of the keys. Each sum is mixed with the number of its chunk, and these are added: the
+// most one in 2^64 choices of the keys. Each sum is mixed with the number of its chunk, and the results are added: the
 // position of every word matters, the order of the threads does not.
 #include <omp.h>
 

@@ -12,7 +12,7 @@ struct Images {
   int c, h, w;
   ptrdiff_t sn, sc, sh, sw;
 
-  Images group(int64_t index) const {  // the index-th group of c channels from this one on
+  Images group(int64_t index) const {  // the view of group `index`, if this is that of group 0
     Images moved = *this;
     moved.data = data + index * c * sc;
     return moved;

@@ -162,8 +162,8 @@ struct NextColumns {
 // Compute C (+)= A B. A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns. Blocks of columns
 // are the outer loop, so that one panel of B stays in the cache during a pass over A. inner is a multiple of VL, padded
 // with zeros. Memory past B is prefetched but never read. summed: steps of inner, a multiple of VL, between writes to
-// C. The rounding error of one sum of n products grows with sqrt(n), that of sums of sums with sqrt(summed + n /
-// summed) (Higham, The Accuracy of Floating Point Summation, 1993).
+// C. The rounding error of one sum of n products grows with sqrt(n), that of sums of sums with
+// sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
 template <bool ADD = false>
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
                             int summed) {

@@ -1,4 +1,4 @@
-// Which inputs an output reads along one dimension, and with which elements of the filter.
+// The inputs that outputs read along one dimension, and the filter elements by which they are multiplied.
 #pragma once
 
 #include <numeric>

@@ -115,7 +115,7 @@ void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, i
 
 // ---- the gradient's sums -------------------------------------------------------------------------------------------
 
-// Return into how many parts a mini-batch is cut to give threads work if channels are few: the same for all sizes.
+// Return the number of parts of a mini-batch. It depends only on the lanes: with few of them, parts give threads work.
 int parts_of_batch(const PackedFilter& sums) {
   constexpr int TASKS = 8;
   return ceil_div(TASKS, std::min(TASKS, ceil_div(sums.lanes, RUN)));

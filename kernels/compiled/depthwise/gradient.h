@@ -12,7 +12,7 @@ namespace depthwise {
 struct GradientPlan {
   Channels channels;
   Axis rows, columns;
-  int height, width, band;  // of dy; the rows of dy that are summed with one window
+  int height, width, band;  // of dy; band: its rows that are summed with one window
   DepthwiseWindow window;
   PackedFilter sums;
   int together, parts;  // groups per task; parts of the mini-batch
@@ -59,7 +59,7 @@ void copy_rows(const Images& dy, const Band& band, int channel, int row, float* 
   });
 }
 
-// Add the products of one channel of dy: whole vectors, then the last columns in a vector that masks what was added.
+// Add the products of one channel of dy: whole vectors, then a masked vector that ends with the last column.
 void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
                 float* copy, float* sums) {
   if (plan.copies_dy) copy_rows(dy, band, channel, plan.copied_row(), copy);

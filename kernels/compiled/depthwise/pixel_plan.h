@@ -55,7 +55,7 @@ struct PixelPlan {
             phase.across.taps,              columns.stride,                  phase.across.step};
   }
 
-  // The rows of the image that `count` output rows from `first` on read: first_input(first) up to last_input(...) - 1.
+  // The image rows that `count` output rows from `first` on read: [first_input(first), last_input(first, count)).
   int first_input(int first) const {
     return int(std::clamp<int64_t>(first / rows.every * int64_t{rows.stride} + rows.lowest, 0, in_height));
   }
@@ -154,7 +154,7 @@ inline Window gather_rows(const Channels& channels, const Images& x, int64_t ima
 INLINE Window in_place(const Images& x, int64_t image, int lane) { return {x.at(image, lane, 0, 0), x.sh, x.sw}; }
 
 // Call body(phase, column of the image, input, loops) for the tiles of one output row. plane: floats between planes of
-// x. With OVERLAP the last tile recomputes outputs of the one before; otherwise the rest are single outputs.
+// x. With OVERLAP the last tile recomputes outputs of the one before; otherwise the last outputs are computed singly.
 template <bool OVERLAP, class Loops, class Body>
 INLINE void for_tiles(const PixelPlan<Loops>& plan, const Window& x, ptrdiff_t plane, int row, Body body) {
   const int every = plan.columns.every, phases = plan.column_phases();

@@ -163,7 +163,7 @@ struct AddProductsOfTile {
   static constexpr Function function = add_products_of_tile<TAPS, STRIDE, COLUMNS, BORDER>;
 };
 
-// Return an instance: specialized for filter rows of 3, 5 and 7 taps, and for the shorter rows that strides leave.
+// Return the loops, specialized for filter rows of 3, 5 and 7 taps, and for the shorter rows that strides leave.
 template <class Loops, int COLUMNS, bool BORDER>
 typename Loops::Function loops_of(int taps, int stride, int step) {
   if (step == 1 && stride == 1) {

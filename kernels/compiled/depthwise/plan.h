@@ -26,7 +26,7 @@ DepthwiseWindow window_of(const Axis& rows, const Axis& columns, int height, int
   return {int(down), int(across), columns.stride, ceil_div(residue, VL) * VL};
 }
 
-// Return how many rows of outputs to compute from one window, so that it fits the cache.
+// Return how many rows of outputs can be computed from one window that fits the cache.
 int choose_band(int planes, const Axis& rows, const Axis& columns, int height, int width) {
   const int64_t row = times(window_of(rows, columns, 1, width).row(), planes);
   const int64_t band = std::clamp<int64_t>((WINDOW_FLOATS / row - rows.extent) / rows.stride + 1, 1, height);

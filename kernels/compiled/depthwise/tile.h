@@ -242,7 +242,7 @@ static void add_products(const DepthwiseTaps& taps, const float* x, ptrdiff_t ro
                          const ptrdiff_t* columns, DepthwiseGradient dy, float* sums) {
   Vec sum[TAPS][COLUMNS] = {};
   int o = 0;
-  if constexpr (TAPS * COLUMNS <= 7)  // with more, registers do not suffice
+  if constexpr (TAPS * COLUMNS <= 7)  // with more, there are too few registers
     for (; o + 7 <= dy.rows; o += 7)
       add_products_of_rows<MASKED, TAPS, COLUMNS, STRIDE, 7>(x, row, vector, columns, dy, o, sum);
   for (; o + 4 <= dy.rows; o += 4)

@@ -71,7 +71,7 @@ INLINE void join_rows(const float* even, const float* odd, int count, T* to) {
 
 // The columns of an image that a window has: the same for all rows and all images.
 struct PlanarColumns {
-  int first, count, shift;  // in the image; in the window
+  int first, count, shift;  // in the image; shift: place of the first column in the window
 
   PlanarColumns(const Images& x, int left, const DepthwiseWindow& window)
       : first(std::max(0, left)), shift(std::max(0, -left)) {

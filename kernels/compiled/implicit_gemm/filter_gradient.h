@@ -64,7 +64,7 @@ inline Unit pack_unit(const FilterGradient& f, const Images& x, const Images& dy
   return {to, gradient, rows};
 }
 
-// Add to one task, a (channel block, tap) pair, of the blocked accumulator [C / VL][tap][K / VL][VL][VL].
+// Accumulate one task, a (channel block, tap) pair, in the blocked accumulator [C / VL][tap][K / VL][VL][VL].
 template <int STEP>
 void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset,
                         float* sum) {

@@ -55,8 +55,8 @@ inline ProductScratch product_scratch(const Product& product, int channels, cons
           band, rows_at_once(band)};
 }
 
-// The destination of rows of outputs, with output channels in the vectors: vector k of output (i, j) is at data[i * row
-// + j * column + k * stream].
+// The destination of rows of outputs, with output channels in the vectors: vector k of output (i, j) is at
+// data[i * row + j * column + k * stream].
 struct RowTarget {
   float* data;
   ptrdiff_t row, column, stream;

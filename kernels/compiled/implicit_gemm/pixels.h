@@ -82,7 +82,7 @@ void write_rows(const float* from, int rows, int columns, T* to, ptrdiff_t strid
 
 static_assert(MR_TRANSPOSED <= NV * VL);  // the rows of results fit the buffer
 
-// Compute the outputs of one filled window, at least VL columns wide. result: a buffer, used unless y holds floats.
+// Compute the outputs of one filled window, at least VL columns wide. result: a buffer, used if y is in half precision.
 inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
                             const std::vector<ptrdiff_t>& offsets, const float* window, const float* filter,
                             ptrdiff_t filter_stream, const Finish& finish, const Images& y, float* result) {

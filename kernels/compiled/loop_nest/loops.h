@@ -32,7 +32,7 @@ struct Axis {
   }
 };
 
-// The range begin ... end - 1 of i, of `count` in all, for which input first + i * step is within 0 ... size - 1.
+// The indices i < count, from begin to end - 1, for which input first + i * step is within 0 ... size - 1.
 struct Range {
   int begin, end;
 

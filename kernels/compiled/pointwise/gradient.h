@@ -90,9 +90,9 @@ INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, con
 // threads); if it is large, each thread computes its own elements (`parts` = 1). In float32 the first part adds to dw
 // itself, the others to copies of it. In half precision all add to copies, so that dw is rounded only once.
 struct FilterGradient {
-  static constexpr int ROW_CHANNELS = 64;  // of dy at a time: whole cache lines, next to which the processor prefetches
+  static constexpr int ROW_CHANNELS = 64;  // of dy at a time: whole cache lines, whose neighbours are prefetched
 
-  Images x, dy;  // x: only the pixels that dy uses
+  Images x, dy;  // with one pixel of x for each of dy
   int threads;
   int k_block, chunk, c_block;
 
@@ -114,7 +114,7 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
-  // Return how many pixels a chunk has, so that channels of four register tiles of dy and one of x fit L1 together.
+  // Return the pixels of a chunk, chosen so that channels of four register tiles of dy and one of x fit L1 together.
   int choose_chunk() const {
     constexpr int64_t L1_FLOATS = 7 * 1024;
     const int of_tiles =

@@ -119,8 +119,8 @@ INLINE void copy_planes_from(const T* pixels, const Images& x, int64_t first, in
   });
 }
 
-// Copy `count` pixels of every channel in blocks of VL, padded with zeros: pixel p of channel c goes to to[(p / VL *
-// stride + c) * VL + p % VL].
+// Copy `count` pixels of every channel in blocks of VL, padded with zeros: pixel p of channel c goes to
+// to[(p / VL * stride + c) * VL + p % VL].
 static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
   x.data.visit([&](const auto* pixels) { copy_planes_from(pixels, x, first, count, stride, to); });
 }
@@ -137,8 +137,8 @@ static inline void copy_rows(const Images& x, int64_t first, int count, float* t
   });
 }
 
-// Copy all channels of `count` pixels in blocks of VL, padded with zeros: channel c of pixel p goes to to[c / VL *
-// block + p * VL + c % VL].
+// Copy all channels of `count` pixels in blocks of VL, padded with zeros: channel c of pixel p goes to
+// to[c / VL * block + p * VL + c % VL].
 static inline void copy_blocked_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
   x.data.visit([&](const auto* pixels) {
     for_runs(x, first, count, [&](const Run& run) {

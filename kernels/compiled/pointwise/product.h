@@ -109,7 +109,7 @@ INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row,
       });
 }
 
-// How the work of one group is divided: ranges of pixels, either within one image or numbered through all images, times
+// The division of one group's work: ranges of pixels, either within one image or numbered through all images, times
 // ranges of blocks of VL result channels.
 struct Cut {
   int64_t spans, pixels_of_span;
@@ -160,7 +160,7 @@ struct Product {
   }
 
   // Return how many blocks of result channels a task has, for this number of pixel ranges. If pixels are read in place,
-  // narrow tasks cost no more, so that the width is chosen that gives the busiest thread the least work.
+  // narrow tasks cost no more, so the width that leaves the busiest thread the least work is chosen.
   int blocks_of_task(int64_t ranges, int64_t wanted_tasks) const {
     const int64_t wanted = ceil_div(wanted_tasks, ranges);
     if (copies_input()) return int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));

@@ -37,7 +37,7 @@ struct Points<8> {
   static constexpr double at[] = {0, 1, -1, 2, -2, 0.5, -0.5};
 };
 
-// Compute the coefficients of the product of (x - point) over the finite points but `left_out`; SIZE - 1 is none.
+// Compute the coefficients of prod (x - point) over the finite points except `left_out`, or all if it is SIZE - 1.
 template <int SIZE>
 constexpr void polynomial(int left_out, double (&to)[SIZE]) {
   for (int i = 0; i < SIZE; ++i) to[i] = i == 0;

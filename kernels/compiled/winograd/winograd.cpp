@@ -13,7 +13,7 @@ namespace {
 
 using namespace winograd;
 
-// How an image batch is divided into tiles. In each dimension, the first tile reads from `padding` pixels before the
+// The division of an image batch into tiles. In each dimension, the first tile reads from `padding` pixels before the
 // source on, and writes from `skipped` pixels before the target on.
 struct Tiling {
   int64_t count;
@@ -22,7 +22,7 @@ struct Tiling {
 };
 
 // The planes of a transformed operand, one per point, each a blocked matrix [column_blocks][rows][VL]. Planes start an
-// odd number of cache lines apart: a tile is written to all planes at once, which must not map to the same cache set.
+// odd number of cache lines apart, since a tile is written to all planes at once and must not fill one cache set.
 struct Planes {
   float* data;
   int rows, column_blocks;
@@ -33,7 +33,7 @@ struct Planes {
   }
 };
 
-// How many tiles a block has, and whether all threads share one block or each has its own.
+// The number of tiles of a block, and whether all threads share one block or each has its own.
 struct Schedule {
   int tiles;
   bool shared;
@@ -54,8 +54,8 @@ int even_blocks(int64_t tiles, int64_t largest, int64_t multiple) {
 }
 
 // Choose the schedule that moves fewer floats. A thread's own block stays in its core's cache, but every block reads
-// the whole filter; a shared block reads it once, but moves its data between cores, which costs twice as much, as
-// measured. The counts may exceed 64 bits. per_tile: floats of a tile, transformed, on both sides.
+// the whole filter; a shared block reads it once, but moves its data between cores, which measurements show to cost
+// twice as much. The counts may exceed 64 bits. per_tile: floats of a tile, transformed, on both sides.
 Schedule forward_schedule(int64_t tiles, double filter, int64_t per_tile, int threads) {
   const int wanted = int(std::clamp<int64_t>(CACHE_FLOATS / per_tile, SMALLEST_BLOCK, LARGEST_OWN_BLOCK));
   const Schedule own{even_blocks(tiles, wanted, threads), false};

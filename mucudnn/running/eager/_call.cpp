@@ -358,7 +358,7 @@ class Key {
   size_t size_ = 0;
 };
 
-// Return the key of a call; empty, without an exception, for others. rest: stride, padding, dilation and groups.
+// Return a call's key; empty, without an exception, if Python must run it. rest: stride, padding, dilation and groups.
 Ref key_of(PyObject* operation, const Operands& operands, PyObject* const* rest) {
   Key key;
   int64_t number = 0;
