@@ -1,4 +1,4 @@
-"""Result folders: the samples of a benchmark, beside the environment in which they were measured.
+"""Result folders: the time samples of a benchmark, stored together with the environment they were measured in.
 
-This package is independent of the benchmarks, each of which defines its subjects, the things that it measures.
+This package does not depend on the benchmarks. Each benchmark defines its own subjects, the things it measures.
 """

@@ -1,7 +1,7 @@
-"""``candidates.jsonl``: candidates that tuning measured for each subject, and their desirable set, one object per line.
+"""The file ``candidates.jsonl``: the candidates measured by tuning and their desirable set, one JSON object per line.
 
-A desirable set has the configurations that no other beats in both time and workspace. A benchmark writes the line of a
-subject (what is measured, such as a layer) before the subject's rows. Benchmarks that do not tune have no such file.
+A desirable set is the Pareto front of configurations in time and workspace. The line of a subject (the thing that is
+measured, such as a layer) is written before the subject's rows. Benchmarks that do not tune have no such file.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _POINT = {"configuration": TEXT, "time_s": NUMBER, "workspace_bytes": NUMBER}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Content of ``candidates.jsonl``, as data frames with the columns that identify the subject, and its number.
+    """The content of ``candidates.jsonl`` as data frames, whose rows have the subject's columns and its number.
 
     lines: the valid objects of the file. measured: a row for each algorithm and micro-batch size, with its costs in
     seconds and bytes; ``is_allowed``, whether its error is within the bound; ``step_samples_s``, empty if the times
-    came from the database. desirable: a row for each point of the desirable sets, least workspace first:
-    ``configuration``, ``time_s``, ``workspace_bytes``. problems: messages on unreadable lines, with file and line.
+    came from the database. desirable: a row for each point of the desirable sets, smallest workspace first, with its
+    ``configuration`` and costs. problems: messages about unreadable lines, with file and line.
     """
 
     lines: tuple[dict[str, Any], ...]
@@ -62,8 +62,8 @@ class Candidates:
 
 
 def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedProblem]) -> str:
-    """Return the line of ``candidates.jsonl`` for a subject that was tuned once, or with several settings."""
-    from mucudnn.tuning.result import allowed  # imported here since it loads torch, which readers do not need
+    """Return the line of ``candidates.jsonl`` for a subject. tunings: the results of tuning it under each setting."""
+    from mucudnn.tuning.result import allowed  # Imported here because it loads torch, which readers do not need.
 
     measured = _merged(tunings)
     usable = allowed(measured, tunings[0].error_bound)
@@ -82,7 +82,7 @@ def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedP
 
 
 def _merged(tunings: Iterable[TunedProblem]) -> list[Measurement]:
-    """Return one measurement of each micro-config (algorithm and size) in the tunings, if possible with samples."""
+    """Return one measurement for each micro-config (algorithm and size), preferring measurements that have samples."""
     found: dict[MicroConfig, Measurement] = {}
     for measurement in (m for tuned in tunings for m in tuned.measurements):
         if measurement.raw is not None or measurement.micro_config not in found:
@@ -102,7 +102,7 @@ def _candidate(measurement: Measurement, *, is_allowed: bool) -> dict[str, Any]:
 
 
 def read_candidates(path: Path, header: Header) -> Candidates:
-    """Read ``candidates.jsonl``; if there is no such file, return empty data frames.
+    """Read ``candidates.jsonl``; return empty data frames if the file does not exist.
 
     Raises ``InvalidInputError`` if the file cannot be read.
     """
@@ -110,9 +110,9 @@ def read_candidates(path: Path, header: Header) -> Candidates:
 
 
 def candidates_of_lines(where: str, lines: Iterable[str], header: Header) -> Candidates:
-    """Return the candidates in the lines of a file; if a subject has several lines, the last one is used.
+    """Parse the lines of a candidates file; if a subject has several lines, use the last one.
 
-    where: text before line numbers in messages.
+    where: prefix of the line number in messages.
     """
     every, problems = checked_lines(where, lines, partial(_checked, header=header))
     found = {subject_key(line, header): line for line in every}
@@ -121,7 +121,7 @@ def candidates_of_lines(where: str, lines: Iterable[str], header: Header) -> Can
 
 
 def _checked(text: str, header: Header) -> Line:
-    """Return the JSON object of a line of ``candidates.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
+    """Parse and validate a line of ``candidates.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
     line = object_of_line(text, header, ("candidates", "desirable"))
     for name, checks in (("candidates", _CANDIDATE), ("desirable", _POINT)):
         if not isinstance(line[name], list):

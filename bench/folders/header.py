@@ -1,6 +1,6 @@
-"""``environment.json``: what the rows of a result folder have in common, written before the first measurement.
+"""The file ``environment.json``: everything that the rows of a result folder have in common.
 
-docs/benchmarks.md describes the format.
+It is written before the first measurement. docs/benchmarks.md describes the format.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mucudnn.bench.report.export import write_json
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import InvalidInputError
 
-FORMAT_VERSION = 1  # raised when a key or column is removed or changes its meaning, but not for new ones
+FORMAT_VERSION = 1  # Increased when a key or column is removed or changes its meaning, but not when one is added.
 HEADER_FILE, ROWS_FILE, SUMMARY_FILE = "environment.json", "rows.jsonl", "summary.json"
-_MOST_NAMED = 12  # folders in a message
+_MOST_NAMED = 12  # the most folders that a message lists
 
 
 def _new_identity() -> str:
@@ -31,12 +31,12 @@ def _new_identity() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Description of a run: its benchmark, source, settings and environment.
+    """The description of a benchmark run: its name, source, settings and environment.
 
-    benchmark: name of the benchmark, such as ``network``. settings: JSON values that decide what is measured; a run
+    benchmark: name of the benchmark, such as ``network``. settings: JSON values that determine what is measured; a run
     with different settings cannot resume in the same folder. subject_columns: columns that together identify the
-    subject of a row. wanted: total number of subjects. limits: best rates of the machine, by dtype. is_timed: whether
-    rows have samples. identity: repeated in each row, so that rows of another folder are noticed.
+    subject of a row. wanted: total number of subjects. limits: the machine's peak rates, by dtype. is_timed: whether
+    rows have time samples. identity: stored in every row, so that a row copied from another folder is detected.
     """
 
     benchmark: str
@@ -52,9 +52,9 @@ class Header:
     identity: str = field(default_factory=_new_identity)
 
     def differences(self, other: Header) -> list[str]:
-        """Return texts, one for each setting and part of the environment in which another run differs from this one.
+        """List the settings and the parts of the environment that differ between this run and another, as texts.
 
-        The machine's limits are ignored, since they are measured.
+        The machine's peak rates are ignored, because they are measured.
         """
         mine, others = self._decisive(), other._decisive()
         return [
@@ -76,7 +76,7 @@ class Header:
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Write ``environment.json`` of a result folder. Raises ``OutputError`` if the file cannot be written."""
+    """Write the file ``environment.json`` of a result folder. Raises ``OutputError`` if it cannot be written."""
     write_json(folder / HEADER_FILE, header_record(header))
 
 
@@ -84,7 +84,7 @@ def read_header(folder: Path) -> Header:
     """Read ``environment.json``.
 
     Raises ``InvalidInputError`` with file and line if the file is missing, incomplete, or of another format version. If
-    only subfolders have the file, as in the folder of a recipe, the error names them.
+    only subfolders have the file, as in the folder of a recipe, the error names the subfolders.
     """
     path = folder / HEADER_FILE
     if not path.exists() and (below := folders_below(folder)):
@@ -98,7 +98,7 @@ def read_header(folder: Path) -> Header:
 
 
 def header_of(path: Path, record: Mapping[str, Any]) -> Header:
-    """Return the header in a JSON object read from ``path``. Raises ``InvalidInputError``, which names ``path``."""
+    """Convert a JSON object read from ``path`` to a header. Raises ``InvalidInputError``, which names ``path``."""
     try:
         return Header(
             benchmark=str(record["benchmark"]),
@@ -120,12 +120,12 @@ def header_of(path: Path, record: Mapping[str, Any]) -> Header:
 
 
 def folders_below(folder: Path) -> list[Path]:
-    """Return the result folders up to three levels below a folder, where recipes (stored experiments) put them."""
+    """Return the result folders up to three levels below a folder; recipes (stored experiments) nest them this way."""
     return sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises ``InvalidInputError`` with file and line if there is anything else."""
+    """Read a JSON object from a file. Raises ``InvalidInputError`` with file and line if it holds anything else."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def require_version(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def header_record(header: Header) -> dict[str, Any]:
-    """Return the JSON object for ``environment.json``, with lists for tuples, so that it equals the one read back."""
+    """Convert a header to the JSON object of ``environment.json``, using lists for tuples as JSON does."""
     record = {
         "format_version": FORMAT_VERSION,
         "folder": header.identity,
@@ -184,7 +184,7 @@ def _limits(rates: Mapping[str, float | None]) -> MachineLimits:
 
 
 def environment_of(record: Mapping[str, Any]) -> Environment:
-    """Return the environment in a JSON object, ignoring fields that later versions of mucudnn added."""
+    """Parse the environment in a JSON object, ignoring fields that were added by later versions of mucudnn."""
     known = {each.name for each in fields(Environment)}
     return Environment(**{name: value for name, value in record.items() if name in known})
 

@@ -1,4 +1,4 @@
-"""Reads a result folder, or a ``--json`` file with the same content, into pandas; lists what could not be read."""
+"""Reads result folders, and ``--json`` files with the same content, into pandas, and reports unreadable parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mucudnn.words.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that a benchmark did not measure, and the reason, as texts."""
+    """A subject that a benchmark did not measure, and the reason, both as text."""
 
     what: str
     reason: str
@@ -37,10 +37,10 @@ class LeftOut:
 class ResultFolder:
     """The content of a result folder.
 
-    lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with all
-    columns (docs/benchmarks.md) and ``time_s``, the median of the list ``samples_s`` in seconds, NaN without samples.
+    lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with the
+    columns described in docs/benchmarks.md and ``time_s``, the median of ``samples_s`` in seconds, NaN without samples.
     candidates: candidates measured by tuning. summary: the object of ``summary.json``; empty until the run ends.
-    problems: messages on what could not be read, with file and line.
+    problems: messages about unreadable content, with file and line.
     """
 
     path: Path
@@ -53,12 +53,12 @@ class ResultFolder:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Everything that the benchmark did not measure, with the reasons."""
+        """The subjects that the benchmark did not measure, with the reasons."""
         return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property
     def left_out_by_reason(self) -> dict[str, list[str]]:
-        """Names of what the benchmark did not measure, grouped by the reason."""
+        """The names of the subjects that the benchmark did not measure, grouped by reason."""
         found: dict[str, list[str]] = {}
         for one in self.left_out:
             found.setdefault(one.reason, []).append(one.what)
@@ -109,7 +109,7 @@ def read_folder(path: Path) -> ResultFolder:
 def read_result_file(path: Path) -> ResultFolder:
     """Read a file that a benchmark wrote with ``--json``, or a result folder.
 
-    Raises ``InvalidInputError`` with file and line for a file that no benchmark has written.
+    Raises ``InvalidInputError`` with file and line if the file was not written by a benchmark.
     """
     if path.is_dir():
         return read_folder(path)
@@ -140,9 +140,9 @@ def _result(
 
 
 def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the object of ``summary.json``.
+    """Validate the object of ``summary.json`` and return it.
 
-    Raises ``InvalidInputError`` if its list of what was left out is invalid.
+    Raises ``InvalidInputError`` if its list of unmeasured subjects is invalid.
     """
     require_version(file, summary)
     try:
@@ -153,7 +153,7 @@ def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat_rows(folder: ResultFolder) -> Iterator[dict[str, Any]]:
-    """Yield the folder's rows for ``--csv``: ``time_s`` replaces the samples, and lists and objects are JSON texts."""
+    """Yield the rows for ``--csv``, with ``time_s`` in place of the samples, and lists and objects as JSON text."""
     lists = {"samples_s", "format_version", "folder"}
     for row in folder.rows.to_dict("records"):
         yield {

@@ -1,7 +1,7 @@
-"""``rows.jsonl``: one JSON object per line, the row of one contestant (way of computing) on one subject, with samples.
+"""The file ``rows.jsonl``: the results of one contestant (an implementation) on one subject per line, as JSON.
 
-Rows whose contestants were timed alternately, in turns, are written together. Sample i of each of these rows is from
-round i, so that their ratios are paired.
+Rows whose contestants were timed interleaved are written together. Sample i of each of these rows is from round i, so
+the samples of a round can be compared in pairs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Subject = Mapping[str, Any]
 Line = dict[str, Any]
 Key = tuple[Any, ...]
 
-# Columns of all rows, beside those of the subject and of the benchmark.
+# Columns of all rows, in addition to those of the subject and of the benchmark.
 COLUMNS = (
     "format_version",
     "folder",
@@ -47,7 +47,7 @@ COLUMNS = (
     "throttled_share",
     "rate_ratio",
 )
-_CONTESTANT = ("contestant", "policy", "limit_bytes")  # columns that distinguish the rows of a subject
+_CONTESTANT = ("contestant", "policy", "limit_bytes")  # Columns that distinguish the rows of a subject.
 PROBLEM_COLUMNS = (
     *("operation", "batch_size", "c", "h", "w", "k", "r", "s"),
     *("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "dtype", "memory_format"),
@@ -80,10 +80,10 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem:
 class Row:
     """The result of one contestant (such as torch or mucudnn) on one subject (such as an operation of a layer).
 
-    samples_s: seconds, in the order of the rounds; empty if the contestant failed or if the benchmark does not time.
-    policy, limit_bytes: candidate sizes and workspace limit under which the configuration was chosen; None for
-    contestants without a choice, and for no limit. failure: why the contestant failed, or None. more: columns that only
-    this benchmark has.
+    samples_s: seconds, in the order of the rounds; empty if the contestant failed or the benchmark does not time.
+    policy, limit_bytes: the batch-size policy and workspace limit under which the configuration was chosen; None for
+    contestants without such a choice, and if there is no limit. failure: why the contestant failed, or None. more:
+    columns that only this benchmark has.
     """
 
     subject: Subject
@@ -99,9 +99,9 @@ class Row:
 
 
 def lines_of(header: Header, turns: int, rows: Sequence[Row], load: Load) -> str:
-    """Return the lines of ``rows.jsonl`` for rows that were timed alternately.
+    """Return the lines of ``rows.jsonl`` for rows whose contestants were timed interleaved.
 
-    turns: number of this group in the file.
+    turns: number of this group of rows in the file.
     """
     return "".join(json_line(_record(header, turns, row, len(rows), load)) for row in rows)
 
@@ -125,10 +125,10 @@ def _record(header: Header, turns: int, row: Row, rows_in_turns: int, load: Load
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The valid rows of ``rows.jsonl``, in the order of the file, and messages on the invalid lines.
+    """The valid rows of ``rows.jsonl``, in the order of the file, and messages about the invalid lines.
 
-    incomplete: numbers of the turns (groups of rows timed alternately) that lack rows. last_turns: the largest number
-    of such a group, or 0 if the file has no rows.
+    incomplete: numbers of the groups of interleaved rows that lack rows. last_turns: the largest number of such a
+    group, or 0 if the file has no rows.
     """
 
     lines: tuple[Line, ...]
@@ -145,9 +145,9 @@ def read_rows(path: Path, header: Header) -> Rows:
 
 
 def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
-    """Return the rows in the lines of a file; invalid lines and those of other folders give a message instead.
+    """Parse the lines of a rows file; invalid lines, and lines of other folders, yield a message instead of a row.
 
-    where: text before line numbers in messages. If a row was measured several times, the last result is used.
+    where: prefix of the line number in messages. If a row was measured several times, the last result is used.
     """
     found, problems = checked_lines(where, lines, partial(_checked, header=header))
     last = {row_key(line, header): line for line in found}
@@ -162,7 +162,7 @@ def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
 
 
 def lines_in(path: Path) -> list[str]:
-    """Return the lines of a file. Raises ``InvalidInputError`` if the file cannot be read."""
+    """Return the lines of a text file. Raises ``InvalidInputError`` if the file cannot be read."""
     try:
         return path.read_bytes().decode(errors="replace").split("\n")
     except OSError as error:
@@ -170,9 +170,9 @@ def lines_in(path: Path) -> list[str]:
 
 
 def checked_lines(where: str, lines: Iterable[str], checked: Callable[[str], Line]) -> tuple[list[Line], list[str]]:
-    """Return the objects in the lines of a file, and a message on each invalid line.
+    """Parse lines; return the objects of the valid ones, and a message about each invalid one.
 
-    where: text before line numbers in messages. checked: returns the object of a line, or raises ``InvalidInputError``.
+    where: prefix of the line number in messages. checked: parses a line, or raises ``InvalidInputError``.
     """
     found, problems = list[Line](), list[str]()
     for number, line in enumerate(lines, start=1):
@@ -185,12 +185,12 @@ def checked_lines(where: str, lines: Iterable[str], checked: Callable[[str], Lin
 
 
 def subject_key(row: Mapping[str, Any], header: Header) -> Key:
-    """Return the key of the subject (what was measured, such as a layer's operation) of a row."""
+    """Return the key of a row's subject (the thing that was measured, such as a layer's operation)."""
     return tuple(row[name] for name in header.subject_columns)
 
 
 def row_key(row: Mapping[str, Any], header: Header) -> Key:
-    """Return the key of a row: its subject and its contestant, which no other row shares."""
+    """Return the unique key of a row, which consists of its subject and its contestant."""
     return (*subject_key(row, header), *(row[name] for name in _CONTESTANT))
 
 
@@ -198,7 +198,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
 
 
-# Checks of values, each with the words for what is allowed.
+# A check of a value, and a description of the allowed values.
 Check = tuple[Callable[[Any], bool], str]
 TEXT: Check = (lambda value: isinstance(value, str), "a text")
 FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
@@ -223,7 +223,7 @@ def require_valid(record: object, checks: Mapping[str, Check]) -> None:
 
 
 def _checked(text: str, header: Header) -> Line:
-    """Return the row in a line of ``rows.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
+    """Parse and validate a line of ``rows.jsonl``. Raises ``InvalidInputError`` if the line is invalid."""
     line = object_of_line(text, header, COLUMNS)
     require_valid(line, _CHECKS | ({"count": COUNT} if "count" in line else {}))
     if line.get("operation") is not None and "c" in line:
@@ -234,7 +234,7 @@ def _checked(text: str, header: Header) -> Line:
 
 
 def object_of_line(text: str, header: Header, columns: Iterable[str]) -> dict[str, Any]:
-    """Return the JSON object of a line.
+    """Parse a line as a JSON object.
 
     Raises ``InvalidInputError`` if the line is invalid or lacks one of ``columns``.
     """

@@ -1,7 +1,7 @@
-"""Speedups and overheads from paired samples, with bootstrap intervals.
+"""Speedups and overheads from paired time samples, with bootstrap intervals.
 
 The interval is the percentile bootstrap (Efron, Tibshirani 1993, "An introduction to the bootstrap", chapter 13) over
-rounds: both samples of a round are drawn together, so that slow rounds cancel.
+rounds: both samples of a round are drawn together, so that slow rounds cancel out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-LEAST_ROUNDS = 3  # fewer are too few for an interval
+LEAST_ROUNDS = 3  # Fewer rounds are too few for an interval.
 RESAMPLES = 1000
 
 Samples = Sequence[float]
@@ -24,14 +24,14 @@ Samples = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value estimated from samples, with the ends of its interval, which are NaN if there are too few samples."""
+    """A value estimated from samples, with its confidence interval. The bounds are NaN if there are too few samples."""
 
     value: float = nan
     low: float = nan
     high: float = nan
 
     def columns(self, name: str) -> dict[str, float]:
-        """Return the value and the ends of its interval as table columns.
+        """Return the value and its bounds as table columns.
 
         name: column name with ``{}`` where ``_low`` and ``_high`` are inserted.
 
@@ -63,10 +63,10 @@ def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimat
 
 
 def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
-    """Return the geometric mean of the speedups of subjects.
+    """Return the geometric mean of the speedups of several subjects.
 
-    pairs: torch's samples and ours of each subject, as for ``speedup_of``. The mean is NaN without subjects, and has no
-    interval if the speedup of a subject has none.
+    pairs: for each subject, torch's samples and ours, as for ``speedup_of``. The mean is NaN if there are no subjects,
+    and has no interval if one of the speedups has none.
 
     >>> mean_speedup([([0.4] * 3, [0.2] * 3), ([0.8] * 3, [0.1] * 3)])
     Estimate(value=4.0, low=4.0, high=4.0)
@@ -85,10 +85,10 @@ def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
 
 
 def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
-    """Return the overhead of a call over its algorithm alone: the median of the rounds' differences, in seconds.
+    """Return the overhead of a call over its algorithm alone, the median of the differences by round, in seconds.
 
-    call_s, alone_s: samples in seconds, where sample i of both is from round i. Only common rounds are used; there is
-    no interval for fewer than ``LEAST_ROUNDS``.
+    call_s, alone_s: samples in seconds, where sample i of both is from round i. Rounds that only one of them has are
+    ignored; there is no interval for fewer than ``LEAST_ROUNDS`` rounds.
 
     >>> overhead_of([0.5, 0.75, 1.0], [0.25, 0.5, 0.75])
     Estimate(value=0.25, low=0.25, high=0.25)
@@ -103,17 +103,17 @@ def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
 
 
 def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the percentile interval of resampled values, which covers the fraction ``CONFIDENCE`` of them."""
+    """Return the percentile interval that covers the fraction ``CONFIDENCE`` of the resampled values."""
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail))
     return float(low), float(high)
 
 
-@lru_cache(maxsize=4096)  # of 8 KB each, shared by the tables and pictures of a folder
+@lru_cache(maxsize=4096)  # Each entry takes 8 KB; the tables and pictures of a folder share the cache.
 def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Return the medians of bootstrap resamples: samples that are drawn with replacement.
+    """Return the medians of bootstrap resamples, whose samples are drawn with replacement.
 
-    The same seed draws the same rounds, so that samples of a round stay paired.
+    The same seed draws the same rounds, so that the samples of a round stay paired.
     """
     drawn = np.asarray(samples, dtype=float).take(_draws(len(samples), seed, resamples))
     drawn.sort(axis=1)  # faster than numpy's median for rows this short

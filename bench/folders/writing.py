@@ -1,4 +1,4 @@
-"""Writes a result folder row by row, so that a killed process loses at most the row it was writing.
+"""Writes a result folder row by row, so that a killed process loses at most the row that it was writing.
 
 A benchmark that is started again with the same settings resumes where it stopped.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class FolderWriter:
-    """A result folder that this process writes; made by ``open_folder``."""
+    """A result folder that is open for writing by this process; created by ``open_folder``."""
 
     def __init__(self, path: Path, header: Header, stream: IO[bytes], found: Rows) -> None:
         self.path, self.header = path, header
@@ -50,11 +50,11 @@ class FolderWriter:
         self._turns = found.last_turns
 
     def known(self, subject: Subject) -> list[Line]:
-        """Return the rows that an earlier run measured for a subject; empty if the subject is still unmeasured."""
+        """Return the rows that an earlier run measured for a subject; empty if it has not been measured yet."""
         return self._known.get(subject_key(subject, self.header), [])
 
     def add(self, rows: Sequence[Row], load: Load | None = None) -> None:
-        """Write the rows of contestants that were timed alternately to disk.
+        """Write to disk the rows of contestants that were timed interleaved.
 
         load: how busy the machine was during the measurement. Raises ``OutputError`` if the rows cannot be written.
         """
@@ -63,7 +63,7 @@ class FolderWriter:
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
 
     def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
-        """Write what tuning measured for a subject to ``candidates.jsonl``; call this before adding its rows.
+        """Write a subject's tuning results to ``candidates.jsonl``; must be called before its rows are added.
 
         Raises ``OutputError`` if the file cannot be written.
         """
@@ -79,7 +79,7 @@ class FolderWriter:
             _append(path, stream, line_of(self.header, subject, tunings))
 
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
-        """Replace the stored best rates of the machine (by dtype) by these if better; it may have been busy before.
+        """Raise the stored peak rates of the machine to these if they are higher.
 
         Raises ``OutputError`` if the rates cannot be written.
         """
@@ -90,7 +90,7 @@ class FolderWriter:
             write_header(self.path, self.header)
 
     def write_summary(self, left_out: Sequence[LeftOut] = ()) -> None:
-        """Write ``summary.json``: the number of measured subjects, and what was left out for which reason."""
+        """Write ``summary.json``: the number of measured subjects, and the unmeasured subjects with the reasons."""
         write_json(
             self.path / SUMMARY_FILE,
             {
@@ -105,10 +105,10 @@ class FolderWriter:
 
 @contextmanager
 def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
-    """Open a result folder for writing: a new one, or one that an earlier run with the same settings began.
+    """Open a result folder for writing; resume it if an earlier run with the same settings created it.
 
-    Raises ``InvalidInputError``, which lists the differences, for a folder with other settings, and ``OutputError`` if
-    the folder cannot be written, is not a result folder, or is being written by another process.
+    Raises ``InvalidInputError`` with a list of differences for a folder with other settings, and ``OutputError`` if the
+    folder cannot be written, is not a result folder, or is being written by another process.
     """
     header = _made_or_found(path, header)
     try:
@@ -131,9 +131,9 @@ def write_missing(
 ) -> None:
     """Measure the subjects that a folder still lacks, and write its summary.
 
-    wanted: functions that measure a subject, by the values of the subject's columns; each is called with the subject
-    and its share of the progress bar, and returns the subject's rows. watch: reads the load of the machine. Raises what
-    ``open_folder`` and the functions raise.
+    wanted: a function for each subject, by the values of the subject's columns; it is called with the subject and its
+    share of the progress bar, and returns the subject's rows. watch: reads the load of the machine. Raises the errors
+    of ``open_folder`` and of the functions.
     """
     watch = watch or Watch()
     with open_folder(path, header) as folder:
@@ -147,7 +147,7 @@ def write_missing(
 
 
 def _made_or_found(path: Path, header: Header) -> Header:
-    """Write the header to a new folder, or check it against an existing folder's; return the header on disk."""
+    """Write the header of a new folder, or check it against that of an existing one; return the header on disk."""
     if (path / HEADER_FILE).exists():
         found = read_header(path)
         if differences := found.differences(header):
@@ -174,7 +174,7 @@ def _require_alone(path: Path, stream: IO[bytes]) -> None:
 
 
 def _end_last_line(path: Path, stream: IO[bytes]) -> None:
-    """Terminate a line that a killed process left incomplete, so that the next line starts on its own."""
+    """Terminate a line that a killed process left incomplete, so that the next row begins on a new line."""
     with path.open("rb") as written:
         size = written.seek(0, os.SEEK_END)
         written.seek(max(size - 1, 0))
@@ -183,7 +183,7 @@ def _end_last_line(path: Path, stream: IO[bytes]) -> None:
 
 
 def _append(path: Path, stream: IO[bytes], lines: str) -> None:
-    """Append lines to a file, and return after they are on disk."""
+    """Append lines to a file and flush them to disk."""
     try:
         stream.write(lines.encode())
         stream.flush()

@@ -1,4 +1,4 @@
-"""Reports of result folders: tables, pictures and one self-contained page, made only from the stored time samples.
+"""Reports of result folders: tables, pictures and one self-contained HTML page, made from the stored time samples.
 
-The module ``measured`` computes every number; tables, pictures and templates only show the numbers.
+The module ``measured`` computes every number; tables, pictures and templates only display the numbers.
 """

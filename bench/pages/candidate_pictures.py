@@ -1,4 +1,4 @@
-"""Pictures of the candidates of tuning, which are algorithms timed at one micro-batch size each.
+"""Pictures of the candidates of tuning, each an algorithm timed at one micro-batch size.
 
 Each function returns ``None`` if the report has no candidates for its picture.
 """
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MIB = 2**20
-_OURS = ("mucudnn-wd", "mucudnn")  # contestants of runs with several budgets, and with one
+_OURS = ("mucudnn-wd", "mucudnn")  # the contestants of runs with several workspace budgets, and with one
 
 
 def algorithms(report: Report) -> Figure | None:
-    """Draw every time sample of each algorithm on the whole mini-batch, with the fastest algorithm first."""
+    """Draw all time samples of each algorithm on the whole mini-batch, fastest algorithm first."""
 
     def sampled(subject: Subject) -> pandas.DataFrame:
         found = subject.undivided
@@ -61,12 +61,12 @@ def algorithms(report: Report) -> Figure | None:
 
 
 def _longest(report: Report, is_drawn: Callable[[Subject], bool]) -> list[Subject]:
-    """Return the subjects that can be drawn, at most ``MOST_SUBJECTS``: those on which torch takes longest."""
+    """Return the drawable subjects on which torch takes longest, at most ``MOST_SUBJECTS`` of them."""
     return list(islice(filter(is_drawn, report.subjects), MOST_SUBJECTS))
 
 
 def desirable(report: Report) -> Figure | None:
-    """Draw each desirable set (least time against workspace), and the undivided algorithms beside it as points."""
+    """Draw each desirable set (time against workspace), and the undivided algorithms as points."""
     every = _longest(report, lambda subject: len(subject.desirable) > 0)
     if not every:
         return None
@@ -94,8 +94,8 @@ def _draw_desirable(axes: Axes, subject: Subject) -> None:
 def undivided_costs(subject: Subject) -> pandas.DataFrame:
     """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each algorithm run on the whole mini-batch.
 
-    The costs follow the solver's model (``solver.costs.pool``): an algorithm's setup time and prepared bytes are taken
-    over all its micro-batch sizes. With the values of one size, a point could lie below the desirable set.
+    The costs follow the solver's model (``solver.costs.pool``), which pools an algorithm's setup time and prepared
+    bytes over all its micro-batch sizes. Otherwise a point could lie below the desirable set.
     """
     every, whole = subject.allowed.groupby("algorithm"), subject.undivided
     return pandas.DataFrame(
@@ -108,7 +108,7 @@ def undivided_costs(subject: Subject) -> pandas.DataFrame:
 
 
 def micro_batches(report: Report) -> Figure | None:
-    """Draw the milliseconds per sample against the micro-batch size, with a line for each algorithm."""
+    """Draw the time per sample in ms against the micro-batch size, with a line for each algorithm."""
     every = _longest(report, lambda subject: subject.allowed["micro_batch_size"].nunique() > 1)
     if not every:
         return None
@@ -128,7 +128,7 @@ def micro_batches(report: Report) -> Figure | None:
 
 
 def errors(report: Report) -> Figure | None:
-    """Draw the relative error of each algorithm against float64, with the most accurate algorithm first."""
+    """Draw the relative error of each algorithm against float64, most accurate algorithm first."""
     known = report.folder.candidates.measured.dropna(subset=["relative_error"])
     known = known.assign(relative_error=known["relative_error"].astype(float))
     known = known[known["relative_error"] > 0]
@@ -156,7 +156,7 @@ def errors(report: Report) -> Figure | None:
 
 
 def budget(report: Report) -> Figure | None:
-    """Draw a network's time against its workspace budget, and the part of the budget that each problem gets.
+    """Draw a network's time against its workspace budget, and the share of the budget that each problem gets.
 
     The division is solved again from the stored desirable sets. If the run had several budgets, the smallest feasible
     one is drawn.
@@ -183,7 +183,7 @@ def budget(report: Report) -> Figure | None:
 
 
 def budget_of(report: Report) -> int | None:
-    """Return the smallest workspace budget of the run, in bytes, that was feasible; None if there is none."""
+    """Return the smallest feasible workspace budget of the run, in bytes; None if no budget was feasible."""
     given = report.folder.header.settings.get("workspace_budget")
     try:
         sizes = [parse_bytes(one) for one in (given if isinstance(given, list) else [given]) if one is not None]
@@ -194,14 +194,14 @@ def budget_of(report: Report) -> int | None:
 
 
 def _ours(subject: Subject, budget: int) -> pandas.DataFrame:
-    """Return mucudnn's rows under this workspace budget. In a run with one budget, the rows do not mention it."""
+    """Return mucudnn's rows under this workspace budget. In a run with one budget, rows have no budget column."""
     rows = subject.rows[subject.rows["contestant"].isin(_OURS) & subject.rows["configuration"].notna()]
     divided = rows[rows["contestant"] == _OURS[0]]
     return divided[divided["limit_bytes"] == budget] if len(divided) else rows
 
 
 def _options(subject: Subject) -> list[Configuration]:
-    """Return the subject's desirable set as configurations; an empty list if the text of one cannot be parsed."""
+    """Parse the subject's desirable set as configurations; return an empty list if one of them is invalid."""
     points = subject.desirable[["configuration", "time_s", "workspace_bytes"]].itertuples(index=False, name=None)
     try:
         return [
@@ -213,10 +213,10 @@ def _options(subject: Subject) -> list[Configuration]:
 
 
 def _segment(subject: Subject, row: pandas.Series[Any], options: list[Configuration]) -> tuple[str, int, int]:
-    """Return a problem's name, its workspace bytes, and how many more the next faster configuration needs.
+    """Return a problem's name, its workspace, and the additional workspace of the next faster configuration, in bytes.
 
-    If the chosen configuration is outside the desirable set, as timing of whole runs allows, its time is the median of
-    its samples.
+    The chosen configuration can be outside the desirable set, because whole runs are timed before the choice; its time
+    is then the median of its samples.
     """
     workspace = 0 if pandas.isna(row["workspace_bytes"]) else int(row["workspace_bytes"])
     predicted = {str(c): c.time_s for c in options}

@@ -1,4 +1,4 @@
-"""Common parts of pictures: style, colours, axes, bars, boxes and legends."""
+"""Elements shared by the pictures: style, colours, axes, bars, box plots and legends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INK, FAINT, LINE = "#1f2328", "#59636e", "#d0d7de"
 SERIES = ("#0b62a8", "#b35900", "#1a7f37", "#8250df", "#b3202b", "#0a7b83", "#9a6700", "#6e7781")
 TORCH_COLOUR = SERIES[-1]
 MARKERS = "os^vD<>"
-# Keep text as text, in the reader's own font, and make files reproducible.
+# Keep text as text, in the reader's own font, and make the files reproducible.
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mucudnn",
@@ -36,23 +36,23 @@ STYLE: Any = {
     "grid.color": LINE,
 }
 _MOST_LETTERS = 44
-_COLUMNS = 3  # of panels
+_COLUMNS = 3  # number of panels side by side
 _PANEL_INCHES = 4.4
-_LEGEND_INCHES = 2.8  # of a column of a legend
+_LEGEND_INCHES = 2.8  # width of one column of a legend
 
 
 def one_line(text: str) -> str:
-    """Return the text in a form that pictures can show: one line, no characters that SVG forbids, no formulas."""
+    """Return the text on one line, without formulas or characters that SVG forbids, for use in a picture."""
     return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
 
 
 def plain(text: str) -> str:
-    """Return the text in a form that pictures can show, shortened to 44 characters."""
+    """Return the text in the form of ``one_line``, shortened to 44 characters."""
     return one_line(text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…")
 
 
 def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str:
-    """Return a contestant's name with its policy and workspace limit: ``mucudnn, power-of-two, 64 MiB``."""
+    """Return a legend label from a contestant, policy and workspace limit: ``mucudnn, power-of-two, 64 MiB``."""
     if pandas.isna(policy):
         return contestant
     limit = "no limit" if pandas.isna(limit_bytes) else format_bytes(int(limit_bytes))
@@ -60,13 +60,13 @@ def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str
 
 
 def with_series(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add the column ``series`` to the rows: each contestant's name with its policy and workspace limit."""
+    """Add the column ``series`` to the rows: the contestant, policy and workspace limit as a legend label."""
     every = zip(*(rows[name] for name in CONTESTANT), strict=True)
     return rows.assign(series=[series_label(*each) for each in every])
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name, ordered by how often names occur; PyTorch's own convolution is grey."""
+    """Assign a colour to each name, most frequent name first; PyTorch's own convolution is grey."""
     found = [name for name, _ in Counter(names).most_common()]
     others = [name for name in found if name not in (TORCH, TORCHS_OWN)]
     by_name = {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
@@ -74,7 +74,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def legend_above(figure: Figure) -> None:
-    """Add one legend above all axes of a figure, in which each label appears once."""
+    """Add one legend above all axes of a figure, with each label once."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
     handles = {text: handle for each in pairs for handle, text in each}
     columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
@@ -82,7 +82,7 @@ def legend_above(figure: Figure) -> None:
 
 
 def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its ``count`` axes, arranged three side by side in each line."""
+    """Create a figure with ``count`` axes, three in each row."""
     columns = min(_COLUMNS, count)
     lines = -(-count // columns)
     figure = new_figure(_PANEL_INCHES * columns, lines * height_inches, "")
@@ -95,7 +95,7 @@ def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
 def named_rows(
     names: Sequence[str], row_inches: float, width_inches: float, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, side by side, with a shared y axis that has a line for each name, from the top."""
+    """Create a figure with axes side by side that share a y axis, on which the names are listed from top to bottom."""
     figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)), "")
     every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
     name_places(every[0], names)
@@ -103,18 +103,18 @@ def named_rows(
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Label the y axis with the names, from the top down, at the places 0, 1, 2 and so on."""
+    """Label the y axis with the names from top to bottom, at the coordinates 0, 1, 2 and so on."""
     axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Return y coordinates around each place, for series number ``index`` of ``count`` series drawn side by side."""
+    """Return the y coordinates of series ``index`` of ``count``, which are drawn side by side at each place."""
     return np.asarray(places, dtype=float) + 0.8 * ((np.asarray(index) + 0.5) / count - 0.5)
 
 
 def x_ratio_axis(axes: Axes) -> None:
-    """Make the x axis logarithmic, for ratios: its ticks are plain numbers, and a line marks the ratio 1."""
+    """Make the x axis logarithmic, for ratios: label ticks with plain numbers, and draw a line at 1."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     axes.axvline(1, color=FAINT, linewidth=1)
@@ -143,9 +143,9 @@ def draw_boxes(
 
 
 def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]) -> None:
-    """Draw time samples in milliseconds. Each name gets a line with a violin, a box, and a point for every sample.
+    """Draw time samples in milliseconds: for each name a violin plot, a box plot, and a point for every sample.
 
-    by_name: the samples in seconds and the colour for each name.
+    by_name: the samples in seconds and the colour of each name.
     """
     names = []
     for place, (name, samples_s, colour) in enumerate(by_name):
@@ -167,7 +167,7 @@ def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]
 def draw_bars(
     axes: Axes, y: ArrayLike, left: ArrayLike, right: ArrayLike, thickness: float, colour: str, **style: Any
 ) -> None:
-    """Draw horizontal bars of one colour, all as a single path, which keeps picture files small."""
+    """Draw horizontal bars of one colour as a single path, which keeps picture files small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

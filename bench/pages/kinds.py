@@ -1,4 +1,4 @@
-"""The kinds of pictures of a result folder, by their names in commands and recipes.
+"""The kinds of pictures of a result folder, with the names that commands and recipes use.
 
 This module imports nothing, to keep --help fast.
 """
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MOST_SUBJECTS = 6  # the most drawn side by side; those that take PyTorch longest are drawn
-MOST_PIECES = 16  # more equal micro-batches in a row are drawn as one piece
+MOST_SUBJECTS = 6  # At most this many subjects are drawn side by side: those on which PyTorch takes longest.
+MOST_PIECES = 16  # Longer sequences of equal micro-batches are drawn as one piece.
 CANDIDATES = "candidates.jsonl, which bench deepbench and bench network write"
 _PROBLEMS = "rows of convolutions with all columns of their problems"
 
@@ -20,7 +20,7 @@ class Kind:
     """A kind of picture of a result folder.
 
     title: heading of the picture. summary: its line in the list of all kinds. caption: how to read the picture. needs:
-    what a result folder must contain for it.
+    the data that a result folder must contain for it.
     """
 
     title: str

@@ -22,29 +22,29 @@ from mucudnn.bench.report.tables import shares
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.words.problem import Operation
 
-PUBLISHED = "published "  # prefix of columns with DeepBench's published times
-UNDIVIDED = "undivided"  # name of the contestant and of its policy
+PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
+UNDIVIDED = "undivided"  # name of both the contestant and its policy
 CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
-# Columns of ``bench metrics`` only: samples of the algorithm without its module, and numbers.
+# Columns of ``bench metrics`` only: time samples of the algorithm called without a module, and numbers.
 _ALONE = "alone_samples_s"
 _METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
 
 
 def measured(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows of a result folder, in their order there, with the columns that reports show.
+    """Return the rows of a result folder in their order, with the additional columns that reports show.
 
-    Columns beside those of the folder: ``torch_samples_s``, torch's samples of the same subject and turns; ``speedup``,
+    Additional columns: ``torch_samples_s``, torch's samples of the same subject and rounds; ``speedup``,
     ``speedup_low``, ``speedup_high`` over these; ``spread``, the interquartile range over the median. For convolutions
-    also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's rates, and
-    ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, of the least bytes; ``same_as``,
-    ``UNDIVIDED`` if the row has the same configuration as the undivided contestant; and for each machine of DeepBench's
-    published times a column of seconds, named ``PUBLISHED`` machine. For operator metrics also ``samples_per_s``, and
-    ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, the time of a call through a module beyond the algorithm
-    alone. For whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text.
-    Unknown values are NaN.
+    also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's peak rates, and
+    ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, with each tensor moved once;
+    ``same_as``, ``UNDIVIDED`` if the row has the same configuration as the undivided contestant; and for each machine
+    of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For operator metrics also
+    ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, the additional time of a call
+    through a module. For whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as
+    text. Unknown values are NaN.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows, folder.header.subject_columns)
@@ -57,19 +57,19 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
-    """Return whether the rows describe convolutions, which is so if they have all columns of a convolution problem."""
+    """Return whether the rows have all columns of a convolution problem."""
     if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
         return False
     return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
 
 
 def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return convolution rows whose column ``layer`` is text: the layer's name, or its kind if layers have no names."""
+    """Fill the column ``layer`` of convolution rows: the layer's name, or its kind if layers have no names."""
     return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
 def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a copy of the rows that has every numeric and text column, each converted to its type."""
+    """Return a copy of the rows with all numeric and text columns, converted to their types."""
     rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
     texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
     rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
@@ -77,9 +77,9 @@ def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _with_speedups(rows: pandas.DataFrame, subject: Sequence[str]) -> pandas.DataFrame:
-    """Add ``torch_samples_s``, torch's samples of the same subject and turns, and the speedups over them.
+    """Add ``torch_samples_s``, torch's samples of the same subject and rounds, and the speedups over them.
 
-    subject: the columns that identify a subject; turns may have several, such as the memory formats of a layer.
+    subject: the columns that identify a subject. Subjects such as the memory formats of a layer are timed together.
     """
     keys = [*subject, "turns"]
     torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
@@ -98,7 +98,7 @@ def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) 
 
 
 def _with_same(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add the column ``same_as``: ``UNDIVIDED`` where the undivided row under that limit has the same configuration."""
+    """Add the column ``same_as``: ``UNDIVIDED`` if the undivided row under this limit has the same configuration."""
     keys = ["turns", "memory_format", "limit_bytes", "configuration"]
     undivided = rows[rows["contestant"] == UNDIVIDED].dropna(subset=["configuration"])[keys]
     found = rows[keys].merge(undivided.drop_duplicates().assign(same_as=UNDIVIDED), how="left")["same_as"]
@@ -128,7 +128,7 @@ def _spread(samples: list[float]) -> float:
 
 
 def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add samples per second and the overheads of calls to the rows, and convert columns of metrics to numbers."""
+    """Add samples per second and call overheads to the rows, and convert metric columns to numbers."""
     alone_s = [value if isinstance(value, list) else [] for value in rows[_ALONE]]
     found = (overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True))
     rows = rows.astype({name: float for name in _METRICS if name in rows})
@@ -153,9 +153,9 @@ def _bounds(row: Mapping[Any, Any], limits: Mapping[str, MachineLimits]) -> dict
 
 
 def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add a column for each machine with published times of the row's geometry, mini-batch and operation.
+    """Add a column of published times for each machine, matched by geometry, mini-batch and operation.
 
-    Rows with dilation or groups get no value, since the published times are of ordinary convolutions.
+    Rows with dilation or groups get no value, because the published times are of ordinary convolutions.
     """
     times = published_times(rows["operation"])
     times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
@@ -171,7 +171,7 @@ def machines_of(rows: pandas.DataFrame) -> list[str]:
 
 
 def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
-    """Return two numbers: of published geometries that have no row in this table, and of all published geometries."""
+    """Return the number of published geometries that the table lacks, and the number of all published geometries."""
     times = published_times(rows["operation"] if has_problems(rows) else ())
     named = times["machine"].isin(machines_of(rows) or times["machine"])
     every = {tuple(map(int, key)) for key in times[named][list(GEOMETRY)].drop_duplicates().to_numpy()}
@@ -185,10 +185,10 @@ OPERATIONS = {
     Operation.FORWARD: "forward",
     Operation.BACKWARD_DATA: "backward_inputs",
     Operation.BACKWARD_FILTER: "backward_parameters",
-}  # with DeepBench's names
+}  # by the names that DeepBench uses
 
 _Key = tuple[Any, ...]
-_Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by their operation
+_Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by operation
 
 
 def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -196,9 +196,9 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
     rows: the result of ``measured``. Columns of the result: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for
     each operation, by DeepBench's names, its seconds and configuration, such as ``forward_s`` and
-    ``forward_configuration``; ``total_s``; ``flops_per_s`` of the total; the total's ``speedup`` with its interval;
-    ``over_bound``; ``same_as`` if all operations agree in it; the largest ``workspace_bytes`` and ``relative_error``;
-    ``load``; and the published totals. NaN if one of the layer's operations is missing.
+    ``forward_configuration``; ``total_s``; ``flops_per_s`` and ``speedup`` of the total, the latter with its interval;
+    ``over_bound``; ``same_as``, if all operations have the same value; the largest ``workspace_bytes`` and
+    ``relative_error``; ``load``; and the published totals. Values are NaN if one of the layer's operations is missing.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -213,7 +213,7 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, Mapping[_Key, _Operations]]:
-    """Return a table's rows as nested mappings: by layer, then by contestant, policy and limit, then by operation.
+    """Group rows in nested mappings: by layer, then by contestant, policy and limit, then by operation.
 
     Missing values are None.
     """
@@ -225,7 +225,7 @@ def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, M
 
 
 def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of one contestant on one layer. every: the rows of all contestants on that layer."""
+    """Return the row of one contestant on one layer. every: the rows of all contestants on that layer."""
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
         row = ours.get(operation, {})
@@ -247,8 +247,8 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
 
 
 def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
-    """Return the speedup of ``ours`` over the reference, all operations summed; NaN if one lacks an operation."""
-    names = [name for name in OPERATIONS if name in reference or name in ours]  # draws are by position
+    """Return the speedup of ``ours`` over the reference, summed over operations; NaN if one lacks an operation."""
+    names = [name for name in OPERATIONS if name in reference or name in ours]  # the position selects the random draws
     samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
     return speedup_of(*samples)
 
@@ -268,8 +268,8 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
     Columns: those of ``CONTESTANT``; ``problems``, the number of timed problems; ``speedup`` over torch, a geometric
     mean, with its interval; for convolutions also the speedup of each operation, such as ``speedup_forward``, and the
-    geometric mean ``over_bound``; ``total_s``, the sum of times weighted by occurrences, and ``torch_s``, torch's sum
-    for the same problems.
+    geometric mean ``over_bound``; ``total_s``, the sum of times multiplied by the number of occurrences, and
+    ``torch_s``, torch's sum for the same problems.
     """
     if rows.empty:
         return pandas.DataFrame()
@@ -294,7 +294,7 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
 
 
 def _mean_speedup(group: pandas.DataFrame) -> Estimate:
-    """Return the geometric mean of the rows' speedups over torch; torch's own rows have no speedup."""
+    """Return the geometric mean of the rows' speedups over torch; without a value for torch's own rows."""
     of = group.dropna(subset=["speedup"])
     return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
 
@@ -305,12 +305,12 @@ def _geometric_mean(values: pandas.Series[float]) -> float:
 
 
 def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return how much faster dividing mini-batches is than the best undivided algorithm under the same limit.
+    """Return the speedup of divided mini-batches over the best undivided algorithm under the same limit.
 
     rows: the result of ``measured``. The result has a row for each layer, policy and limit, with the columns ``layer``,
     those of ``LAYER``, ``policy``, ``limit_bytes``, and ``gain``, the undivided algorithms' sum of medians over
-    mucudnn's, with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``). NaN if one of the two was timed on
-    fewer operations.
+    mucudnn's, with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``). Values are NaN if one of the two
+    was timed on fewer operations.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -325,10 +325,10 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the gains that the paper's authors published for these layers: ``layer``, and a column for each limit.
+    """Return the speedups that the paper reports for these layers: ``layer``, and a column for each limit.
 
-    layers: the result of ``gains``. Layers match by geometry, with any mini-batch; a layer without published gains has
-    no row.
+    layers: the result of ``gains``. Layers match by geometry, with any mini-batch; a layer that the paper does not
+    report has no row.
     """
     ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
     return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))

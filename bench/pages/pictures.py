@@ -19,7 +19,7 @@ from mucudnn.words.errors import InvalidInputError, UnavailableError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Each returns None if the folder lacks what it needs.
+# Each function returns None if the folder lacks the data for its picture.
 DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
     "speedups": row_pictures.speedups,
     "divided": row_pictures.divided,
@@ -37,7 +37,7 @@ DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
 
 
 def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
-    """Return the drawable pictures, each with the ``src`` of its ``img``; an empty list and why without matplotlib."""
+    """Return the pictures that can be drawn, each with its ``src``, or the reason if matplotlib is not installed."""
     try:
         require_matplotlib()
     except UnavailableError as error:
@@ -50,16 +50,16 @@ def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
 
 
 def embedded(figure: Figure) -> str:
-    """Return the figure as a ``data:`` address that contains its SVG file, for use in an HTML page."""
+    """Return the figure as SVG in a ``data:`` URL, for an HTML page."""
     stream = BytesIO()
     write_figure(figure, stream, "svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 def write_picture(name: str, folder: ResultFolder, path: Path, layers: Sequence[str] = ()) -> None:
-    """Draw one picture of a result folder into a PNG or SVG file. layers: those to draw; empty for all.
+    """Draw one picture of a result folder into a PNG or SVG file. layers: the layers to draw; empty for all.
 
-    Raises ``InvalidInputError`` for a layer that is not in the folder, and if the folder lacks what the picture needs;
+    Raises ``InvalidInputError`` for an unknown layer, and if the folder lacks the data for the picture;
     ``UnavailableError`` if matplotlib is not installed; ``OutputError`` if the file cannot be written.
     """
     require_matplotlib()

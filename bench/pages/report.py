@@ -1,4 +1,4 @@
-"""The report of one result folder: the rows, tables and remarks from which pages, text and pictures are made."""
+"""The report of one result folder: the rows, tables and notes from which HTML pages, text and pictures are made."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
-# Labels that differ from the names in the file.
+# Labels that differ from the setting's name in the file.
 _NAMES = {"time_limit": "most measuring for each problem"}
-# Meaning of null if it is not "none".
+# Text for a null value, if it is not "none".
 _NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 
 
@@ -37,18 +37,18 @@ class Subject:
 
     @property
     def allowed(self) -> pandas.DataFrame:
-        """The candidates whose numerical error is within the limit."""
+        """The candidates whose numerical error is within the bound."""
         return self.measured[self.measured["is_allowed"].astype(bool)]
 
     @property
     def undivided(self) -> pandas.DataFrame:
-        """The allowed candidates that compute the whole mini-batch at once."""
+        """The allowed candidates that compute the whole mini-batch in one call."""
         return self.allowed[self.allowed["micro_batch_size"] == self.batch_size]
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A result folder with everything that is shown of it. rows: the result of ``measured``."""
+    """A result folder with everything derived from it for display. rows: the result of ``measured``."""
 
     folder: ResultFolder
     rows: pandas.DataFrame
@@ -59,12 +59,12 @@ class Report:
 
     @cached_property
     def layers(self) -> pandas.DataFrame:
-        """The rows of this result folder joined by layer, as ``layer_rows`` returns them."""
+        """The rows joined by layer, as returned by ``layer_rows``."""
         return layer_rows(self.rows)
 
     @cached_property
     def tables(self) -> list[TextTable]:
-        """The tables of this report, without those that have no rows."""
+        """The tables of this report that have rows."""
         every = (
             summary_table(summary_rows(self.rows)),
             layer_table(self.layers),
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The facts that hold for all rows, such as the environment and the date, by name."""
+        """The properties common to all rows, such as the environment and the date, by name."""
         header = self.folder.header
         limits = "; ".join(f"{dtype}: {limit}" for dtype, limit in header.limits.items() if limit.are_known)
         return {
@@ -99,7 +99,7 @@ class Report:
 
     @cached_property
     def missing(self) -> dict[str, list[str]]:
-        """The items that the report does not show, as lists by the reason why."""
+        """The items that the report does not show, grouped by reason."""
         found: dict[str, list[str]] = {}
         for reason, text in _missing(self.folder, self.rows):
             found.setdefault(reason, []).append(text)
@@ -107,7 +107,7 @@ class Report:
 
     @cached_property
     def subjects(self) -> list[Subject]:
-        """The subjects that were tuned and have candidates, in descending order of torch's time."""
+        """The tuned subjects that have candidates, sorted by torch's time, longest first."""
         candidates, desirable = self.folder.candidates.measured, self.folder.candidates.desirable
         keys = self._keys(self.rows)
         rows = dict(tuple(self.rows.groupby(keys, sort=False)))
@@ -123,12 +123,12 @@ class Report:
         return [subject for _, subject in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def _keys(self, frame: pandas.DataFrame) -> pandas.Series[str]:
-        """Return a text for each row, equal for rows with the same subject, such as an operation of a layer."""
+        """Return a text for each row that identifies its subject, such as an operation of a layer."""
         columns = [frame[name].tolist() for name in self.folder.header.subject_columns]
         return pandas.Series(["\n".join(map(str, of)) for of in zip(*columns, strict=True)], frame.index, dtype=object)
 
     def of_layers(self, names: Sequence[str]) -> Report:
-        """Return a report of the named layers only. Raises ``InvalidInputError`` for a layer not in the folder."""
+        """Return a report that is restricted to these layers. Raises ``InvalidInputError`` for an unknown layer."""
         known = list(dict.fromkeys(self.rows["layer"])) if "layer" in self.rows else []
         if unknown := [name for name in names if name not in known]:
             raise InvalidInputError(
@@ -143,12 +143,12 @@ class Report:
 
 
 def report_of(folder: ResultFolder) -> Report:
-    """Return the report of a result folder, with all numbers computed."""
+    """Compute the report of a result folder."""
     return Report(folder, measured(folder))
 
 
 def name_of(row: Mapping[Hashable, Any]) -> str:
-    """Return a row's name: its layer and operation, and also its memory format unless that is contiguous."""
+    """Return a row's name: its layer, its operation, and its memory format unless that is contiguous."""
     names = [str(row[name]) for name in ("layer", "operation") if name in row]
     if row.get("memory_format", "contiguous") != "contiguous":
         names.append(str(row["memory_format"]))
@@ -164,7 +164,7 @@ def _setting(value: object, *, is_size: bool) -> str:
 
 
 def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a reason and an item that the report does not show for that reason."""
+    """Yield the items that the report does not show, as pairs of reason and item."""
     for one in folder.left_out:
         yield f"not measured: {one.reason}", one.what
     for problem in folder.problems:

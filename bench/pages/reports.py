@@ -1,4 +1,4 @@
-"""Reports of all result folders in a path, as one HTML page, as Markdown, in the terminal, and as CSV for programs."""
+"""Reports of all result folders in a path, as one HTML page, Markdown, terminal output, or CSV."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mucudnn.bench.report.export import write_csv_of
 from mucudnn.bench.report.tables import new_table, some
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 
-RESULT_FOLDER = "result_folder"  # column that says which folder a row is from
-# Columns that CSV files lack.
+RESULT_FOLDER = "result_folder"  # the column that names the folder of a row
+# Columns that are not written to CSV files.
 _INNER = ("format_version", "folder", "samples_s", "torch_samples_s", "alone_samples_s", "error_map")
 
 
@@ -36,7 +36,7 @@ class Reports:
 
     @property
     def only(self) -> Report | None:
-        """The one report, if the path has exactly one result folder and none was skipped; otherwise None."""
+        """The single report, or None if the path has several result folders or one was skipped."""
         return next(iter(self.by_name.values())) if len(self.by_name) == 1 and not self.unreadable else None
 
     def joined(self, frame_of: Callable[[Report], pandas.DataFrame]) -> pandas.DataFrame:
@@ -75,7 +75,7 @@ def reports_in(path: Path) -> Reports:
 
 
 def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
-    """Return one HTML page with all reports, with a section for each report if there are several.
+    """Return one HTML page with all reports, each in a section of its own if there are several.
 
     Raises ``UnavailableError`` if jinja2 is not installed.
     """
@@ -94,7 +94,7 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
 
 
 def printed_table(table: TextTable) -> Table:
-    """Convert a table of a report to one that can be printed in the terminal."""
+    """Convert a table of a report to one for the terminal."""
     titles = [column.title for column in table.columns]
     are_text = next((index for index, column in enumerate(table.columns) if column.form), len(titles))
     printed = new_table(table.title, tuple(titles[:are_text]), titles[are_text:])
@@ -104,12 +104,12 @@ def printed_table(table: TextTable) -> Table:
 
 
 def missing_in_words(report: Report) -> str:
-    """Return a line for each reason why items of the report are not shown; empty if everything is shown."""
+    """Return a line for each reason for which items are missing in the report; empty if nothing is missing."""
     return "\n".join(f"{reason}: {some(things)}" for reason, things in report.missing.items())
 
 
 def markdown_of(reports: Reports) -> str:
-    """Return all reports as one Markdown text, without pictures; errors of skipped folders are listed."""
+    """Return all reports as one Markdown text, without pictures, with the errors of skipped folders."""
     if reports.only is not None:
         return "\n".join(_markdown_lines(reports.only))
     lines = [f"# {_plain(str(reports.path))}: {len(reports.by_name)} result folders", ""]
@@ -165,7 +165,7 @@ def write_layers(rows: pandas.DataFrame, path: Path) -> None:
 
 
 def write_frame(rows: pandas.DataFrame, path: Path) -> None:
-    """Write a data frame as a CSV file in seconds and bytes, with all digits, but without the single time samples.
+    """Write a data frame as CSV, in seconds and bytes at full precision, without the individual time samples.
 
     See ``whole_file``.
     """

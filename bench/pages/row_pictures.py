@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MIB = 2**20
-_GAP = 0.4  # between pieces, in per cent of the mini-batch
+_GAP = 0.4  # gap between pieces, in percent of the mini-batch
 
 
 def speedups(report: Report) -> Figure | None:
-    """Draw the speedup of each layer under each workspace limit, with a column of points for each operation."""
+    """Draw the speedup of each layer under each workspace limit, with one panel for each operation."""
     if not has_problems(report.rows):
         return None
     rows = with_series(with_layers(report.rows.dropna(subset=["speedup"])))
@@ -59,7 +59,7 @@ def speedups(report: Report) -> Figure | None:
             points = of[of["series"] == name]
             y = beside([layers.index(layer) for layer in points["layer"]], index, len(by_series))
             ends = np.column_stack([points["speedup_low"], points["speedup_high"], np.full(len(points), nan)])
-            axes.plot(ends.ravel(), np.repeat(y, 3), color=colour, linewidth=0.8)  # one line keeps the file small
+            axes.plot(ends.ravel(), np.repeat(y, 3), color=colour, linewidth=0.8)  # a single line keeps the file small
             marker = MARKERS[index % len(MARKERS)]
             axes.plot(points["speedup"], y, marker, color=colour, markersize=2.5, label=plain(name))
         x_ratio_axis(axes)
@@ -70,7 +70,7 @@ def speedups(report: Report) -> Figure | None:
 def _by_operation(
     rows: pandas.DataFrame, layers: Sequence[str], row_inches: float, unit: str
 ) -> tuple[Figure, list[tuple[Axes, pandas.DataFrame]]]:
-    """Return a figure with a line for each layer, and pairs of axes and rows, one pair for each operation."""
+    """Create a figure that lists the layers; return it with pairs of axes and rows, one for each operation."""
     operations = [name for name in Operation if (rows["operation"] == name).any()]
     figure, every = named_rows(layers, row_inches, 4 + 3 * len(operations), len(operations))
     for axes, operation in zip(every, operations, strict=True):
@@ -79,7 +79,7 @@ def _by_operation(
 
 
 def divided(report: Report) -> Figure | None:
-    """Draw how much faster dividing is than the best undivided algorithm, beside the gains that the paper reports."""
+    """Draw the speedup of dividing over the best undivided algorithm, next to the speedups in the paper."""
     found = gains(report.rows)
     if found.empty or (found := found.dropna(subset=["gain"])).empty:
         return None
@@ -111,7 +111,7 @@ def divided(report: Report) -> Figure | None:
 
 
 def limits(report: Report) -> Figure | None:
-    """Draw a roofline plot (rates of computation against the machine's limits), and time / bound by kind of layer."""
+    """Draw a roofline plot (achieved rates against peak rates), and the ratio of time to bound by kind of layer."""
     if not has_problems(report.rows):
         return None
     rows = with_series(report.rows.dropna(subset=["over_bound"]))
@@ -158,7 +158,7 @@ def samples(report: Report) -> Figure | None:
 
 
 def cuts(report: Report) -> Figure | None:
-    """Draw how configurations divide mini-batches: a bar for each layer and operation, a piece per micro-batch."""
+    """Draw how mini-batches are divided: a bar for each layer and operation, with a piece for each micro-batch."""
     rows = report.rows
     if not has_problems(rows):
         return None
@@ -188,7 +188,7 @@ def cuts(report: Report) -> Figure | None:
 
 
 def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
-    """Return the micro-batches that a configuration consists of; none if the configuration's text cannot be parsed."""
+    """Parse a configuration into its micro-batches; return an empty tuple if its text is invalid."""
     try:
         return counts_in(text)
     except InvalidInputError:
@@ -196,7 +196,7 @@ def _cuts(text: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 
 def pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, float, float]]:
-    """Yield the pieces of a bar that shows micro-batches: the algorithm of each piece, its begin and end (0 to 1)."""
+    """Yield the pieces of a bar of micro-batches: the algorithm of each piece, its start and its end (0 to 1)."""
     whole = sum(micro_config.micro_batch_size * count for micro_config, count in cuts)
     done = 0
     for micro_config, count in cuts:
@@ -209,7 +209,7 @@ def pieces(cuts: Sequence[tuple[MicroConfig, int]]) -> Iterator[tuple[str, float
 
 
 def memory(report: Report) -> Figure | None:
-    """Draw the memory of each layer: that of its output, of its filter, and of the workspace of its operations."""
+    """Draw the memory of each layer: its output, its filter, and the workspace of its operations."""
     layers = memory_of_layers(report.rows)
     if layers.empty:
         return None
@@ -233,10 +233,10 @@ def memory(report: Report) -> Figure | None:
 
 
 def memory_of_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row of memory sizes in bytes for each layer and each contestant that has workspaces.
+    """Return a row of sizes in bytes for each layer and each contestant that has workspaces.
 
     Columns: ``layer``, ``series``, ``activation_bytes`` (the output of the forward pass), ``parameter_bytes`` (the
-    filter), ``workspace_bytes`` (the largest of the layer's operations).
+    filter), ``workspace_bytes`` (the largest over the layer's operations).
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -256,7 +256,7 @@ def _memory(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def tuning(report: Report) -> Figure | None:
-    """Draw how long tuning took under each policy and workspace limit, and the share of that time in the solver."""
+    """Draw the duration of tuning under each policy and workspace limit, and the solver's share of it."""
     rows = with_series(report.rows[report.rows["policy"].notna()])
     sums = pandas.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""Tables of text made from data frames: their columns, titles and number formats."""
+"""Text tables made from data frames: their columns, titles and number formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mucudnn.bench.pages.measured import OPERATIONS, PUBLISHED, machines_of
 class Column:
     """A column of a table: its key in the data frame, its group of columns, and its title with the unit.
 
-    form: the format of its numbers, None for text. scale: the factor by which numbers are multiplied.
+    form: format of its numbers, None for text. scale: factor that numbers are multiplied by.
     """
 
     key: str
@@ -26,7 +26,7 @@ class Column:
     scale: float = 1.0
 
     def text(self, value: object) -> str:
-        """Return the text that a cell of this column shows for a value; empty if there is no value."""
+        """Format a value for a cell of this column; return an empty text if there is no value."""
         if value is None or value != value:
             return ""
         if self.form is None or not isinstance(value, (int, float)):
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table whose cells are texts, as readers see it. identity: the table's ``id`` in the HTML page."""
+    """A table whose cells are formatted text. identity: the table's ``id`` attribute in the HTML page."""
 
     identity: str
     title: str
@@ -46,12 +46,12 @@ class TextTable:
 
     @property
     def groups(self) -> list[tuple[str, int]]:
-        """The names of adjacent groups of columns, each with the number of columns in the group."""
+        """The groups of adjacent columns: the name of each and its number of columns."""
         return [(group, len(list(of))) for group, of in groupby(self.columns, lambda column: column.group)]
 
     @property
     def choices(self) -> list[tuple[int, str, list[str]]]:
-        """The columns by whose values a reader can filter: the index and title of each, and its values in order."""
+        """The columns that readers can filter by: the index, title and sorted values of each."""
         return [
             (index, column.title, values)
             for index, column in enumerate(self.columns)
@@ -61,10 +61,10 @@ class TextTable:
 
 
 _FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory_format"}
-_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # shown if any row differs
+_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # hidden where all rows have these values
 _MIB = 2.0**20
 _MS, _US = (".4f", 1e3), (".1f", 1e6)
-# Columns of problems -> DeepBench's names, in its order; then columns that its convolutions lack.
+# Names of problem columns in DeepBench, in its order, followed by columns that DeepBench lacks.
 DEEPBENCH = {
     **{"w": "w", "h": "h", "c": "c", "batch_size": "n", "k": "k", "s": "f_w", "r": "f_h"},
     **{name: name for name in ("pad_w", "pad_h", "stride_w", "stride_h", "dilation_w", "dilation_h", "groups")},
@@ -148,24 +148,24 @@ _SUMMARY = (
 
 
 def summary_table(rows: pandas.DataFrame) -> TextTable:
-    """Return a table for readers from the rows of ``summary_rows``, one for each contestant, policy and limit."""
+    """Format the rows of ``summary_rows`` as a table, with a line for each contestant, policy and limit."""
     return _table("summary", "Summary", "Each contestant over all that it was timed on.", _SUMMARY, rows)
 
 
 def layer_table(rows: pandas.DataFrame) -> TextTable:
-    """Return a table for readers from the rows of ``layer_rows``: first DeepBench's columns, then mucudnn's own."""
+    """Format the rows of ``layer_rows`` as a table, with DeepBench's columns before mucudnn's own."""
     caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     columns = (*_LAYERS, *_published(rows, "total, ms, published elsewhere"))
     return _table("layers", "Layers", caption, columns, rows)
 
 
 def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
-    """Return a table for readers from the rows of ``measured``, one for each subject and contestant.
+    """Format the rows of ``measured`` as a table, with a line for each subject and contestant.
 
     subject: the columns that identify a subject, such as the layer and the operation.
     """
     is_convolution = "kind" in rows
-    sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # these are in the table of layers
+    sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # The table of layers has these columns.
     columns = [Column(name, "subject", name.replace("_", " ")) for name in subject if name not in sizes]
     columns += [*_OF_CONVOLUTIONS, *_PROBLEMS] if is_convolution else [*_PROBLEMS, *_OF_MODELS]
     columns += _published(rows, "ms, published elsewhere")
@@ -181,7 +181,7 @@ def _published(rows: pandas.DataFrame, group: str) -> list[Column]:
 
 
 def _others(rows: pandas.DataFrame, known: set[str]) -> Iterator[Column]:
-    """Yield table columns for all keys not in ``known``; keys with ``_s`` are shown in ms, with ``_bytes`` in MiB."""
+    """Yield table columns for the keys not in ``known``, with keys in ``_s`` shown in ms and ``_bytes`` in MiB."""
     for key in (str(name) for name in rows.columns if name not in known):
         values, title = rows[key].dropna(), key.replace("_", " ")
         if values.map(lambda value: isinstance(value, (list, dict))).any():
@@ -203,6 +203,6 @@ def _table(identity: str, title: str, caption: str, columns: Sequence[Column], r
 
 
 def _says_something(rows: pandas.DataFrame, key: str) -> bool:
-    """Return whether any row has a value in this column other than the neutral one, which tells readers nothing."""
+    """Return whether any row has a value other than the neutral one in this column."""
     values = rows[key].dropna()
     return len(values) > 0 and not (key in _NEUTRAL and (values == _NEUTRAL[key]).all())
