@@ -1,7 +1,7 @@
-"""Runs each contestant of a benchmark in a process of its own, with its own threads, allocator and copy of the model.
+"""Runs each contestant of a benchmark in its own process, with its own threads, allocator and copy of the model.
 
-A contestant prepares once and then waits to be timed, in turns with the others. A contestant that raises, is killed or
-times out fails alone.
+A contestant prepares once and then waits to be timed, interleaved with the others. If a contestant raises an error, is
+killed or times out, the others are not affected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from mucudnn.words.errors import UnavailableError, first_line
 
 T = TypeVar("T")
 
-PAUSE_S = 0.2  # before each sample, since idle threads of the previous contestant keep spinning for a while
-SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # many short steps per sample, back to back as in training
+PAUSE_S = 0.2  # Pause before each sample, because idle threads of the previous contestant keep spinning for a while.
+SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # Many short steps per sample, back to back as in training.
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Generic[T]):
-    """A function that is prepared in a contestant's process and ready to be timed there.
+    """A function that has been prepared in a contestant's process, with everything needed to time it there.
 
     call: the function to time. found: picklable result of the preparation. runner: makes the calls. clock: times them.
-    ask: makes a given number of further calls and returns a picklable report on them.
+    ask: makes a given number of additional calls and returns a picklable report on them.
     """
 
     call: Callable[[], object]
@@ -45,24 +45,24 @@ class Ready(Generic[T]):
     ask: Callable[[int], Any] | None = None
 
     def time(self, calls: int) -> float:
-        """Return the seconds that this many calls of the prepared function take."""
+        """Return the seconds taken by this many calls of the prepared function."""
         return self.runner(lambda: self.clock.time(self.call, calls))
 
 
 class OwnProcess(Clock, Generic[T]):
-    """A process that runs a job: prepares a function and times its calls. As a context manager, ends the process.
+    """A process that runs a job, which prepares a function, and then times calls of that function.
 
-    It serves as the ``Clock`` of these calls, which reads the time inside the process. found: the result of the
-    preparation.
+    Leaving the context manager ends the process. The object serves as the ``Clock`` of the calls and returns times that
+    were measured inside the process. found: the result of the preparation.
     """
 
     def __init__(
         self, job: Callable[[], Ready[T]], *, ready_s: float = inf, sample_s: float = inf, pause_s: float = 0.0
     ) -> None:
-        """Start a new process that runs the picklable job, and wait until the job has prepared its function.
+        """Start a process that runs the picklable job, and wait until the job has prepared its function.
 
-        ready_s, sample_s: timeouts in seconds of the preparation and of each timing, after which the process is killed.
-        pause_s: seconds to wait before each timing, so that other processes become idle.
+        ready_s, sample_s: timeouts of the preparation and of each timing, in seconds, after which the process is
+        killed. pause_s: seconds to wait before each timing, until the threads of other processes are idle.
 
         Raises ``OwnProcessError`` if the job fails.
         """
@@ -80,22 +80,22 @@ class OwnProcess(Clock, Generic[T]):
         return perf_counter()
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
-        """Return the seconds of this many calls of the job's function in its process; ``function`` is ignored.
+        """Return the seconds taken by this many calls of the job's function in its process; ``function`` is ignored.
 
-        Raises ``OwnProcessError`` if a call fails, which ends the process.
+        Raises ``OwnProcessError`` if a call fails, which also ends the process.
         """
         elapsed_s: float = self._send("time", calls)
         return elapsed_s
 
     def ask(self, calls: int) -> Any:
-        """Make further calls in the process, and return the job's report on these calls.
+        """Make additional calls in the process, and return the job's report on them.
 
         Raises ``OwnProcessError`` if a call fails.
         """
         return self._send("ask", calls)
 
     def call(self) -> None:
-        """Raise ``TypeError``: a placeholder for timers, which need a function although the process makes the calls."""
+        """Raise ``TypeError``. Timers require a function, but the calls are made by the process."""
         raise TypeError("the call of a process is timed by the process, which is its clock")
 
     def end(self) -> None:
@@ -122,7 +122,7 @@ class OwnProcess(Clock, Generic[T]):
 
 def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
     """Run a job in this process, and answer requests until the connection closes or a call of its function fails."""
-    with redirect_stdout(sys.stderr):  # standard output belongs to the command, and libraries print to it
+    with redirect_stdout(sys.stderr):  # Standard output is reserved for the command, and libraries print to it.
         ready = attempt(job)
         told.send(ready if isinstance(ready, Failed) else ready.found)
         answer: Any = ready
@@ -133,10 +133,10 @@ def _serve(told: Connection, job: Callable[[], Ready[Any]]) -> None:
 
 
 class Apart:
-    """A context manager that ends the processes of contestants and deletes the temporary folder of their inputs.
+    """A context manager that ends the processes of contestants and deletes the temporary files of their inputs.
 
-    ready_s, sample_s: timeouts in seconds of a contestant's preparation and of each of its samples. pause_s: seconds
-    before each sample.
+    ready_s, sample_s: timeouts in seconds of a contestant's preparation and of each of its samples. pause_s: seconds to
+    wait before each sample.
     """
 
     def __init__(self, *, ready_s: float = inf, sample_s: float = inf, pause_s: float = PAUSE_S) -> None:
@@ -148,7 +148,7 @@ class Apart:
     def handed(self, thing: T) -> Callable[[], T]:
         """Store an object in a file and return a picklable function with which another process loads a copy of it.
 
-        A file is used because tensors that multiprocessing hands to another process share their memory with this one.
+        A file is used because tensors that multiprocessing sends to another process share their memory with this one.
         Raises ``UnavailableError`` if the object cannot be pickled.
         """
         assert self._folder is not None
@@ -157,7 +157,7 @@ class Apart:
         try:
             with path.open("wb") as stream:
                 pickle.dump(thing, stream)
-        except Exception as error:  # a class may raise anything when it is pickled
+        except Exception as error:  # Pickling a class can raise any exception.
             raise UnavailableError(
                 "the model cannot be pickled, but each contestant runs in its own process: make it picklable, for "
                 f"example by replacing lambdas with named functions ({type(error).__name__}: {error})"
@@ -165,7 +165,7 @@ class Apart:
         return partial(_load, path)
 
     def start(self, job: Callable[[], Ready[T]]) -> OwnProcess[T]:
-        """Start a process for a job and wait until it is prepared. Raises ``OwnProcessError`` if it fails."""
+        """Start a process for a job and wait until its function is prepared. Raises ``OwnProcessError`` if it fails."""
         return self._stack.enter_context(OwnProcess(job, **self._limits))
 
     def __enter__(self) -> Self:
@@ -185,7 +185,7 @@ def _load(path: Path) -> Any:
 class Entrant(Generic[T]):
     """A contestant in its own process, with the timer of its calls.
 
-    process, timer: None if the contestant's preparation failed. unready: the reason of that failure.
+    process, timer: None if the contestant's preparation failed. unready: the reason for that failure.
     """
 
     process: OwnProcess[T] | None = None
@@ -194,7 +194,7 @@ class Entrant(Generic[T]):
 
     @classmethod
     def started(cls, apart: Apart, job: Callable[[], Ready[T]]) -> Self:
-        """Start a process for the job, and wait until the job's function is prepared or its preparation has failed."""
+        """Start a process for the job, and wait until its function is prepared or the preparation has failed."""
         try:
             process = apart.start(job)
         except OwnProcessError as error:
@@ -203,7 +203,7 @@ class Entrant(Generic[T]):
 
     @property
     def failure(self) -> str | None:
-        """The reason why this contestant could not be prepared or timed, or None if it did not fail."""
+        """The reason why this contestant could not be prepared or timed, or None if it succeeded."""
         error = None if self.timer is None else self.timer.error
         return self.unready if error is None else first_line(error)
 
@@ -219,11 +219,11 @@ class Entrant(Generic[T]):
 
 
 def sampled(entrants: Iterable[Entrant[T]], rounds: int) -> Iterator[int]:
-    """Time each contestant that is prepared once in every round; yield the number of rounds done."""
+    """Time each contestant that is ready once per round; yield the number of completed rounds."""
     return islice(sample_in_rounds([one.timer for one in entrants if one.timer is not None]), rounds)
 
 
 def require_torch(torchs: Entrant[T]) -> None:
-    """Raise ``UnavailableError`` if torch's contestant failed."""
+    """Raise ``UnavailableError`` if the contestant that runs torch's convolutions failed."""
     if torchs.failure:
         raise UnavailableError(f"PyTorch, with which all others are compared, fails: {torchs.failure}")

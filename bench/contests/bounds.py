@@ -1,8 +1,8 @@
-"""Roofline bounds of convolution times on this machine, and the kinds of layers by which they are reported.
+"""Roofline bounds of convolution times on this machine, and the kinds of layers that reports group them by.
 
-The bound is the larger of two times: moving each tensor once, at the rate of a copy, and the arithmetic of direct
-convolution, at the rate of a matrix product (Williams, Waterman, Patterson 2009). Winograd and FFT algorithms need
-fewer multiplications and can be faster than the bound.
+The bound is the larger of two times: that of moving each tensor once at the rate of a memory copy, and that of the
+arithmetic of direct convolution at the rate of a matrix product (Williams, Waterman, Patterson 2009). Winograd and FFT
+algorithms need fewer multiplications and can be faster than the bound.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from statistics import geometric_mean
 
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 
-_FIRST_LAYER_CHANNELS = 4  # of images
+_FIRST_LAYER_CHANNELS = 4  # A layer with at most this many input channels is assumed to read images.
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """The highest rates a machine reaches: floating-point operations per second, and bytes read and written per second.
+    """The peak rates of a machine: floating-point operations per second, and bytes read and written per second.
 
     A rate that was not measured is infinite.
     """
@@ -29,22 +29,22 @@ class MachineLimits:
 
     @classmethod
     def measured(cls, device: str, dtype: str) -> MachineLimits:
-        """Measure both rates of this machine for one second, with torch's current number of threads; on the CPU only.
+        """Measure both peak rates of this machine, for one second, with torch's current number of threads; CPU only.
 
-        Half precision gets the rate of float32, since torch's rate on the CPU's half-precision units is not a bound.
+        Half precision gets the rate of float32: torch's half-precision products on the CPU give no valid bound.
         """
-        # Imported here since it loads torch, which reports of stored results do not need.
+        # Imported here because it loads torch, which reports of stored results do not need.
         from mucudnn.measuring.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
 
         of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
         return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))
 
     def or_better(self, other: MachineLimits) -> MachineLimits:
-        """Return limits with the higher of both values of each rate: a rate that was reached once is possible."""
+        """Return limits with the higher of the two values of each rate: a rate that was reached once is possible."""
         return MachineLimits(max(self.flops_per_s, other.flops_per_s), max(self.bytes_per_s, other.bytes_per_s))
 
     def bound_s(self, problem: ConvProblem, n: int) -> float:
-        """Return a lower bound on the seconds of direct convolution of ``n`` samples; 0 if no rate was measured."""
+        """Return a lower bound on the seconds of a direct convolution of ``n`` samples; 0 if no rate was measured."""
         return max(problem.flops(n) / self.flops_per_s, problem.least_bytes(n) / self.bytes_per_s)
 
     @property
@@ -68,7 +68,7 @@ def kind_of_layer(problem: ConvProblem) -> str:
 
 
 def means_by_kind(over_bound: Iterable[tuple[ConvProblem, float]]) -> dict[str, float]:
-    """Return, for each kind of layer, the geometric mean of its problems' ratios of measured time to lower bound."""
+    """Return the geometric mean of time over lower bound for each kind of layer. over_bound: that ratio by problem."""
     by_kind: dict[str, list[float]] = {}
     for problem, value in over_bound:
         by_kind.setdefault(kind_of_layer(problem), []).append(value)

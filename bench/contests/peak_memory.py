@@ -1,4 +1,4 @@
-"""Measures the peak memory of a training step: bytes in torch's allocator, and bytes resident in the process."""
+"""Measures the peak memory of a training step: in torch's allocator, and as resident memory of a process."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from mucudnn.words.errors import UnavailableError
 
 _RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
-_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # of glibc, see mallopt(3)
+_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # settings of glibc, see mallopt(3)
 
 
 def has_resident_peak(device_type: str) -> bool:
-    """Whether a training step on this device uses the process's resident memory: True on the CPU, False on a GPU."""
+    """Return whether training steps on this device use the process's resident memory: on the CPU, not on a GPU."""
     return device_type == "cpu"
 
 
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
-    """Return how many bytes torch's allocator holds at the peak of ``step``, beyond those allocated before the step.
+    """Return the peak bytes that torch's allocator holds during ``step``, beyond those allocated before the step.
 
-    A warm-up step comes first, in which libraries allocate what they keep. Then mucudnn's CPU workspace is released, so
-    that its bytes count in the peak, and the cache of the current CUDA device is emptied, since cached blocks change
-    the peak.
+    A warm-up step runs first, in which libraries allocate the memory that they keep. Then mucudnn's CPU workspace is
+    released, so that it counts towards the peak, and the cache of the current CUDA device is emptied, because cached
+    blocks change the peak.
     """
     step()
     release_workspaces()
@@ -45,14 +45,14 @@ def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -
 def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: bool = False) -> int:
     """Return the peak resident bytes of a new process during a training step, including the bytes of the model.
 
-    The process first runs a warm-up step, whose peak is ignored. is_compiled: compile the model in the warm-up; memory
-    that ``torch.compile`` uses and frees there is ignored, too.
+    The process first runs a warm-up step, whose peak is ignored. is_compiled: compile the model in the warm-up, so that
+    the temporary memory of ``torch.compile`` is ignored, too.
 
     The process returns freed blocks of 1 MiB and more to the system at once. By default glibc keeps up to 32 MiB of
     freed memory, and fragments, which made the peak vary by a fifth from run to run, even with PyTorch's own
     convolutions.
 
-    Raises ``UnavailableError`` on other systems than Linux and for models that cannot be pickled, and
+    Raises ``UnavailableError`` on systems other than Linux and for models that cannot be pickled, and
     ``OwnProcessError`` if the step fails.
     """
     if not _RESET.exists():
@@ -82,14 +82,14 @@ def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is
     model, sample_input = handed()
     step = repeatable_step(torch.compile(model) if is_compiled else model, sample_input)
     step()
-    _RESET.write_text("5")  # resets the peak to the current resident size
+    _RESET.write_text("5")  # Reset the peak to the current resident size.
     step()
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     return Ready(step, int(line.split()[1]) * 2**10)
 
 
 def repeatable_step(model: Any, sample_input: Any) -> Callable[[], None]:
-    """Return a function that runs a forward and a backward pass and resets gradients to None; it has no optimizer."""
+    """Return a function that runs a forward and a backward pass and resets gradients to None, without an optimizer."""
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Runs functions in child processes, which are supervised and end with their parent. Does not import torch."""
+"""Runs functions in supervised child processes, which end with their parent. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class OwnProcessError(RuntimeError):
-    """An error of a child process: its function raised an error, or the process ended early or timed out."""
+    """Raised if the function of a child process raised an error, or the process ended early or timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A picklable description of an error that was raised in a child process.
 
-    trace: the traceback, empty for mucudnn's own errors. moment_s: when the error was raised, by the monotonic clock.
+    trace: the traceback, empty for mucudnn's own errors. moment_s: time of the error on the monotonic clock.
     """
 
     reason: str
@@ -39,7 +39,7 @@ class Failed:
 
 
 def attempt(function: Callable[[], T]) -> T | Failed:
-    """Call a function and return its result; if it raises an error, return that as a picklable ``Failed``."""
+    """Call a function and return its result; if it raises an error, return a picklable ``Failed`` instead."""
     try:
         return function()
     except MucudnnError as error:
@@ -49,10 +49,10 @@ def attempt(function: Callable[[], T]) -> T | Failed:
 
 
 class Worker:
-    """A new process that calls a function, with a connection to it. As a context manager, ends the process."""
+    """A child process that calls a function, with a connection to it. Leaving the context ends the process."""
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Start a process that calls ``function`` with the process's end of the connection and the given arguments."""
+        """Start a process that calls ``function`` with its end of the connection and the given arguments."""
         spawn = multiprocessing.get_context("spawn")
         self.told, there = spawn.Pipe()
         self.process = spawn.Process(target=_run, args=(function, there, *arguments), daemon=True)
@@ -80,7 +80,7 @@ class Worker:
             raise OwnProcessError(self.how_it_ended()) from None
 
     def how_it_ended(self) -> str:
-        """Wait for the process to end, and return in words how it ended, such as ``killed by SIGSEGV``."""
+        """Wait for the process to end, and describe how it ended, such as ``killed by SIGSEGV``."""
         self.process.join()
         code = self.process.exitcode or 0
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
@@ -98,15 +98,15 @@ class Worker:
 
 
 def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> None:
-    """Call a function, then exit this process at once: leftover threads of libraries sometimes abort a normal exit."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    """Call a function, then exit this process at once, because leftover library threads can abort a normal exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends this process.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = _show_warning
     status = 1
     try:
         function(told, *arguments)
         status = 0
-    except (EOFError, KeyboardInterrupt):  # the parent closed the connection
+    except (EOFError, KeyboardInterrupt):  # The parent closed the connection.
         pass
     except BaseException:
         traceback.print_exc()

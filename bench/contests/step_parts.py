@@ -1,7 +1,7 @@
-"""Splits the seconds of a training step into convolutions, other kinds of layers, and the rest.
+"""Splits the time of a training step into convolutions, other kinds of layers, and the rest.
 
 ``InPlaceTimes`` times the convolutions while the model runs. Normalization, activation, pooling and linear layers are
-recognized by the torch operator that runs, in forward and backward passes. In compiled models only convolutions can be
+recognized by the name of the torch operator, in forward and backward passes. In compiled models only convolutions are
 recognized.
 
 Steps take longer while their parts are timed, so their total is not reported as the time of a step.
@@ -29,7 +29,7 @@ from mucudnn.words.problem import Operation
 
 @dataclass(frozen=True, slots=True)
 class StepSplit:
-    """Seconds of the parts of a training step: its forward convolutions, its backward convolutions, and the rest."""
+    """The seconds of the parts of a training step: forward convolutions, backward convolutions, and the rest."""
 
     forward_s: float
     backward_s: float
@@ -41,7 +41,7 @@ class StepSplit:
 
     @classmethod
     def median(cls, samples: Sequence[Self]) -> Self:
-        """Return a split with the median of each part over the given splits, of which there must be at least one."""
+        """Return a split with the median of each part. samples: at least one split."""
         return cls(
             forward_s=median(one.forward_s for one in samples),
             backward_s=median(one.backward_s for one in samples),
@@ -50,21 +50,21 @@ class StepSplit:
 
 
 class StepSplitter:
-    """A recorder of how the time of a model's training steps splits into convolutions and the rest.
+    """A recorder that splits the time of a model's training steps into convolutions and the rest.
 
-    Its samples interleave with those of a ``Timer``. runner: runs the steps and reads the clock.
+    Its samples are interleaved with those of a ``Timer``. runner: runs the steps and reads the clock.
     """
 
     def __init__(
         self, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
     ) -> None:
-        """Prepare to split steps' times. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
+        """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.step, self.clock, self.runner = step, clock, runner
         self.times, self.samples = InPlaceTimes(model, device), list[StepSplit]()
         self._is_warm = False
 
     def sample(self, steps: int) -> None:
-        """Run ``steps`` steps and record the mean seconds of their parts. The first call runs a warm-up step before.
+        """Run ``steps`` steps and record the mean seconds of their parts. The first call starts with a warm-up step.
 
         Raises any error of a step, and ``UnavailableError`` if convolutions cannot be recorded.
         """
@@ -86,9 +86,9 @@ class StepSplitter:
 
 
 NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"
-OTHER_CONVOLUTION = "other convolution"  # one that ``ConvProblem`` cannot describe
+OTHER_CONVOLUTION = "other convolution"  # a convolution that ``ConvProblem`` cannot describe
 
-# Substrings of the names of torch operators, such as ``layer_norm_backward`` and ``threshold_backward``.
+# Substrings of torch operator names, such as ``layer_norm_backward`` and ``threshold_backward``.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     NORMALIZATION: ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"),
     POOLING: ("pool",),
@@ -97,11 +97,11 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
         *("sigmoid", "tanh", "glu"),
     ),
 }
-_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}  # words in names of operators
+_PRODUCTS = {"linear", "addmm", "mm", "bmm", "baddbmm", "addmv", "mv", "matmul"}  # words that occur in operator names
 
 
 def kind_of_operator(name: str) -> str:
-    """Return the kind of layer to which a torch operator belongs, by the operator's name; ``rest`` for all others.
+    """Return the kind of layer that a torch operator belongs to, judging by its name; ``rest`` for all others.
 
     >>> kind_of_operator("layer_norm_backward"), kind_of_operator("addmm"), kind_of_operator("add_")
     ('normalization', 'linear', 'rest')
@@ -112,7 +112,7 @@ def kind_of_operator(name: str) -> str:
 
 
 class KindTimes:
-    """A recorder of how the time of a model's calls on the CPU splits by kind of layer.
+    """A recorder that splits the time of a model's calls on the CPU by kind of layer.
 
     clock: times the whole call. runner: makes the calls. is_compiled: whether the model is compiled.
     """
@@ -126,12 +126,12 @@ class KindTimes:
         *,
         is_compiled: bool = False,
     ) -> None:
-        """Prepare to time calls of the model. Raises ``UnavailableError`` if its convolutions cannot be timed."""
+        """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
         self.times, self.samples = InPlaceTimes(model, "cpu"), list[dict[str, float]]()
 
     def sample(self) -> dict[str, float]:
-        """Call the model once; return the seconds that each kind of layer took, and those of the rest.
+        """Call the model once; return the seconds of each kind of layer and of the rest.
 
         Raises any error of the call, and ``UnavailableError`` if convolutions cannot be recorded.
         """
@@ -148,7 +148,7 @@ class KindTimes:
         return found
 
     def _watched(self, operators: _Operators) -> Callable[[], object]:
-        if self.is_compiled:  # under a dispatch mode, a compiled model would run uncompiled
+        if self.is_compiled:  # Under a dispatch mode a compiled model would run uncompiled.
             return self.call
 
         def watched() -> None:
@@ -159,7 +159,7 @@ class KindTimes:
 
 
 def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median seconds of each kind of layer over all samples, the longest first and the rest last.
+    """Return the median seconds of each kind of layer over all samples, in descending order, with the rest last.
 
     The result is empty if there are no samples.
     """
@@ -172,7 +172,7 @@ def _kinds(samples: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch mode that times every operator outside of convolutions. spent_s: the seconds by kind of layer."""
+    """A torch dispatch mode that times every operator except convolutions. spent_s: seconds by kind of layer."""
 
     def __init__(self, convolutions: InPlaceTimes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

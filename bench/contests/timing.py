@@ -1,4 +1,4 @@
-"""Interleaved timing of contestants: each round times every contestant, so that slow moments of the machine hit all.
+"""Interleaved timing of contestants: each round times every contestant, so that slow phases of the machine affect all.
 
 PyTorch's own convolution is a contestant with the user's settings and, on CUDA, in benchmark mode. On CUDA each of
 these variants runs in its own thread. The CUDA variants have not run on a GPU yet.
@@ -21,20 +21,20 @@ from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingR
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A call to be timed. runner: makes the call and reads the clock, so that the runner's overhead is not timed."""
+    """A call to be timed. runner: makes the call and reads the clock, so that its own overhead is not timed."""
 
     call: Callable[[], object]
     runner: Runner = here
 
 
-Samples = tuple[float, ...]  # seconds, one per round, in order
+Samples = tuple[float, ...]  # seconds, in the order of the rounds
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRounds:
     """A rule for the number of rounds: from ``least`` to ``most``, until contestants took ``short_s`` s on average.
 
-    So short calls get more samples, since interruptions weigh more in short times.
+    Short calls therefore get more samples, because interruptions distort short times more.
     """
 
     least: int
@@ -42,7 +42,7 @@ class TurnRounds:
     short_s: float
 
     def is_enough(self, done: int, timers: Sequence[Timer]) -> bool:
-        """Whether the contestants need no further round after the ``done`` rounds so far."""
+        """Return whether the contestants need no more rounds after ``done`` rounds."""
         if done < self.least:
             return False
         return done >= self.most or sum(timer.spent_s for timer in timers) >= self.short_s * len(timers)
@@ -51,9 +51,9 @@ class TurnRounds:
 def try_in_turns(
     contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples | Exception]:
-    """Return for each contestant its times, after a warm-up call, or its error.
+    """Time the contestants interleaved, after a warm-up call of each; return the samples or the error of each.
 
-    A contestant that fails does not stop the others.
+    If a contestant fails, the others continue.
     """
     timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
     for done in sample_in_rounds(timers):
@@ -65,7 +65,7 @@ def try_in_turns(
 def time_in_turns(
     contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
 ) -> list[Samples]:
-    """Return the seconds of one call of each contestant per round, after a warm-up call of each.
+    """Time the contestants interleaved, after a warm-up call of each; return the seconds of one call in each round.
 
     Raises the first error of a contestant.
     """
@@ -82,7 +82,7 @@ _Result = TypeVar("_Result")
 
 
 class OwnThread:
-    """A thread that runs functions, including their backward passes. As a context manager, ends the thread."""
+    """A thread that runs functions and their backward passes. Leaving the context ends the thread."""
 
     def __init__(self, device: str = "cpu") -> None:
         """Start the thread. device: ``cpu``, or ``cuda`` to use the caller's current device and stream."""
@@ -102,20 +102,20 @@ class OwnThread:
 
 def _prepare(stream: torch.cuda.Stream | None) -> None:
     if stream is not None:
-        torch.cuda.set_stream(stream)  # also sets the device of the stream
-    torch.autograd.set_multithreading_enabled(False)  # otherwise backward passes run in a shared thread
+        torch.cuda.set_stream(stream)  # This also sets the current device to that of the stream.
+    torch.autograd.set_multithreading_enabled(False)  # Otherwise backward passes would run in a shared thread.
 
 
-# Values of torch.backends.cudnn.benchmark_limit in benchmark mode: how many engines are timed, or 0 for all.
+# Values of torch.backends.cudnn.benchmark_limit: the number of engines timed in benchmark mode, 0 for all.
 _BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}
 
 
 @contextmanager
 def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
-    """Provide by name the runners, each of which calls functions under one choice of torch's convolution settings.
+    """Yield the runners by name, each of which calls functions under one choice of torch's convolution settings.
 
-    The first is ``TORCH``, with the user's settings, on the CPU the only one. On CUDA, functions run on the current
-    device and stream of the calling thread.
+    The first is ``TORCH``, which has the user's settings; on the CPU it is the only one. On CUDA, functions run on the
+    calling thread's current device and stream.
     """
     if device != "cuda":
         yield {TORCH: here}

@@ -1,4 +1,4 @@
-"""Names of what benchmarks compare: variants and precisions of training steps, runtimes. Does not import torch."""
+"""Names used by benchmarks: variants and precisions of training steps, and inference runtimes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from mucudnn.words.errors import InvalidInputError
 
-TORCH = "torch"  # the baseline contestant in result folders
+TORCH = "torch"  # name of the baseline contestant in result folders
 
 
 def shown_name(contestant: str) -> str:
-    """Return a contestant's name as headings show it: with PyTorch in place of ``torch``, as result files have it.
+    """Return a contestant's name for headings, with PyTorch in place of ``torch``, which result files use.
 
     >>> shown_name("torch-benchmark-10"), shown_name("mucudnn")
     ('PyTorch-benchmark-10', 'mucudnn')
@@ -20,7 +20,7 @@ def shown_name(contestant: str) -> str:
 
 
 class Variant(StrEnum):
-    """A variant of a benchmarked model: whose convolutions it uses, and whether it is compiled.
+    """A variant of a benchmarked model: its convolutions, torch's or mucudnn's, and whether it is compiled.
 
     ``TORCH_BENCHMARK``: torch's benchmark mode, which times up to ten engines. ``TORCH_COMPILE``, ``MUCUDNN_COMPILE``:
     the model under ``torch.compile``, with torch's convolutions or mucudnn's.
@@ -48,7 +48,7 @@ VARIANTS = {  # by type of device
 
 
 def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Variant, ...]:
-    """Return the requested variants of a model. The baseline ``TORCH`` is always among them, as the first.
+    """Return the requested variants of a model, preceded by the baseline ``TORCH``.
 
     asked: the requested variants; None for all that the device supports. Raises ``InvalidInputError`` for a variant
     that the device does not support.
@@ -68,7 +68,7 @@ class Runtime(StrEnum):
     ONNX_RUNTIME = "onnxruntime"
     OPENVINO = "openvino"
     MUCUDNN = "mucudnn"
-    MUCUDNN_COMPILE = "mucudnn-compile"  # both together
+    MUCUDNN_COMPILE = "mucudnn-compile"  # mucudnn's convolutions in a compiled model
 
     @property
     def is_ours(self) -> bool:
@@ -76,14 +76,14 @@ class Runtime(StrEnum):
 
     @property
     def tells_layers(self) -> bool:
-        """Whether the layers of a call can be timed in place: not if a compiler fuses or traces the layers."""
+        """Return whether the layers of a call can be timed in place, which fails if a compiler fuses or traces them."""
         return self in (Runtime.TORCH, Runtime.MUCUDNN)
 
 
 class Precision(StrEnum):
     """The precision in which a training step computes.
 
-    ``TF32``: float32, but matrix products and convolutions round factors to 10 bits of mantissa. ``BFLOAT16``:
+    ``TF32``: float32, but matrix products and convolutions round their inputs to a mantissa of 10 bits. ``BFLOAT16``:
     autocast, with parameters in float32.
     """
 
