@@ -20,7 +20,7 @@ from mucudnn.words.errors import UnavailableError
 
 _RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
-_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # settings of glibc, see mallopt(3)
+_GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # glibc: see mallopt(3)
 
 
 def has_resident_peak(device_type: str) -> bool:

@@ -1,1 +1,1 @@
-"""The benchmarks, each a folder or a module; code that several benchmarks share is in ``contests`` and ``report``."""
+"""The benchmarks, each in a folder or module of its own. The packages ``contests`` and ``report`` have shared code."""

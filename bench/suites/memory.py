@@ -47,7 +47,7 @@ from mucudnn.words.units import format_bytes
 ROUNDS = 9
 RUNS = 3
 
-_Contestant = tuple[Variant, Config | None]  # None: torch's convolutions
+_Contestant = tuple[Variant, Config | None]  # a variant and its config, which is None for torch's convolutions
 
 
 def benchmark_memory(
@@ -66,15 +66,16 @@ def benchmark_memory(
 ) -> None:
     """Measure memory and time of training steps of copies of ``model``; write rows into the folder ``out``.
 
-    Nothing is measured if the folder already has the rows. A step is forward, the sum of the output, backward. There is
-    no optimizer: its time and memory are the same for all. arguments: all of the model's, first x: (N, C, H, W) in
-    ``memory_format``. rounds: time samples of each contestant, each of one or more steps. runs: processes for each
-    resident peak, which is the median over them; 0 to skip it, as always on CUDA. variants: measured beside torch's
-    own; None for all that the device supports. clock: times the steps, not the tuning; None for a wall clock.
+    Nothing is measured if the folder already has the rows. A step is a forward pass, the sum of the output, and a
+    backward pass, without an optimizer, whose costs are the same for all. arguments: all arguments of the model, first
+    x: (N, C, H, W) in ``memory_format``. rounds: time samples of each contestant, each of one or more steps. runs:
+    processes for each resident peak, which is their median; 0 to skip it, as always on CUDA. variants: measured in
+    addition to torch's own; None for all that the device has. clock: times the steps, not tuning; None for a wall
+    clock.
 
-    A contestant that fails has a row with the reason. Raises the errors of ``open_folder``, ``optimize`` and
-    ``resident_peak_bytes``, ``InvalidInputError`` for a model on several devices or a variant that its device does not
-    have, and ``UnavailableError`` if the model cannot be pickled or torch itself fails.
+    A contestant that fails gets a row with the reason. Raises the errors of ``open_folder``, ``optimize`` and
+    ``resident_peak_bytes``, ``InvalidInputError`` for a model on several devices or an unsupported variant, and
+    ``UnavailableError`` if the model cannot be pickled or torch itself fails.
     """
     device = device_of(model)
     runs = runs if has_resident_peak(device.type) else 0
@@ -102,7 +103,7 @@ def benchmark_memory(
 def _measured(
     given: Subject, contestants: Sequence[_Contestant], rounds: int, runs: int, clock: Clock, progress: Progress
 ) -> tuple[list[Entrant[int]], list[int | None]]:
-    """Return the measured contestants and their peaks of resident memory. given: model and arguments before tuning."""
+    """Measure the contestants; return them and their resident peaks. given: model and arguments before tuning."""
     with Apart() as place:
         subjects = dict(_subjects(*given, contestants, share_of(progress, 0.0, 0.5)))
         handed = {config: place.handed(subject) for config, subject in subjects.items()}
@@ -121,7 +122,7 @@ def _measured(
 
 
 def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestant]:
-    """Return the contestants: pairs of a variant and its config, which is None for torch's.
+    """Return the contestants, pairs of a variant and its config, which is None for torch's convolutions.
 
     Unless the config has the default workspace limit, uncompiled mucudnn is also measured with the default.
     """
@@ -137,7 +138,7 @@ def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestan
 def _subjects(
     model: nn.Module, arguments: tuple[Tensor, ...], contestants: Sequence[_Contestant], progress: Progress
 ) -> Iterator[tuple[Config | None, Subject]]:
-    """Yield each config with a copy of the model tuned under it; torch's model has the config None."""
+    """Yield each config with a copy of the model tuned under it; the config of torch's model is None."""
     configs = [*dict.fromkeys(config for _, config in contestants)]
     for index, config in enumerate(configs):
         own = copy.deepcopy(model)
@@ -153,7 +154,7 @@ def _resident_peaks(
     subjects: Mapping[Config | None, Subject],
     runs: int,
 ) -> list[int | None]:
-    """Return the peak resident bytes of each contestant, the median of ``runs`` fresh processes; None if it failed.
+    """Return each contestant's peak resident bytes, the median over ``runs`` new processes; None if it failed.
 
     The processes of different contestants are interleaved.
     """
@@ -182,7 +183,7 @@ def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], re
     )
 
 
-Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, already tuned if it is ours, and its arguments
+Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, already tuned for mucudnn's contestants, and its arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ _PEAKS = ("allocator_peak_bytes", "resident_peak_bytes")
 def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table with a row for each contestant, torch first, and lines that compare each contestant with torch.
 
-    Ratios are to torch, and speedups are of the whole step.
+    Ratios are relative to torch, and speedups are of the whole step.
     """
     torchs = folder.lines[0]
     n = torchs["batch_size"]
@@ -251,7 +252,7 @@ def _name(line: Line) -> str:
 
 
 def _peak(size_bytes: int | None, torchs_bytes: int | None) -> tuple[str, str]:
-    """Return two texts: a peak of memory, and its ratio to torch's peak; both empty if one was not measured."""
+    """Format a memory peak and its ratio to torch's peak; both texts are empty if one of the peaks is unknown."""
     if size_bytes is None or torchs_bytes is None:
         return "", ""
     return format_bytes(size_bytes), f"{size_bytes / torchs_bytes:.3f}"

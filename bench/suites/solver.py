@@ -1,7 +1,7 @@
-"""Times of the solvers beside the times they must not exceed, and of dividing budgets over a network's problems.
+"""Benchmarks of the solvers against their time limits, and of dividing budgets over a network's problems.
 
-The solvers run on synthetic measurements: the fronts of all batch sizes at once, with setup costs and prepared bytes,
-and the division of one workspace budget over the problems of a network.
+The solvers run on synthetic measurements. They compute the fronts of all batch sizes at once, with setup costs and
+prepared bytes, and divide one workspace budget over the problems of a network.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Options = dict[str, list[Configuration]]
 
 
 def benchmark_solvers(out: Path) -> None:
-    """Time all solvers into the folder ``out``, except solvers that the folder already has.
+    """Time all solvers; write rows into the folder ``out``, skipping solvers that it already has.
 
-    The first call of each solver is a warm-up, since it imports libraries. Raises the errors of ``open_folder``.
+    The first call of each solver is a warm-up, because it imports libraries. Raises the errors of ``open_folder``.
     """
 
     def rows_of(samples_s: Callable[[], list[float]], bar_s: float, subject: Subject, progress: Progress) -> list[Row]:
@@ -57,7 +57,7 @@ def benchmark_solvers(out: Path) -> None:
 
 
 def solver_tables(folder: ResultFolder) -> Iterator[str]:
-    """Yield a line of times for each solver, and the name of the program that solves integer programs."""
+    """Yield a line of times for each solver, and the name of the external integer programming solver."""
     for row in folder.rows.to_dict("records"):
         median_s, slowest_s, bar_s = map(format_seconds, (row["time_s"], max(row["samples_s"]), row["bar_s"]))
         yield f"{row['what']}: {median_s}, slowest {slowest_s} (bar {bar_s})"
@@ -65,7 +65,7 @@ def solver_tables(folder: ResultFolder) -> Iterator[str]:
 
 
 def time_front(batch_size: int) -> list[float]:
-    """Return, by round, the seconds of computing the fronts (least time against workspace) up to this batch size."""
+    """Return the seconds per round of computing the fronts (time against workspace) up to this batch size."""
     measurements = made_up_measurements(batch_size)
     return [_seconds(partial(desirable_sets, measurements, batch_size)) for _ in range(ROUNDS + 1)][1:]
 
@@ -73,7 +73,7 @@ def time_front(batch_size: int) -> list[float]:
 def time_division(problems: int, configurations: int) -> list[float]:
     """Return the seconds of each division of a workspace budget over a network's problems.
 
-    Each round has another synthetic network, with every budget.
+    Each round has a different synthetic network, and tries every budget.
     """
     solve_wd(made_up_options(problems, configurations, seed=0), 2**30)
     times = []
@@ -84,7 +84,7 @@ def time_division(problems: int, configurations: int) -> list[float]:
 
 
 def made_up_measurements(batch_size: int) -> list[Measurement]:
-    """Return synthetic measurements of algorithms, which are faster the more setup and workspace they need.
+    """Return synthetic measurements of algorithms, where faster ones need more setup time and workspace.
 
     Step times are nearly linear in the micro-batch size.
     """
@@ -101,7 +101,7 @@ def made_up_measurements(batch_size: int) -> list[Measurement]:
 
 
 def made_up_options(problems: int, configurations: int, seed: int) -> Options:
-    """Return synthetic configurations for problems of very different sizes; more workspace has diminishing returns."""
+    """Return synthetic configurations of problems of very different sizes, with diminishing returns of workspace."""
     source = random.Random(seed)
     options: Options = {}
     for problem in range(problems):
@@ -131,7 +131,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-_WANTED: Mapping[str, tuple[Callable[[], list[float]], float]] = {  # what is timed: how, and its bar in seconds
+_WANTED: Mapping[str, tuple[Callable[[], list[float]], float]] = {  # how each solver is timed; its limit in s
     **{
         f"front of every batch size, N={n}, all sizes, {ALGORITHMS} algorithms": (partial(time_front, n), bar_s)
         for n, bar_s in ((256, 0.1), (1024, 1.0))
@@ -156,7 +156,7 @@ def benchmark_division(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> None:
-    """Time how long dividing each workspace budget (bytes) takes under each policy, ``rounds`` times, into ``out``.
+    """Time dividing each workspace budget (bytes) under each policy, ``rounds`` times; write rows into ``out``.
 
     Problems that the database lacks are measured first. config: its policy and memory limits are ignored. machine,
     database: as for ``tune``. Raises the errors of ``open_folder`` and ``tune``.
@@ -195,7 +195,7 @@ def benchmark_division(
 
 
 def _timed(row: Row, divided: Divided, rounds: int) -> Row:
-    """Return the row with the solver's seconds, timed after a warm-up, and the solver's statistics of its solution."""
+    """Add the solver's seconds, timed after a warm-up, and its statistics of the solution to a row."""
     counts = divided.division.counts
     every = [solve_wd(divided.options, row.limit_bytes, counts=counts) for _ in range(rounds + 1)]
     last = every[-1]

@@ -1,4 +1,4 @@
-"""``make demo``: tunes AlexNet's convolutions, then trains AlexNet twice, side by side: with torch and with mucudnn."""
+"""The program of ``make demo``: tunes AlexNet, then trains it with torch and with mucudnn, interleaved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = Config(workspace_limit="64MiB")
 
 
 def training_table(torchs: Row, ours: Row) -> Table:
-    """Return a table of the step times of both trainings, the differences of their losses, and errors of gradients."""
+    """Return a table of the step times of both trainings, the differences of their losses, and the gradient errors."""
     torch_s, our_s, losses = median(torchs.samples_s), median(ours.samples_s), ours.more["losses"]
     printed = new_table(f"training, {len(losses)} steps in turns from the same seed", ("",), ("",))
     printed.show_header = False

@@ -1,8 +1,8 @@
-"""Training with torch's and mucudnn's convolutions side by side, from the same seed, to compare results and speed.
+"""Trains a network with torch's and mucudnn's convolutions, interleaved, from the same seed, to compare the results.
 
-Rounding differs between any two implementations, and training amplifies it. So losses are compared step by step, but
-gradients only in the first step, where both models have the same weights: with torch's gradients and with gradients
-computed in float64. The yardstick is how much torch differs from torch in the other memory format.
+Any two implementations round differently, and training amplifies the differences. Losses are therefore compared step by
+step, but gradients only in the first step, where both models have the same weights: with torch's gradients and with
+gradients computed in float64. The yardstick is the difference between torch and torch in the other memory format.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def benchmark_equality(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> None:
-    """Train a network with torch and, interleaved, as mucudnn tunes it under each config; write rows into ``out``.
+    """Train a network with torch and with mucudnn, interleaved, for each config; write rows into the folder ``out``.
 
-    configs: may differ only in policy and limit; a config that the folder ``out`` already has is skipped. steps: of
-    each model, on random images with labels that can be learnt; the first step is not timed.
+    configs: may differ only in policy and limit; a config that the folder already has is skipped. steps: number of
+    training steps of each model, on random images with learnable labels; the first step is not timed.
 
     Raises the errors of ``open_folder`` and ``mucudnn.optimize``.
     """
@@ -77,15 +77,15 @@ def benchmark_equality(
 def train_in_turns(
     torch_model: nn.Module, mucudnn_model: nn.Module, batches: Iterable[Batch], subject: Subject
 ) -> tuple[Row, Row]:
-    """Train torch's and mucudnn's model, one step of each on every batch; return torch's row and mucudnn's row.
+    """Train torch's and mucudnn's model, interleaved, for one step per batch; return torch's row and mucudnn's row.
 
     The first step is an untimed warm-up. relative_error: the largest error of a parameter's gradient in the first step,
-    against float64. loss_difference, gradient_difference: the largest relative difference from torch of any step's loss
-    and of any gradient in the first step; in torch's row, the difference of torch in the other memory format. Only in
-    mucudnn's row: loss_over_yardstick, gradient_over_yardstick: mucudnn's difference over torch's, None if torch's is
-    0; losses: the loss of each step.
+    against float64. loss_difference, gradient_difference: the largest relative difference from torch over the losses of
+    all steps, and over the gradients of the first step; in torch's row, the difference of torch in the other memory
+    format. Only in mucudnn's row: loss_over_yardstick, gradient_over_yardstick: mucudnn's difference over torch's, None
+    if torch's is 0; losses: the loss of each step.
 
-    The other format and float64 run afterwards: the memory of a third model would slow the other two.
+    The other format and float64 run afterwards, because the memory of a third model would slow down the other two.
     """
     kept = list(batches)
     again, ours_again = copy.deepcopy(torch_model), copy.deepcopy(mucudnn_model)
@@ -111,7 +111,7 @@ def train_in_turns(
 def _in_turns(
     reference: nn.Module, model: nn.Module, batches: Sequence[Batch]
 ) -> tuple[list[TrainedStep], list[TrainedStep], dict[str, float]]:
-    """Train the reference model and ``model`` in turns, one step of each on every batch.
+    """Train the reference model and ``model``, interleaved, for one step per batch.
 
     Return the steps of both, and by name the largest differences of ``model`` in loss and gradient.
     """

@@ -1,7 +1,7 @@
 """Accuracy and time of a convolution layer's operations, by torch, by every algorithm and by configurations.
 
-The measurements are errors and an error map, gradients, repeatability, time, and the overhead of the framework: a
-configuration is called through a PyTorch module, as in training, and its algorithms alone.
+Measured are errors with an error map, gradients, repeatability, time, and the overhead of the framework. For the
+overhead, a configuration is called through a PyTorch module, as in training, and its algorithms are called alone.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 ROUNDS, RUNS = 15, 5
-# Short calls are sampled for SHORT_S seconds, which brings the noise down to a few percent.
+# Short calls are sampled for SHORT_S seconds, which reduces the noise to a few percent.
 MOST_ROUNDS, SHORT_S = 41, 0.2
-RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # for each call: some algorithms are a hundred times slower than others
+RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # for each call: some algorithms are a hundred times slower
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """Selection of what a run of the accuracy benchmark measures.
+    """Options of the accuracy benchmark that select what to measure.
 
     algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
     configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
@@ -72,15 +72,15 @@ class MetricsOptions:
 
     @property
     def permitted(self) -> Config:
-        """The config that permits only the algorithms that are to be measured on the undivided mini-batch."""
+        """Return a config that permits only the algorithms to be measured, on the undivided mini-batch."""
         return Config(algorithms=(TORCHS_OWN,) if self.algorithms is None and self.configurations else self.algorithms)
 
 
 @dataclass(frozen=True, slots=True)
 class Untimed:
-    """A result row without times yet, and the calls to time for it.
+    """A result row that has no times yet, and the calls to time for it.
 
-    calls: the call through a module, and then the algorithm alone if that can be called; empty if measuring failed.
+    calls: the call through a module, then the call of the algorithm alone if possible; empty if measuring failed.
     """
 
     row: Row
@@ -88,7 +88,7 @@ class Untimed:
 
 
 def timed(every: Sequence[Untimed], options: MetricsOptions, machine: Machine) -> list[Row]:
-    """Time the calls of all rows, interleaved; return the rows with their time samples or the reason of a failure."""
+    """Time the calls of all rows, interleaved; return the rows with their time samples or the reason for a failure."""
     rounds = TurnRounds(options.rounds, max(options.rounds, MOST_ROUNDS), SHORT_S)
     contestants = [Contestant(call) for one in every for call in one.calls]
     times = iter(try_in_turns(contestants, rounds, machine.clock, RULE))
@@ -113,7 +113,7 @@ def benchmark_metrics(
     progress: Progress = silent,
     machine: Machine | None = None,
 ) -> None:
-    """Measure accuracy and time of a layer's operations; write rows into ``out``, except operations already in there.
+    """Measure accuracy and time of a layer's operations; write rows into ``out``, skipping operations it already has.
 
     machine: the machine to measure on; this one by default.
 
@@ -151,9 +151,9 @@ def _header(source: str, layer: Layer, options: MetricsOptions, machine: Machine
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """An algorithm or a configuration to measure.
+    """An algorithm or a configuration to be measured.
 
-    name: as tables show it. candidates: the pairs of algorithm and micro-batch size that it consists of.
+    name: as shown in tables. candidates: its pairs of algorithm and micro-batch size.
     """
 
     name: str
@@ -167,7 +167,7 @@ class _Variant:
 
 
 class _OfProblem:
-    """The measurement of one operation of a layer, by every algorithm and configuration that can compute it."""
+    """The measurement of one operation of a layer by every algorithm and configuration that can compute it."""
 
     def __init__(self, layer: Layer, problem: ConvProblem, options: MetricsOptions, machine: Machine) -> None:
         self.problem, self._n, self._options, self._machine = problem, layer.batch_size, options, machine
@@ -204,7 +204,7 @@ class _OfProblem:
                 yield _Variant(name, configuration, [found[part] for part in parts])
 
     def _candidates(self, parts: set[MicroConfig]) -> tuple[dict[MicroConfig, Candidate], dict[MicroConfig, str]]:
-        """Return the candidates that can run and are proved correct, and the reasons why others cannot be used."""
+        """Return the candidates that can run and give correct results, and the reasons why others cannot be used."""
         sizes = sorted({part.micro_batch_size for part in parts})
         config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
         algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
@@ -219,7 +219,7 @@ class _OfProblem:
         return {one: candidate for one, candidate in found.items() if one not in reasons}, reasons
 
     def rows(self, subject: Subject, progress: Progress) -> list[Row]:
-        """Return a row for each algorithm and configuration, with its measurements or the reason of a failure."""
+        """Return a row for each algorithm and configuration, with its measurements or the reason for a failure."""
         progress(self._label, 0.0)
         operands = random_operands(self.problem, self._n, self._machine.device)
         expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)
@@ -264,12 +264,12 @@ class _OfProblem:
 
 
 def configuration_of(*micro_configs: MicroConfig) -> Configuration:
-    """Return a configuration of these micro-batches; its time and workspace, which are unknown, are set to 0."""
+    """Return a configuration of these micro-batches. Its time and workspace are unknown and set to 0."""
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
 
 
 def of_few(configuration: Configuration, samples: int) -> Configuration:
-    """Return a configuration with the same algorithms, each for an equal part of about ``samples`` samples."""
+    """Return a configuration with the same algorithms, each computing an equal share of about ``samples`` samples."""
     names = configuration.algorithms
     if len(configuration.micro_configs) == 1:
         return configuration_of(MicroConfig(names[0], samples))
@@ -280,9 +280,9 @@ def of_few(configuration: Configuration, samples: int) -> Configuration:
 def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
     """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
 
-    For the forward operation, the function calls the module under autograd. For a backward operation it makes autograd
-    compute that one gradient, after an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``, every other
-    algorithm in ``mucudnn.Conv2d``.
+    For the forward operation, the function calls the module under autograd. For a backward operation, the function lets
+    autograd compute that one gradient, after an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``,
+    all other algorithms in ``mucudnn.Conv2d``.
 
     Raises ``LibraryError`` if the module would run another configuration.
     """
@@ -299,7 +299,7 @@ def through_module(configuration: Configuration, problem: ConvProblem, operands:
 def alone(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], object]:
     """Return a function that runs a configuration's algorithms alone, and writes their result into ``operands``.
 
-    The function uses no module or autograd and allocates nothing; only torch's own convolution allocates its result.
+    The function uses neither a module nor autograd, and allocates nothing except torch's own convolution's result.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)

@@ -1,18 +1,18 @@
 """Metrics of a call against float64: error norms and maps, repeatability, and numerical checks of gradients.
 
 - ``with_errors``: errors of the first result, and the number of distinct results.
-- ``gradcheck``: torch's gradcheck in float64, on a layer cut down to few channels and, if the algorithm supports
-  that, few pixels. Some algorithms have separate code for float64.
+- ``gradcheck``: torch's gradcheck in float64, on a layer reduced to few channels and, if the algorithm supports that,
+  few pixels. Some algorithms have separate code for float64.
 - ``gradcheck_elements``: torch's gradcheck of any function in float64, at random elements and sums of outputs.
 - ``directional_error``: finite differences in the layer's own dtype, on the layer itself with ``SAMPLES`` samples, or
   more if a configuration has more algorithms. Convolution is linear in x and in w, so a difference is exact up to
   rounding even if the step is as long as the operand.
 
 The contestant computes one operation of a layer and the reference the other two, so that a failed check is the
-contestant's fault. For forward it computes the finite differences, for backward operations the gradient.
+contestant's fault. A forward contestant computes the finite differences, a backward contestant the gradient.
 
 Torch's fast mode of gradcheck is not used: it checks random sums of elements with a tolerance that grows with their
-number, and passes an error of 5 %.
+number, and accepts an error of 5 %.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, Operation
 
-MAP_CELLS = 32  # the most cells of an error map in each direction
+MAP_CELLS = 32  # maximum number of cells of an error map in each direction
 _DIGITS = 4  # significant digits of the errors in a map
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> integer dtype of this size
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer dtype by bytes of an element
 
 
 def with_errors(row: Row, call: Callable[[], Tensor], expected: Tensor, runs: int) -> Row:
-    """Return the row with the errors of the call's first result, and how many of its ``runs`` results are distinct.
+    """Add the errors of the call's first result, and the number of distinct results in ``runs`` calls, to a row.
 
     A result of shape (A, B, height, width) gets an error map. Raises any error of the call.
     """
@@ -76,8 +76,8 @@ def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
 def error_map(actual: Tensor, expected: Tensor) -> list[list[float]]:
     """Return the mean absolute error at each pixel of the image, or at each element of the filter, row by row.
 
-    actual, expected: (A, B, height, width); the mean is over A and B. The map of a larger image has ``MAP_CELLS`` cells
-    in each direction, each with the mean of the cell's pixels.
+    actual, expected: (A, B, height, width); the mean is over A and B. The map of a large image has ``MAP_CELLS`` cells
+    in each direction, each with the mean over its pixels.
 
     >>> error_map(torch.tensor([[[[1.0, 2.0]]], [[[3.0, 2.0]]]]), torch.zeros(2, 1, 1, 2))
     [[2.0, 2.0]]
@@ -89,7 +89,7 @@ def error_map(actual: Tensor, expected: Tensor) -> list[list[float]]:
 
 
 def distinct_results(results: Iterable[Tensor]) -> int:
-    """Return how many of the results are distinct bit by bit: -0 differs from 0, and a NaN equals itself.
+    """Return the number of bitwise distinct results. -0 differs from 0, and a NaN equals itself.
 
     >>> distinct_results([torch.tensor([0.0]), torch.tensor([-0.0]), torch.tensor([0.0])])
     2
@@ -104,12 +104,12 @@ def distinct_results(results: Iterable[Tensor]) -> int:
 
 SAMPLES = 2
 PASSED = "passed"
-_CHANNELS = 3  # of each group, in the layer that is cut down
+_CHANNELS = 3  # channels of each group in the reduced layer
 _GROUPS = 2
-_WINDOWS = 2  # pixels of y beside the first, in each direction
-ELEMENTS = 64  # the most elements, of all inputs together and of the outputs, that are checked one by one
-SUMS = 4  # random sums of outputs that are checked instead
-# Tolerances of gradcheck, relative to the largest derivative and to the largest output (for rounding).
+_WINDOWS = 2  # pixels of y after the first, in each direction
+ELEMENTS = 64  # maximum number of elements, of all inputs together and of the outputs, that are checked one by one
+SUMS = 4  # number of random sums of outputs that are checked instead
+# Tolerances of gradcheck, relative to the largest derivative and, for rounding, to the largest output.
 _OF_LARGEST, _OF_ROUNDING = 1e-5, 1e-8
 
 Compute = Callable[[ConvProblem, Operands], Tensor]
@@ -118,7 +118,7 @@ Compute = Callable[[ConvProblem, Operands], Tensor]
 def gradcheck(problem: ConvProblem, compute: Compute, samples: int = SAMPLES) -> str:
     """Run torch's gradcheck on a convolution in float64, with this many samples; return ``PASSED`` or the failure.
 
-    problem: the convolution. compute: computes the problem's operation; its errors are passed on.
+    problem: the convolution. compute: computes the problem's operation; its errors propagate.
     """
     operands = random_operands(problem, samples)
     x, w = (tensor.requires_grad_() for tensor in (operands.x, operands.w))
@@ -139,7 +139,7 @@ def _verdict(function: Callable[..., Tensor], inputs: Sequence[Tensor], **tolera
 def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
     """Return two float64 versions of a problem with few channels: the first with few pixels, the second with all.
 
-    Filter, stride, padding and dilation stay. The second is for algorithms that support only large images.
+    Filter, stride, padding and dilation are unchanged. The second is for algorithms that support only large images.
     """
     groups = min(problem.groups, _GROUPS)
     c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
@@ -161,7 +161,7 @@ def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu
     data: the contestant's <dx, u> is compared with exact differences along u in x. Backward filter: the contestant's
     <dw, u> is compared with exact differences along u in w.
 
-    compute: the contestant, which computes the operation of a problem; its errors are passed on.
+    compute: the contestant, which computes the operation of a problem; its errors propagate.
     """
     at, direction = (random_operands(problem, samples, device, seed) for seed in (0, 1))
     if problem.operation is Operation.FORWARD:
@@ -181,7 +181,7 @@ def directional_error(problem: ConvProblem, compute: Compute, device: str = "cpu
 
 
 def exact(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Return the result of the operation, computed in float64."""
+    """Compute the result of the operation in float64."""
     return reference(problem, operands.x, operands.w, operands.y)
 
 
@@ -191,7 +191,7 @@ def _convolution(problem: ConvProblem, compute: Mapping[Operation, Compute], x: 
 
 
 class _Convolution(torch.autograd.Function):
-    """A differentiable convolution whose forward pass and both backward passes are computed by given functions."""
+    """A differentiable convolution whose forward pass and two backward passes are computed by given functions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, problem: ConvProblem, compute: Mapping[Operation, Compute]) -> Tensor:
@@ -217,11 +217,11 @@ def _computed(ctx: Any, operation: Operation, operands: Operands) -> Tensor:
 def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> str:
     """Run torch's gradcheck on a float64 function; return ``PASSED`` with the number of elements, or the failure.
 
-    A numerical derivative takes two calls per input element, and an exact one a backward pass per output. If there are
-    more than ``ELEMENTS`` input elements, a random selection is checked; if there are more outputs, ``SUMS`` random
-    sums of outputs.
+    A numerical derivative takes two calls per input element, an exact one takes a backward pass per output. With more
+    than ``ELEMENTS`` input elements, a random selection is checked; with more outputs, ``SUMS`` random sums of outputs
+    are checked.
 
-    compute: the function, called with tensors in place of ``tensors``; its errors are raised.
+    compute: the function, called with tensors in place of ``tensors``; its errors propagate.
     """
     places = _places([tensor.numel() for tensor in tensors])
     counts = [len(one) for one in places]
@@ -241,7 +241,7 @@ def gradcheck_elements(compute: Callable[[Sequence[Tensor]], Tensor], tensors: S
 
 
 def _places(sizes: Sequence[int]) -> list[Tensor]:
-    """Return the positions of the elements to check in each tensor: all if they are few, else random ones."""
+    """Return the positions of the elements to check in each tensor: all if there are few, otherwise random ones."""
     if sum(sizes) <= ELEMENTS:
         return [torch.arange(size) for size in sizes]
     drawn = torch.Generator().manual_seed(0)

@@ -1,9 +1,9 @@
-"""Accuracy and time of any module of a model, with the metrics that are used for convolution operators.
+"""Accuracy and time of any module of a model, by the same metrics as for convolution operators.
 
 The module is called with the arguments that the model passes to it. The reference is a copy of the module in float64.
-Both are in eval mode, since dropout would draw different numbers for each.
+Both are in eval mode, because dropout would use different random masks.
 
-Rows of results have the names of a convolution's operations: forward is the output, backward data the gradient of the
+Result rows use the names of a convolution's operations: forward is the output, backward data the gradient of the
 input, and backward filter the gradients of all parameters together.
 """
 
@@ -37,7 +37,7 @@ from mucudnn.words.progress import Progress, silent
 WHOLE = "."  # the name of the model itself
 MODULE = "module"  # the name of the contestant
 _COLUMNS = ("layer", "operation", "batch_size", "dtype")
-_STEP = 1e-5  # of finite differences, relative to the norm of the moved tensors
+_STEP = 1e-5  # step of the finite differences, relative to the norm of the moved tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Called:
         return _output(self.module(*self.arguments, **self.named))
 
     def computed_with(self, operation: Operation, moved: Sequence[Tensor]) -> Tensor:
-        """Return the module's output with ``moved`` in place of the tensors whose gradient the operation computes."""
+        """Return the module's output, with ``moved`` in place of the tensors whose gradient the operation computes."""
         if operation is Operation.BACKWARD_FILTER:
             own = dict(zip(self.parameters, moved, strict=True))
             return _output(functional_call(self.module, own, self.arguments, dict(self.named)))
@@ -81,7 +81,7 @@ class Called:
         return by_operation.get(operation, [])
 
     def call_of(self, operation: Operation) -> Callable[[], Tensor]:
-        """Return the function to measure: the module's call, or a backward pass after an unmeasured forward pass."""
+        """Return the function to be timed: a call of the module, or a backward pass after an untimed forward pass."""
         moved = self.moved(operation)
         if operation is Operation.FORWARD:
             return self.computed
@@ -105,7 +105,7 @@ class Called:
         return Called(own, tree_map(changed, self.arguments), tree_map(changed, dict(self.named)))
 
     def first_samples(self) -> Called:
-        """Return a copy of the module and its arguments, in which the batch is cut to its first ``SAMPLES`` samples."""
+        """Return a copy of the module and its arguments, with the batch reduced to its first ``SAMPLES`` samples."""
         n = len(self.inputs[0])
 
         def cut(one: Any) -> Any:
@@ -116,10 +116,10 @@ class Called:
 
 
 def called_module(model: nn.Module, name: str, arguments: tuple[Tensor, ...]) -> Called:
-    """Return a module of a model, with the arguments that it gets when the model is called.
+    """Return a module of a model, with the arguments that it receives when the model is called.
 
     name: as in ``named_modules``; ``WHOLE`` is the model itself. If a module is called several times, its first call
-    counts. The model is left in eval mode. Raises ``InvalidInputError`` if there is no such module or it is not called
+    is used. The model is left in eval mode. Raises ``InvalidInputError`` if there is no such module or it is not called
     with a floating-point tensor, and any error of the model.
     """
     by_name = {place or WHOLE: module for place, module in model.eval().named_modules()}
@@ -153,10 +153,10 @@ def benchmark_module(
     machine: Machine,
     progress: Progress = silent,
 ) -> None:
-    """Measure accuracy and time of a module into the folder ``out``, except operations that the folder already has.
+    """Measure accuracy and time of a module; write rows into ``out``, skipping operations that it already has.
 
-    options: its algorithms and configurations are ignored. A module without trainable parameters has no backward
-    filter.
+    options: the algorithms and configurations are ignored. A module without trainable parameters has no row for
+    backward filter.
 
     Raises the errors of ``open_folder``, and ``InvalidInputError`` if the module cannot be copied to float64 or the
     copy fails.
@@ -233,7 +233,7 @@ def _directional_error(exact: Called, operation: Operation, own: Tensor, right: 
 def _gradcheck(exact: Called, operation: Operation) -> str:
     """Run torch's gradcheck on ``SAMPLES`` samples in float64, on random elements if the module is large.
 
-    Return the verdict in words.
+    Return ``PASSED`` or the failure, as a text.
     """
     if exact.inputs[0].device.type != "cpu":
         return "not done: it runs on the CPU"
@@ -248,7 +248,7 @@ def _gradient(y: Tensor, moved: list[Tensor], v: Tensor) -> Tensor:
 
 
 def _direction(y: Tensor) -> Tensor:
-    """Return random numbers as the gradient of the loss by the output ``y``: normal, and the same for every dtype."""
+    """Return a random gradient of the loss by the output ``y``: normally distributed, the same for every dtype."""
     drawn = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     return drawn.to(dtype=y.dtype, device=y.device)
 

@@ -1,8 +1,8 @@
-"""Numerical behavior of each algorithm: how NaN and Inf spread, its range, and small values beside large ones.
+"""Numerical behavior of each algorithm: propagation of NaN and Inf, range, and small values next to large ones.
 
-Each algorithm computes small convolutions of images chosen to show differences from torch. The *image* is x, or dy for
-BACKWARD_DATA. The *pixel* is one element of the image's first sample, in the middle; for BACKWARD_FILTER in the last
-corner, which some elements of the filter never touch. The *results* are the elements that the operation writes.
+Each algorithm computes small convolutions of images chosen to reveal differences from torch. The *image* is x, or dy
+for BACKWARD_DATA. The *pixel* is one element of the image's first sample: in the middle, or for BACKWARD_FILTER in the
+last corner, which some filter elements never touch. The *results* are the elements that the operation writes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-SAMPLES = 2  # with 1 sample torch selects another backend for such small images
+SAMPLES = 2  # With 1 sample, torch selects another backend for such small images.
 OUTLIER = 1e6
 _CHANNELS = 8
-_OF_RANGE = 64  # in half precision the outlier is the largest number / 64, which keeps sums finite
-_SMALL = 8  # the subnormals are the smallest normal number / 8, which leaves them some bits
+_OF_RANGE = 64  # In half precision the outlier is the largest number / 64, which keeps sums finite.
+_SMALL = 8  # The subnormals are the smallest normal number / 8, which leaves them some bits.
 _COLUMNS = ("operation", "filter", "image", "dtype")
 
 
 def benchmark_numerics(operations: Sequence[Operation], dtype: str, out: Path, *, progress: Progress = silent) -> None:
     """Measure the numerical behavior of each CPU algorithm on the operations it supports in this dtype.
 
-    Rows are written into the folder ``out``; those it already has are not measured again. Raises the errors of
+    Rows are written into the folder ``out``; rows that it already has are not measured again. Raises the errors of
     ``open_folder``.
     """
     cases = [case for operation in operations for case in _cases(operation, dtype)]
@@ -72,7 +72,7 @@ def _cases(operation: Operation, dtype: str) -> Iterator[tuple[ConvProblem, list
 
 
 def geometries(operation: Operation, dtype: str = "float32") -> tuple[ConvProblem, ...]:
-    """Return the problems to measure on: the first for most algorithms, the others for larger filters and images."""
+    """Return the problems to measure on: one for most algorithms, then others for larger filters and images."""
     usual = ConvProblem(operation, c=_CHANNELS, h=16, w=16, k=_CHANNELS, r=3, s=3, padding=(1, 1), dtype=dtype)
     return usual, replace(usual, r=5, s=5, padding=(2, 2)), replace(usual, h=40, w=40)
 
@@ -91,11 +91,11 @@ def _rows(problem: ConvProblem, names: Sequence[str], subject: Subject, progress
 def measure(name: str, problem: ConvProblem) -> Row:
     """Measure the numerical behavior of an algorithm on ``SAMPLES`` samples of a problem; return it as a row.
 
-    One element in the images, the pixel, is set to special values. Columns of the row: local: as the algorithm declares
+    One element of the images, the pixel, is set to special values. Columns of the row: local: as the algorithm declares
     it. nan_results, inf_results: number of results that are not finite if the pixel is NaN or Inf. largest: the largest
-    power of two up to which the elements of a random image give finite results. outlier_error: the largest error of a
-    result that does not depend on the pixel, which is ``OUTLIER`` among ones. keeps_subnormals: whether an image of
-    subnormals gives correct results, not zeros. relative_error: L2, against float64, for normal random numbers.
+    power of two up to which the elements of a random image give finite results. outlier_error: the largest error of the
+    results that do not depend on the pixel, if it is ``OUTLIER`` among ones. keeps_subnormals: whether an image of
+    subnormals gives correct results instead of zeros. relative_error: L2, against float64, for normal random numbers.
     """
     operands, configuration = random_operands(problem, SAMPLES), configuration_of(MicroConfig(name, SAMPLES))
 
@@ -168,7 +168,7 @@ def _outlier_error(problem: ConvProblem, operands: Operands, run: Callable[[Oper
 def _keeps_subnormals(problem: ConvProblem, operands: Operands, run: Callable[[Operands], Tensor]) -> bool:
     small = torch.finfo(torch_dtype(problem)).smallest_normal / _SMALL
     tiny = _with_image(problem, operands, _image(problem, operands) * small)
-    return relative_l2_error(run(tiny), exact(problem, tiny)) < 0.5  # zeros have an error of 1
+    return relative_l2_error(run(tiny), exact(problem, tiny)) < 0.5  # The error of zeros is 1.
 
 
 def _rounded(value: float | None) -> str:
@@ -189,7 +189,7 @@ _CELLS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 def numerics_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table with a line for each algorithm and geometry, and a legend.
 
-    A section of the table is a geometry. A cell has a value for each operation, or one value if all are the same.
+    Each geometry has a section. A cell has a value for each operation, or one value if all operations agree.
     """
     operations = " / ".join(dict.fromkeys(row["operation"] for row in folder.lines))
     printed = new_table(f"beside PyTorch's own ({TORCHS_OWN}): {operations}", ("algorithm", "filter, image"), [*_CELLS])

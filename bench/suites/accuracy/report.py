@@ -1,4 +1,4 @@
-"""Tables of the accuracy and time of operations in a result folder, and a figure of their error maps."""
+"""Tables of accuracy and time of the operations in a result folder, and a figure of their error maps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OF_MODULES = (
 
 
 def metrics_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of errors and one of times, with a row for each operation and contestant; then a legend."""
+    """Yield a table of errors and one of times, with a row for each operation and contestant, then a legend."""
     rows = measured(folder).to_dict("records")
     errors = {"relative_error": "relative", "error_l1": "L1", "error_l2": "L2", "error_max": "maximum"}
     yield _table(
@@ -79,12 +79,12 @@ def _table(folder: ResultFolder, rows: Sequence[_Record], titles: Sequence[str],
 
 
 def _if_known(value: Any, text: Callable[[Any], str]) -> str:
-    """Return the text that the function ``text`` makes of a value; an empty text if the value is None or NaN."""
+    """Format a value with the function ``text``; return an empty text if the value is None or NaN."""
     return "" if value is None or value != value else text(value)
 
 
 def in_words(folder: ResultFolder) -> str:
-    """Return text that explains the columns and lists failed or skipped gradient checks and omitted contestants."""
+    """Explain the columns, and list failed or skipped gradient checks and contestants that were left out."""
     checks = ((str(row["contestant"]), row.get("gradcheck")) for row in folder.lines)
     unusual = ((name, text) for name, text in checks if text is not None and text != PASSED)
     lines = [
@@ -98,7 +98,7 @@ def in_words(folder: ResultFolder) -> str:
 
 
 def _grouped(title: str, named: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield one line for each reason, with the names of all items that have this reason."""
+    """Yield a line for each reason, with the names of the items it applies to. named: reasons by name."""
     names: dict[str, list[str]] = {}
     for name, reason in named:
         names.setdefault(reason, []).append(name)
@@ -106,7 +106,7 @@ def _grouped(title: str, named: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def draw_error_maps(folder: ResultFolder) -> Figure:
-    """Draw a figure of error maps, with a column for each algorithm and a line for each operation.
+    """Draw a figure of error maps, with a column for each algorithm and a row for each operation.
 
     Maps of one operation share a logarithmic color scale. Result rows without a map are left out.
     """

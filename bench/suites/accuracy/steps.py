@@ -1,7 +1,7 @@
 """Errors of a network's training step in float32, by torch and by mucudnn, against the same step in float64.
 
-All steps have the same parameters, images and random numbers. Dropout is switched off, since its mask depends on the
-dtype. There is no optimizer: only the gradients are compared.
+All steps have the same parameters, images and random numbers. Dropout is switched off, because its mask depends on the
+dtype. There is no optimizer, because only the gradients are compared.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def benchmark_step_errors(
     """Compare training steps of ``model`` with float64; write rows of errors into the folder ``out``.
 
     Rows that the folder already has are not measured again. model: in float32 on the CPU; left unchanged. Its first
-    argument is x: (N, *input_shape). objective: the loss, of images with ten labels.
+    argument is x: (N, *input_shape). objective: the loss, of images with labels from ten classes.
 
     Raises the errors of ``open_folder``, ``optimize`` and the model.
     """
@@ -93,7 +93,7 @@ class _Comparison:
                 module.p = 0.0
         ((images, labels),) = labelled_batches(1, batch_size, shape)
         self._arguments, self._target = objective.arguments(images), objective.target(images, labels)
-        # Confirming may put torch's own back, but everything that tuning chose is to be compared.
+        # Confirmation could restore torch's own convolutions, but everything that tuning chose is to be compared.
         self._config = replace(config, confirm=False)
         self._exact = cache(partial(self._step, torch.float64, torch.contiguous_format))
 
@@ -135,12 +135,12 @@ class _DrawnInFloat32(TorchFunctionMode):
 
 
 def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in this dtype; a tensor of integers, such as labels or diffusion times, is left unchanged."""
+    """Convert the tensor to this dtype; return integer tensors, such as labels or diffusion times, unchanged."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _compared(row: Row, found: _Step, exact: _Step) -> Row:
-    """Return the row with the relative L2 errors of the step ``found`` against ``exact``, the step in float64.
+    """Add the relative L2 errors of the step ``found`` against ``exact``, the step in float64, to a row.
 
     relative_error: of the gradients of all parameters together. Columns: output: error of all outputs; loss; worst: the
     largest error of one gradient, that of ``worst_parameter``; operations: number of tuned operations; ours: how many
@@ -164,7 +164,7 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
 
 
 def errors_tables(folder: ResultFolder) -> Iterator[Table]:
-    """Yield a table of the errors against float64, with a line for each variant of the step and each memory format."""
+    """Yield a table of errors against float64, with a line for each variant of the step and each memory format."""
     (batch_size,) = folder.header.settings["batch_sizes"]
     printed = new_table(
         f"{folder.header.source}, batch {batch_size}: one training step in float32 against float64",

@@ -1,4 +1,4 @@
-"""The benchmark of all convolutions in a table of layers, one problem after the other.
+"""The benchmark of all convolutions in a layer table, one problem after the other.
 
 The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that was interrupted or
 reached its time limit can be resumed in the same folder.
@@ -35,7 +35,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.units import format_seconds
 
-DIVIDED = "mucudnn-wd"  # contestant with a workspace budget
+DIVIDED = "mucudnn-wd"  # the contestant with a workspace budget
 
 
 def benchmark_convolutions(
@@ -50,7 +50,7 @@ def benchmark_convolutions(
     machine: Machine | None = None,
     database: Database | None = None,
 ) -> None:
-    """Time the convolution problems of a table, and write rows into the folder ``out``, except problems it already has.
+    """Time the convolution problems of a table; write rows into the folder ``out``, skipping problems it already has.
 
     benchmark: the name stored in the folder. config: its policy and limit are ignored if ``choices`` has policies.
     machine, database: by default this machine and the config's database file.
@@ -103,7 +103,7 @@ def _formats(table: LayerTable, choices: Choices) -> tuple[MemoryFormat, ...]:
 
 
 def tuned_networks(table: LayerTable, contests: Contests, progress: Progress) -> Iterator[TunedNetwork]:
-    """Tune the whole table in all memory formats, under the config or, if there are policies, under each budget.
+    """Tune the whole table in all memory formats: under the config or, if there are policies, under each budget.
 
     A workspace budget (bytes) is divided over all problems. Raises the errors of ``tune``.
     """
@@ -136,7 +136,7 @@ def tuned_networks(table: LayerTable, contests: Contests, progress: Progress) ->
 class _Run:
     """A benchmark run that writes into an open folder.
 
-    left: the problems that the folder does not have yet, each with the reason.
+    left: the problems that the folder still lacks, each with the reason.
     """
 
     table: LayerTable
@@ -151,7 +151,7 @@ class _Run:
 
     @contextmanager
     def summarized(self) -> Iterator[None]:
-        """Write a summary of the problems left out at the end of this context, also after an error."""
+        """Write a summary of the unmeasured problems at the end of this context, also after an error."""
         try:
             yield
         finally:
@@ -159,7 +159,7 @@ class _Run:
             self.folder.write_summary(left)
 
     def measure(self, progress: Progress) -> None:
-        """Measure the problems in ``left`` and remove them; problems beyond the time limit stay, with the reason.
+        """Measure the problems in ``left`` and remove them; problems beyond the time limit remain, with the reason.
 
         With a time limit, kinds of layers alternate; without one, problems are measured in the order of the table.
         """
@@ -195,7 +195,7 @@ Wanted = tuple[Layer, ConvProblem]
 
 
 class Balance:
-    """A picker of the next problem: of the kind of layer and operation measured least so far, with the fewest FLOPs.
+    """Selects the next problem: the kind of layer and operation measured least so far, and of these the fewest FLOPs.
 
     met: problems that are already measured.
     """
@@ -208,7 +208,7 @@ class Balance:
             self.meet(one)
 
     def meet(self, wanted: Wanted) -> None:
-        """Count a problem's kind of layer and operation as measured once more."""
+        """Count one more measurement of a problem's kind of layer and operation."""
         _, problem = wanted
         kind = kind_of_layer(problem)
         self._kinds[kind] += 1
@@ -227,9 +227,9 @@ class Balance:
 
 
 def _expected_s(wanted: Wanted, ratios: Sequence[float]) -> float:
-    """Return the expected seconds of measuring a problem; 0 before the first one, so that it is always started.
+    """Estimate the seconds that measuring a problem takes; 0 for the first one, so that it is always started.
 
-    ratios: measured over expected seconds of the problems measured so far.
+    ratios: measured over estimated seconds of the problems measured so far.
     """
     layer, problem = wanted
     return median(ratios) * expected_s(problem, layer.batch_size) if ratios else 0.0

@@ -1,6 +1,6 @@
 """The timing of one convolution problem: a configuration for each policy and limit, all interleaved with torch.
 
-Choices made for the whole table are timed beside those made for each problem.
+Configurations chosen for the whole table are timed together with those chosen for each problem.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 UNDIVIDED, OURS = "undivided", "mucudnn"  # contestants
-SLOWER = 0.97  # a speedup below is measured once more
-_LEAST_AGAIN = 3  # rounds; fewer give no confidence interval
+SLOWER = 0.97  # Rows with a speedup below this are measured once more.
+_LEAST_AGAIN = 3  # minimum number of additional rounds; fewer give no confidence interval
 
 _Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit or budget in bytes
 _Tuned = tuple[TunedProblem | str, float | None]  # the choice, or the reason why there is none; tuning seconds
 _Chosen = Mapping[_Choice, _Tuned]
-_Call = str | tuple[MicroConfig, ...]  # a variant of torch, or a configuration
+_Call = str | tuple[MicroConfig, ...]  # a variant of torch, or the micro-batches of a configuration
 _Time = Samples | Exception
 _Times = Mapping[_Call, _Time]
 
 
 ROUNDS = 15
-# Short calls are sampled for SHORT_S seconds, which brings the noise between two runs down to a few percent.
+# Short calls are sampled for SHORT_S seconds, which reduces the noise between two runs to a few percent.
 MOST_ROUNDS, SHORT_S = 81, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Settings of a run: the policies and workspace limits (bytes, None: no limit) under which mucudnn chooses.
+    """Settings of a run: the policies and workspace limits (bytes, None for no limit) under which mucudnn chooses.
 
     Without policies, mucudnn chooses under the config for the whole table at once; if its choice seems slower than
     torch, both are timed once more, with twice the rounds. memory_formats: measured interleaved for each problem; if
@@ -78,7 +78,7 @@ class Choices:
 
     @property
     def turns(self) -> TurnRounds:
-        """The rule for the number of rounds in which the contestants of a problem are timed."""
+        """The rule for the number of rounds in which a problem's contestants are timed."""
         if not self.policies:
             return TurnRounds(self.rounds, self.rounds, 0.0)
         return TurnRounds(self.rounds, max(self.rounds, MOST_ROUNDS), SHORT_S)
@@ -104,10 +104,10 @@ class TunedNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Contests:
-    """The settings and resources that the contests of a run share; a contest times one problem's contestants in turns.
+    """The settings and resources shared by all contests; a contest times one problem's contestants, interleaved.
 
-    variants: torch's variants, by name. tuned: choices made for the whole table, which are timed beside those made for
-    each limit. The best undivided algorithm is also chosen under each limit.
+    variants: torch's variants, by name. tuned: choices made for the whole table, which are timed together with those
+    made for each limit. The best undivided algorithm is also chosen under each limit.
     """
 
     config: Config
@@ -123,7 +123,7 @@ class Contests:
     ) -> tuple[list[Row], list[tuple[Subject, list[TunedProblem]]]]:
         """Time all contestants on an operation of a layer in each memory format; return rows and tuned problems.
 
-        A contestant that cannot run has a row with the reason. Raises ``KeyboardInterrupt``.
+        A contestant that cannot run gets a row with the reason. Raises ``KeyboardInterrupt``.
         """
         chosen = [
             self._chosen(layer, problem, share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems)))
@@ -159,7 +159,7 @@ class Contests:
     def _limits_at_best(self, layer: Layer, problem: ConvProblem) -> Sequence[int]:
         """Return two workspace limits: the bytes that the best undivided algorithm needs, and one byte less.
 
-        The result is empty if that algorithm needs no workspace or no algorithm was found.
+        The result is empty if that algorithm needs no workspace, or if no algorithm was found.
         """
         if not self.choices.at_best:
             return ()
@@ -193,7 +193,7 @@ class Contests:
         try:
             contest.operands = training_operands(problem, layer.batch_size, self.machine.device)
             contest.calls = self._calls(problem, contest.operands, [tuned.configuration for tuned in tunings])
-        except CANDIDATE_ERRORS as error:  # no memory for the mini-batch
+        except CANDIDATE_ERRORS as error:  # There is not enough memory for the mini-batch.
             contest.failure = error
         return contest
 
@@ -228,7 +228,7 @@ class Contests:
         measured = {m.micro_config: m for tuned in contest.tunings for m in tuned.measurements}
         baseline = measured.get(MicroConfig(TORCHS_OWN, subject["batch_size"]))
         error = None if baseline is None else baseline.relative_error
-        reference = [*self.variants][-1]  # in benchmark mode if there is one
+        reference = [*self.variants][-1]  # the one in benchmark mode if there is one
         for name in self.variants:
             row = _row(Row(subject, name, relative_error=error), times[name])
             if self.choices.same_time and name == reference and row.samples_s:
@@ -239,7 +239,7 @@ class Contests:
             yield row
 
     def _measured_again(self, contest: _Contest, rows: Iterator[Row], times: _Times) -> Iterator[Row]:
-        """Yield the rows; those that seem slower than torch get the time samples of a second contest.
+        """Yield the rows; rows that seem slower than torch get the time samples of a second contest.
 
         Under policies nothing is timed again.
         """
@@ -260,7 +260,7 @@ class Contests:
 
 @dataclass(slots=True)
 class _Contest:
-    """The calls to be timed in turns for one problem. failure: the error because of which there are no calls."""
+    """The calls to be timed, interleaved, for one problem. failure: the error because of which there are no calls."""
 
     problem: ConvProblem
     batch_size: int
@@ -297,7 +297,7 @@ def _ours(subject: Subject, times: _Times, chosen: _Chosen) -> Iterator[Row]:
 
 
 def _row(row: Row, time: _Time) -> Row:
-    """Return the row with its time samples, or with the reason why there are none."""
+    """Add the time samples, or the reason why there are none, to a row."""
     if isinstance(time, tuple):
         return replace(row, samples_s=time)
     return replace(row, failure=first_line(time))

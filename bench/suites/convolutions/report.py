@@ -19,13 +19,13 @@ from mucudnn.bench.suites.convolutions.contest import OURS, SLOWER, UNDIVIDED
 from mucudnn.bench.suites.convolutions.same_time import WITHIN
 from mucudnn.words.units import format_bytes
 
-FLOOR_BYTES = 2**20  # smaller workspaces are raised to this in ratios, which are undefined at 0 bytes
+FLOOR_BYTES = 2**20  # Smaller workspaces are raised to this in ratios, which are undefined at 0 bytes.
 
 
 def speedups(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows that were timed beside torch, with the column ``speedup``: torch's median time over the row's."""
+    """Return the rows that were timed with torch, with the column ``speedup``: torch's median time over the row's."""
     timed = folder.rows[folder.rows["time_s"].notna()]
-    keys = ["turns", "memory_format"]  # all memory formats of a problem take turns
+    keys = ["turns", "memory_format"]  # All memory formats of a problem are timed interleaved.
     torch_s = timed[timed["contestant"] == TORCH].set_index(keys)["time_s"].rename("torch_s")
     joined = timed[timed["contestant"] != TORCH].join(torch_s, on=keys)
     return joined.assign(speedup=joined["torch_s"] / joined["time_s"]).dropna(subset=["speedup"])
@@ -34,7 +34,7 @@ def speedups(folder: ResultFolder) -> pandas.DataFrame:
 def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table of geometric-mean speedups over PyTorch, with a row for each contestant, policy and limit.
 
-    Text on the problems that were left out follows.
+    A text about the problems that were left out follows.
     """
     printed = new_table(
         f"{folder.header.source}: speedups over PyTorch, geometric means",
@@ -76,15 +76,15 @@ def _limit(limit: float) -> str:
 
 
 def _mean(ratios: Iterable[float]) -> str:
-    """Return the geometric mean as text; in such a mean, a speedup of 2 and one of 1/2 cancel."""
+    """Format the geometric mean of ratios, in which a speedup of 2 and one of 1/2 cancel."""
     values = [*ratios]
     return ratio(geometric_mean(values)) if values else ""
 
 
 def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of times of each layer and operation in every memory format; then the problems left out.
+    """Yield a table of times of each layer and operation in every memory format, then the problems left out.
 
-    Totals of the table count each convolution as often as the network contains it.
+    Totals of the table count each convolution as often as it occurs in the network.
     """
     network = _Network(folder)
     columns = ["count"]
@@ -183,7 +183,7 @@ def _median_error(rows: Sequence[Mapping[str, Any]], measured: str) -> float:
 
 
 def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return text on rows that seemed slower than PyTorch: how many were measured again, and which still were."""
+    """Describe the rows that seemed slower than PyTorch: how many were measured again, and which still were slower."""
     slower = []
     for row in rows:
         second = speedup_of([row["torch_again_s"]], [row["again_s"]])
@@ -197,7 +197,7 @@ def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
 def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table of mucudnn's speedups over the best undivided algorithm under each workspace limit.
 
-    Text that compares mucudnn with torch follows the table.
+    A text that compares mucudnn with torch follows.
     """
     printed = new_table(
         f"{folder.header.source}, ours against the best undivided",
@@ -224,7 +224,7 @@ def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def _under(folder: ResultFolder, contestant: str, limit: int | None) -> pandas.Series[float]:
-    """Return the seconds of a contestant under a workspace limit, by ``turns``; NaN if nothing fitted the limit."""
+    """Return the seconds of a contestant under a workspace limit, by ``turns``; NaN where nothing fits the limit."""
     rows = folder.rows
     is_limit = rows["limit_bytes"].isna() if limit is None else rows["limit_bytes"] == limit
     return rows[(rows["contestant"] == contestant) & is_limit].set_index("turns")["time_s"]

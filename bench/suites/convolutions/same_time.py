@@ -1,4 +1,4 @@
-"""A search for the smallest workspace with which mucudnn is as fast as torch, by calls interleaved with torch's."""
+"""A search for the smallest workspace with which mucudnn is as fast as torch, by interleaved calls."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mucudnn.tuning.result import TunedProblem, allowed
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration
 
-WITHIN = 0.02  # a time longer by this fraction counts as the same
-_LIKELY = 1.1  # configurations predicted up to this factor above torch's time are tried: predictions are not exact
+WITHIN = 0.02  # Times count as the same if they differ by at most this fraction.
+_LIKELY = 1.1  # Configurations up to this factor slower than torch are tried, because predicted times are not exact.
 
 
 @dataclass(frozen=True, slots=True)
 class SameTime:
-    """The search for one problem's smallest workspace with which mucudnn is as fast as torch.
+    """A search for the smallest workspace with which mucudnn is as fast as torch on one problem.
 
-    reference: torch's call, whose time is to be reached and whose workspace is compared.
+    reference: torch's call, whose time must be matched and whose workspace is compared.
     """
 
     machine: Machine
@@ -37,10 +37,10 @@ class SameTime:
     rounds: TurnRounds
 
     def completed(self, row: Row, tunings: Sequence[TunedProblem], times: Mapping[Any, Samples | Exception]) -> Row:
-        """Return torch's row with torch's workspace, and with the workspace that mucudnn needs to be as fast.
+        """Add torch's workspace, and the workspace that mucudnn needs to be as fast, to torch's row.
 
-        Configurations that are already timed are tried first. Then the desirable set is bisected, in which time falls
-        as workspace grows.
+        Configurations that are already timed are tried first. Then the desirable set is bisected, in which time
+        decreases as workspace grows.
         """
         torch_s = _seconds(times[row.contestant])
         torch_bytes = self._torch_bytes()
@@ -73,7 +73,7 @@ class SameTime:
     def _smaller_and_likely(
         self, found: Configuration | None, tunings: Sequence[TunedProblem], torch_s: float
     ) -> list[Configuration]:
-        """Return desirable configurations with less workspace than ``found`` that may be as fast as torch's call."""
+        """Return the desirable configurations that need less workspace than ``found`` and may be as fast as torch."""
         measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
         n, bound = tunings[0].batch_size, tunings[0].error_bound
         return [
@@ -85,7 +85,7 @@ class SameTime:
         ]
 
     def _torch_bytes(self) -> int:
-        """Return how many bytes torch's convolution allocates beside its result, once torch has selected an engine."""
+        """Return the bytes that torch's convolution allocates in addition to its result, after selecting an engine."""
         peak = self.reference.runner(partial(peak_allocated_bytes, self.reference.call, self.machine.device))
         result = self.operands.written(self.problem.operation)
         return max(0, peak - result.numel() * result.itemsize)

@@ -1,4 +1,4 @@
 """Benchmark of data-parallel training: mucudnn's steps against torch's, on the ranks of a process group.
 
-Steps of a single process are in ``training``; ``scaling`` predicts steps on many ranks.
+The package ``training`` has steps of a single process; ``scaling`` predicts steps on many ranks.
 """

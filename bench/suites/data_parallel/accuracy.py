@@ -1,6 +1,6 @@
 """Time to accuracy: data-parallel training with torch's convolutions and with mucudnn's under each policy.
 
-All trainings of a seed begin with the same parameters, see the same images, and take turns epoch by epoch.
+All trainings of a seed start with the same parameters, see the same images, and are interleaved epoch by epoch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.units import format_seconds
 
 OURS = "mucudnn"
-_TESTED = 256  # test images in a batch
+_TESTED = 256  # number of test images in a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """Images to learn, and how. batch_size: samples of each rank. until: test accuracy to reach, from 0 to 1.
+    """Settings of a training to a test accuracy. batch_size: samples of each rank. until: accuracy to reach, 0 to 1.
 
-    learning_rate: the highest one; the schedule is one cycle over all epochs.
+    learning_rate: the peak of the schedule, which is one cycle over all epochs.
     """
 
     source: str
@@ -80,7 +80,7 @@ class Learning:
 
 @dataclass(eq=False)
 class _Training:
-    """A model in training on every rank. accuracies: of the tests after each epoch; seconds: of each epoch's steps."""
+    """A model being trained on every rank. accuracies: test accuracy after each epoch; seconds: time of each epoch."""
 
     policy: BatchSizePolicy | None
     model: nn.Module
@@ -108,7 +108,7 @@ class _Training:
         self._schedule = torch.optim.lr_scheduler.OneCycleLR(self._optimizer, learning.learning_rate, total_steps=steps)
 
     def train(self, epoch: int) -> None:
-        """Train for an epoch, then test. The seconds are those of the slowest rank."""
+        """Train for an epoch, then test. The recorded seconds are those of the slowest rank."""
         self._ddp.train()  # type: ignore[no-untyped-call]
         self._sampler.set_epoch(epoch)
         seconds = 0.0
@@ -127,11 +127,11 @@ class _Training:
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._schedule.step()
-        loss.item()  # waits for the GPU
+        loss.item()  # This waits for the GPU.
 
     @torch.no_grad()
     def _accuracy(self) -> float:
-        """Return the share of test images that are recognized; each rank looks at its part of them."""
+        """Return the fraction of test images that are classified correctly; each rank tests its own part of them."""
         self._ddp.eval()
         rank, ranks = dist.get_rank(), dist.get_world_size()
         images, labels = (part[rank::ranks] for part in self.data.test)
@@ -142,7 +142,7 @@ class _Training:
         return float(sum(gathered(right)) / len(self.data.test[1]))
 
     def row(self) -> Row:
-        """Return the result; ``seconds_to``: of training until the accuracy was reached first, None if it never was."""
+        """Return the result row; ``seconds_to``: training time until the target accuracy, None if never reached."""
         known = zip(pandas.Series(self.seconds).cumsum().tolist(), self.accuracies, strict=True)
         more = {
             "accuracy": self.accuracies[-1],
@@ -157,10 +157,10 @@ class _Training:
 
 
 def measure_accuracy(learning: Learning, config: Config, progress: Progress = silent) -> list[Row]:
-    """Train with every seed, with torch's and with mucudnn's convolutions; every rank must call this.
+    """Train for every seed, with torch's and with mucudnn's convolutions; every rank must call this function.
 
-    In each row of mucudnn ``accuracy_over_spread`` is the distance of the mean accuracy over the seeds from torch's,
-    over the range of torch's accuracies (at least one test image).
+    In mucudnn's rows, ``accuracy_over_spread`` is the difference of the mean accuracy over the seeds from torch's,
+    divided by the range of torch's accuracies (at least one test image).
 
     Raises ``InvalidInputError`` if the model cannot learn the data, and the errors of ``optimize``.
     """
@@ -178,7 +178,7 @@ def measure_accuracy(learning: Learning, config: Config, progress: Progress = si
 
 
 def benchmark_accuracy(learning: Learning, config: Config, out: Path, *, progress: Progress = silent) -> None:
-    """Train in this process alone, the only rank of a group, into the folder ``out``; nothing if it has all seeds.
+    """Train in this process as the only rank of a group, and write rows into ``out``, unless it has all seeds.
 
     Raises the errors of ``open_folder`` and ``measure_accuracy``.
     """
@@ -186,7 +186,7 @@ def benchmark_accuracy(learning: Learning, config: Config, out: Path, *, progres
         if not folder.known(learning.subject(learning.seeds[-1])):
             with joined(learning.device):
                 rows = measure_accuracy(learning, config, progress)
-                gc.collect()  # a model that outlives its group may deadlock torch
+                gc.collect()  # A model that outlives its process group may deadlock torch.
             for seed in learning.seeds:
                 folder.add([row for row in rows if row.subject["seed"] == seed])
         folder.write_summary()
@@ -228,7 +228,7 @@ _COLUMNS = ("accuracy", "lowest to highest", "training", "speedup", "to accuracy
 
 
 def accuracy_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table with a row for torch and for each policy: means and medians over the seeds."""
+    """Yield a table with a row for torch and for each policy, with means and medians over the seeds."""
     settings = folder.header.settings
     title = (
         f"{folder.header.source} on {settings['data']}, {settings['ranks']} ranks of {settings['batch_size']} samples, "

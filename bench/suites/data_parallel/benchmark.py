@@ -1,8 +1,8 @@
-"""Data-parallel training steps on the ranks of a process group: torch's and mucudnn's convolutions, interleaved.
+"""Data-parallel training steps on the ranks of a process group, with torch's and mucudnn's convolutions interleaved.
 
-A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. For torch's convolutions and
-for mucudnn's there is a copy of the model for each bucket size, in DistributedDataParallel, and one copy without
-communication. Each round samples all copies, in the same order on all ranks, which begin each sample together.
+A step consists of forward pass, loss, backward pass and stochastic gradient descent with momentum. For each kind of
+convolutions there is a copy of the model for each bucket size, in DistributedDataParallel, and one copy without
+communication. Each round samples all copies, in the same order on all ranks, which start each sample together.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
 
-_TUNING = 0.5  # share of tuning in the displayed progress
+_TUNING = 0.5  # fraction of the displayed progress that tuning takes
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting of all training steps of a data-parallel run.
+    """The settings of all training steps of a data-parallel run.
 
     batch_size: samples of each rank in a step. device: ``cpu`` or ``cuda``. period: steps between two averagings of the
     parameters, if ``communication`` averages them. bucket_caps: values of ``bucket_cap_mb``.
@@ -111,7 +111,7 @@ def measure_data_parallel(
     batch = _Batch.of_this_rank(setting, input_shape, objective)
     clock = clock or wall_clock(setting.device)
     torchs = copy.deepcopy(model).to(setting.device).train()
-    with blamed_in_training(setting.source, batch.arguments[0].shape):  # errors of the model show before any of ours
+    with blamed_in_training(setting.source, batch.arguments[0].shape):  # errors of the model are reported before ours
         Trainee(copy.deepcopy(torchs), objective=objective).learn(batch.arguments, batch.target)
     tuning = share_of(progress, 0.0, _TUNING)
     ours = mucudnn.optimize(copy.deepcopy(torchs), batch.arguments, config, progress=tuning)
@@ -149,7 +149,7 @@ class _Batch:
         return cls(objective.arguments(images), objective.target(images, labels.to(setting.device)), objective)
 
     def step_of(self, trainee: Trainee) -> Callable[[], None]:
-        """Return a function that trains with this batch for one step; no gradients exist before or after the step."""
+        """Return a function that trains with this batch for one step; gradients are None before and after the step."""
 
         def step() -> None:
             trainee.learn(self.arguments, self.target)
@@ -159,7 +159,7 @@ class _Batch:
 
 
 class _Alone:
-    """Timed steps without communication, which all ranks run at the same time: whole, and split into their parts."""
+    """Timed steps without communication, which all ranks run at the same time: whole steps, and their parts."""
 
     def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
@@ -175,7 +175,7 @@ class _Alone:
         self._splitter.sample(1)
 
     def columns(self) -> dict[str, float]:
-        """Return medians by column name: of the whole step, and of the parts of a step on the slowest rank."""
+        """Return medians by column name: of the whole step, and of its parts on the slowest rank."""
         rounds = zip(*gathered(self._splitter.samples), strict=True)
         split = StepSplit.median([max(of_round, key=lambda split: split.step_s) for of_round in rounds])
         return {
@@ -189,7 +189,7 @@ class _Alone:
 class _Together:
     """Timed steps with communication between the ranks.
 
-    A sample has as many steps as it takes until the parameters of all ranks are equal again, mostly one.
+    Each sample has as many steps as needed until the parameters of all ranks are equal again, usually one.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class _Together:
     def row(self, setting: Setting, alone: dict[str, float]) -> Row:
         """Return the result row of a setting. alone: columns of steps without communication, which the row includes.
 
-        The exposed time of communication, by which it lengthens a step, may be negative, by noise. Bucket sizes are
-        those after the first step.
+        The exposed time of communication, by which it lengthens a step, can be negative because of noise. Bucket sizes
+        are those after the first step.
         """
         steps_s, data = _slowest_s(self._samples_s), self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         more = {
@@ -244,13 +244,13 @@ def _slowest_s(samples_s: Sequence[float]) -> list[float]:
 def are_equal(model: nn.Module) -> bool:
     """Return whether a model's parameters are equal on all ranks of the default process group.
 
-    All ranks must call this function.
+    Every rank must call this function.
     """
     return len({*gathered(digest(model))}) == 1
 
 
 def digest(model: nn.Module) -> str:
-    """Return a hash of a model's parameters, by which ranks can compare them."""
+    """Return a hash of a model's parameters, which ranks use to compare them."""
     found = sha256()
     for parameter in model.parameters():
         found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -300,7 +300,7 @@ def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
 
 
 def _in_words(folder: ResultFolder) -> str:
-    """Return text with the number of ranks and threads, and after which steps the ranks' parameters were compared."""
+    """Describe the ranks and threads, and the steps after which the parameters of the ranks were compared."""
     settings, environment = folder.header.settings, folder.header.environment
     after = (
         f"after the steps that average the parameters of all ranks, one in {settings['period']}"

@@ -1,4 +1,4 @@
-"""Torch's own ways to synchronize ranks: hooks of DistributedDataParallel, and averaging of parameters."""
+"""Torch's methods to synchronize ranks: communication hooks of DistributedDataParallel, and parameter averaging."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from mucudnn.words.communication import Communication
 
-_BEFORE_POWERSGD = 2  # steps: torch builds the buckets anew in the first of them, and PowerSGD allows no fewer
+_BEFORE_POWERSGD = 2  # Number of steps before PowerSGD, which allows no fewer; torch rebuilds the buckets in the first.
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Communication between the ranks that train a model, by one of torch's own methods.
+    """The communication between the ranks that train a model, by one of torch's methods.
 
     period: steps between two averagings of the parameters over all ranks, if ``communication`` averages them.
     """
@@ -42,11 +42,11 @@ class Wire:
 
     @property
     def steps_to_equality(self) -> int:
-        """The number of steps after which ranks that began with equal parameters have equal parameters again."""
+        """The number of steps after which ranks that started with equal parameters have equal parameters again."""
         return self.period if self.communication.averages_parameters else 1
 
     def connect(self, model: DistributedDataParallel, optimizer: Optimizer) -> Optimizer:
-        """Register this communication as the model's, and return the optimizer to train the model with."""
+        """Set up this communication for the model, and return the optimizer to train the model with."""
         hooks: dict[Communication, tuple[Any, Any]] = {
             Communication.FP16: (None, fp16_compress_hook),
             Communication.BF16: (None, bf16_compress_hook),
@@ -54,7 +54,7 @@ class Wire:
         if self.communication is Communication.POWERSGD:
             hooks[self.communication] = PowerSGDState(None, start_powerSGD_iter=_BEFORE_POWERSGD), powerSGD_hook
         if self.communication.averages_parameters:
-            # Imported only here, since torch.distributed.optim issues warnings about its own deprecated code.
+            # Imported here because torch.distributed.optim issues warnings about its own deprecated code.
             from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
 
             hooks[self.communication] = _no_gradients_after(self.period), post_localSGD_hook
@@ -64,7 +64,7 @@ class Wire:
         return optimizer
 
     def bytes_of_step(self, model: DistributedDataParallel) -> float:
-        """Return the bytes that a rank gives to collectives in a step, on average over the period of averaging."""
+        """Return the bytes that a rank passes to collectives in a step, on average over the averaging period."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         every = sum(p.numel() * p.itemsize for p in parameters)
         match self.communication:
@@ -87,7 +87,7 @@ class Wire:
 
 
 def _rank_one_elements(gradient: Tensor) -> int:
-    """Return the elements that PowerSGD sends of a gradient: of two vectors, unless that saves less than half."""
+    """Return the number of elements that PowerSGD sends for a gradient: two vectors if that saves at least half."""
     if gradient.ndim < 2:
         return gradient.numel()
     rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
@@ -95,16 +95,16 @@ def _rank_one_elements(gradient: Tensor) -> int:
 
 
 def _no_gradients_after(steps: int) -> PostLocalSGDState:
-    """Return the state of a hook that averages gradients over all ranks in the first ``steps`` steps only."""
+    """Return the state of a hook that averages gradients over all ranks, in the first ``steps`` steps only."""
     return PostLocalSGDState(None, None, steps, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
 
 
 def levels(period: int, ranks: int) -> OrderedDict[int, int]:
     """Return how many ranks average their parameters together, by the number of steps between two averagings.
 
-    All ranks average every ``period`` steps. Halfway between, the ranks of each host average among themselves, or on
-    one host the smallest groups into which the ranks can be divided. Without such groups or a step halfway, only all
-    ranks average.
+    All ranks average every ``period`` steps. Halfway between, the ranks of each host average among themselves; on a
+    single host, the smallest groups into which the ranks can be divided do. If there are no such groups, or no step is
+    halfway, only all ranks average.
 
     >>> dict(levels(4, 8)), dict(levels(4, 2))
     ({2: 2, 4: 8}, {4: 2})

@@ -1,1 +1,1 @@
-"""Benchmark of inference against torch, of whole models and of single modules, with and without cached filters."""
+"""Benchmark of inference against torch, for whole models and single modules, with and without cached filters."""

@@ -1,7 +1,7 @@
-"""Times of inference with torch's convolutions and with mucudnn's, without and with cached filters, interleaved.
+"""Times of inference with torch's convolutions and with mucudnn's, with and without cached filters, interleaved.
 
-The three models share their parameters. First the whole models are timed. Then each convolution module is timed alone,
-on random numbers of its input shape.
+The three models share their parameters. The whole models are timed first, then each convolution module alone, on
+random numbers of its input shape.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def benchmark_filters(
 ) -> None:
     """Tune a copy of ``model`` for inference, decide which filters to cache, and time the model's calls.
 
-    Only forward convolutions are tuned. arguments: all of the model's, first x (N, C, H, W) in the memory format to
-    measure. config: its operations are ignored. Rows that the folder already has are not measured again.
+    Only forward convolutions are tuned. arguments: all arguments of the model, first x (N, C, H, W) in the memory
+    format to measure. config: its operations are ignored. Rows that the folder already has are not measured again.
 
     Raises the errors of ``optimize``, and ``UnavailableError`` if x is not on the CPU.
     """
@@ -71,7 +71,7 @@ def benchmark_filters(
 def _tuned_models(
     own: nn.Module, arguments: tuple[Tensor, ...], config: Config, progress: Progress
 ) -> tuple[nn.Module, nn.Module]:
-    """Return models with mucudnn's convolutions, without and with cached filters, on the parameters of ``own``."""
+    """Return models with mucudnn's convolutions and the parameters of ``own``, without and with cached filters."""
     kept = mucudnn.optimize(_sharing(own), arguments, config, progress=progress)
     unkept = _sharing(kept)
     cache_filters(unkept, replace(config, cache_budget=0))
@@ -86,7 +86,7 @@ def _sharing(model: nn.Module) -> nn.Module:
 
 
 def _input_shapes(model: nn.Module, arguments: tuple[Tensor, ...]) -> Mapping[str, tuple[int, ...]]:
-    """Return the input shape (N, C, H, W) of each convolution module by name, in the order of first calls."""
+    """Return the input shape (N, C, H, W) of each convolution module by name, in the order of their first calls."""
     names = {module: name for name, module in model.named_modules() if type(module) is nn.Conv2d}
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -106,7 +106,7 @@ def _random_like(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _of_layer(modules: Sequence[nn.Module], batch_size: int) -> dict[str, Any]:
-    """Return the columns of a layer: its configurations without and with cached filters, and the filters' bytes."""
+    """Return the columns of a layer: its configurations with and without cached filters, and the filters' bytes."""
     _, unkept, kept = modules
     assert isinstance(unkept, mucudnn.Conv2d)
     assert isinstance(kept, mucudnn.Conv2d)

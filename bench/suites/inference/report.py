@@ -1,4 +1,4 @@
-"""One run of the inference benchmark: its result folder, the columns of its rows, and its tables."""
+"""A run of the inference benchmark: its result folder, the columns of its rows, and its tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.units import format_bytes
 
 FILTERS, RUNTIMES = "kept filters", "runtimes"  # the parts of the benchmark
-NOT_KEPT, KEPT = "mucudnn-not-kept", "mucudnn"  # contestants of the part FILTERS, beside torch
+NOT_KEPT, KEPT = "mucudnn-not-kept", "mucudnn"  # contestants of the part FILTERS, in addition to torch
 WHOLE = "the whole model"  # in place of a layer
 SUBJECT_COLUMNS = ("network", "part", "layer", "batch_size", "memory_format")
 
@@ -32,7 +32,7 @@ SUBJECT_COLUMNS = ("network", "part", "layer", "batch_size", "memory_format")
 class InferenceRun:
     """A run of the inference benchmark on one model with one input.
 
-    clock: times calls, not tuning; the processes of runtimes have clocks of their own.
+    clock: times calls, but not tuning; the processes of runtimes have their own clocks.
     """
 
     folder: FolderWriter
@@ -54,7 +54,7 @@ class InferenceRun:
         rounds: int,
         parts: Sequence[str],
     ) -> Iterator[InferenceRun]:
-        """Open the result folder ``out`` for a run. parts: the parts of the run, each with its contestants.
+        """Open the result folder ``out`` for a run. parts: each part of the run with its contestants, as text.
 
         Raises the errors of ``open_folder``.
         """
@@ -82,7 +82,7 @@ class InferenceRun:
         return bool(self.folder.known(self.subject(part, layer)))
 
 
-MOST_DIFFERENCE = 1e-3  # largest relative difference of float32 outputs that counts as rounding
+MOST_DIFFERENCE = 1e-3  # Larger relative differences of float32 outputs count as errors, smaller ones as rounding.
 
 _Cell = Mapping[str, Any]  # a row, with ``time_s``, ``noise``, ``speedup`` over torch and ``batch_size``
 _Variants = Mapping[str, _Cell]  # rows of one layer by contestant
@@ -127,7 +127,7 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
 
 
 def _filters_table(folder: ResultFolder, layers: Mapping[str, _Variants]) -> Table:
-    """Return a table of each convolution's times, its speedup by cached filters, and the bytes of these filters."""
+    """Return a table of each convolution's times, its speedup by cached filters, and the size of these filters."""
     whole = layers[WHOLE]
     each = {name: rows for name, rows in layers.items() if name != WHOLE}
     kept_bytes, filter_bytes = (
@@ -153,7 +153,7 @@ def _cells(rows: _Variants) -> list[str]:
 
 
 def _runtimes_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """Return a table with a row for each runtime, and notes on runtimes that failed or computed something else."""
+    """Return a table with a row for each runtime, and notes on runtimes that failed or gave different outputs."""
     count = folder.header.environment.threads
     threads = "1 thread" if count == 1 else f"{count} threads"
     title = f"{folder.header.source}, inference of {_shape(folder)}, {threads}: runtimes in turns"
@@ -183,7 +183,7 @@ def _notes(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Iterator[str]:
 def _computes_the_same(one: _Cell) -> bool:
     """Return whether a runtime has a time and its outputs equal torch's up to rounding.
 
-    A missing difference means an infinite one.
+    A missing difference counts as infinite.
     """
     difference = one.get("relative_difference")
     return not one["failure"] and difference is not None and difference <= MOST_DIFFERENCE

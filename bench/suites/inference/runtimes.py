@@ -1,7 +1,7 @@
-"""Runtimes compared in inference: each in its own process, interleaved, on the same model, input and threads.
+"""Comparison of inference runtimes, each in its own process, interleaved, on the same model, input and threads.
 
-A runtime prepares the model in its own way: by export, compilation, freezing or tuning. ONNX Runtime and OpenVINO read
-the same file, which torch exports. These two are installed by the extra ``runtimes`` and needed only here.
+Each runtime prepares the model in its own way: by export, compilation, freezing or tuning. ONNX Runtime and OpenVINO
+read the same file, which torch exports. Both are installed by the extra ``runtimes`` and needed only here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress, silent
 
 _Arrays = list[np.ndarray[Any, Any]]
-_Outputs = Callable[[], _Arrays]  # calls the model once
+_Outputs = Callable[[], _Arrays]  # A function that calls the model once.
 _OF_EXPORT = ("onnx", "onnxscript")
 _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
     {Runtime.ONNX_RUNTIME: ("onnxruntime", *_OF_EXPORT), Runtime.OPENVINO: ("openvino", *_OF_EXPORT)}
@@ -46,7 +46,7 @@ _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
 
 
 def version_of(runtime: Runtime) -> str:
-    """Return the version of the package that runs the model in this runtime; empty if it is not installed."""
+    """Return the version of the package that implements this runtime; empty if it is not installed."""
     if runtime.is_ours:
         return mucudnn.__version__
     try:
@@ -67,8 +67,8 @@ class RuntimeJob:
     """A picklable job for another process: loads the model and prepares it for calls in one runtime.
 
     subject: returns the model and its arguments. config: for mucudnn's tuning. A call of the job returns the function
-    to time, which runs the model once, and the model's outputs as arrays, in order; also a function that splits a
-    call's seconds by kind of layer.
+    to time, which runs the model once; the model's outputs as arrays, in order; and a function that splits the seconds
+    of a call by kind of layer.
 
     Raises ``UnavailableError`` if the runtime is not installed, and any error of the runtime.
     """
@@ -104,7 +104,7 @@ def _mucudnn_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: Runti
 def _torch_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
     import torch._inductor.config as inductor
 
-    inductor.freezing = True  # of this process alone
+    inductor.freezing = True  # This affects only the current process.
     return _compiled(model, arguments)
 
 
@@ -138,7 +138,7 @@ def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) 
     core = openvino.Core()
     options = {
         "INFERENCE_NUM_THREADS": job.threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # by default bfloat16 if the processor has it
+        "INFERENCE_PRECISION_HINT": "f32",  # The default is bfloat16 on processors that support it.
         "PERFORMANCE_HINT": "LATENCY",
     }
     with TemporaryDirectory() as folder:
@@ -175,7 +175,7 @@ def _arrays(tensors: Sequence[Tensor]) -> _Arrays:
 
 def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> Path:
     """Write the model as an ONNX file, with the shapes of the arguments, by torch's graph exporter."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # The exporter warns about missing optional packages.
     file = folder / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,14 +198,14 @@ def compare_runtimes(
     pause_s: float = PAUSE_S,
     progress: Progress = silent,
 ) -> None:
-    """Prepare each runtime in its own process, one after the other, and time their calls of the model interleaved.
+    """Prepare each runtime in its own process, one after the other, then time their calls of the model, interleaved.
 
-    arguments: all of the model's, first x (N, C, H, W) in the memory format for torch and mucudnn. config: for
+    arguments: all arguments of the model, first x (N, C, H, W) in the memory format for torch and mucudnn. config: for
     mucudnn's tuning; its operations are ignored. runtimes: torch is always added, as the reference for outputs. job:
     makes the job of a runtime. pause_s: seconds between samples. Runtimes that the folder already has are not measured
     again.
 
-    A runtime that is not installed, fails, is killed or times out has a row with the reason, and the others continue.
+    A runtime that is not installed, fails, is killed or times out gets a row with the reason, and the others continue.
     Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails.
     """
     if run.is_known(RUNTIMES):
@@ -246,7 +246,7 @@ def _kinds(process: OwnProcess[_Arrays]) -> dict[str, float]:
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
-    """Return the L2 norm of ``outputs - expected`` over that of ``expected``, of all arrays together, in float64.
+    """Return the L2 norm of ``outputs - expected`` over that of ``expected``, over all arrays together, in float64.
 
     The result is infinite if shapes differ, if outputs are not finite, or if ``expected`` is all zeros.
     """

@@ -1,11 +1,11 @@
-"""``python -m mucudnn.bench.suites.overhead.divided``: the overhead of a call divided into micro-batches.
+"""The program ``python -m mucudnn.bench.suites.overhead.divided``: the overhead of a call divided into micro-batches.
 
 A call of eight equal micro-batches is timed against eight steps of the algorithm alone on the same slices, one for each
-micro-batch. Call and steps are made from Python. On CUDA both are also replayed from a CUDA graph, several times in a
-row, so that only the device is timed.
+micro-batch. Both are run from Python. On CUDA both are also replayed from a CUDA graph, several times in a row, so that
+only the device is timed.
 
-The overhead is the workspace, the algorithm's ``open`` and ``close``, and the bookkeeping in Python. A step of
-BACKWARD_FILTER includes the addition of its dw to the sum. Not run on a GPU yet.
+The overhead consists of allocating the workspace, the algorithm's ``open`` and ``close``, and bookkeeping in Python. A
+step of BACKWARD_FILTER includes the addition of its dw to the sum. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mucudnn.words.progress import Progress
 from mucudnn.words.results import Configuration, MicroConfig
 
 MICRO_BATCHES = 8
-COPIES = 10  # calls in one graph, so that the graph's launch time is negligible
+COPIES = 10  # number of calls in one graph, so that the graph's launch time is negligible
 ROUNDS = 31
 _GEOMETRY = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
 MICRO_BATCH_SIZES = {"cuda": {"small": 1, "large": 64}, "cpu": {"small": 1, "large": 2}}
@@ -52,10 +52,10 @@ _DIVIDED, _ALONE = "divided call", "steps alone"
 def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock | None = None) -> None:
     """Measure the overhead of divided calls, for every operation of a small and a large problem, into ``out``.
 
-    On CUDA calls are also timed in CUDA graphs. Rows that the folder ``out`` already has are not measured again. clock:
-    a wall clock by default. Raises ``UnavailableError`` for a missing device, and the errors of ``open_folder``.
+    On CUDA, calls are also timed in CUDA graphs. Rows that the folder already has are not measured again. clock: a wall
+    clock by default. Raises ``UnavailableError`` for a missing device, and the errors of ``open_folder``.
     """
-    environment = current_environment(device)  # raises if the device is missing
+    environment = current_environment(device)  # Raises an error if the device is missing.
     clock = clock or wall_clock(device)
 
     def rows_of(problem: ConvProblem, chosen: Algorithm, subject: Subject, progress: Progress) -> list[Row]:
@@ -75,7 +75,7 @@ def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock
 
 
 def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
-    """Yield for each subject its columns, the overhead per micro-batch and the time of a step, both median seconds."""
+    """Yield each subject's columns, its overhead per micro-batch and the time of a step, both as median seconds."""
     rows = folder.rows.set_index("contestant")
     for alone, divided in zip(*(rows.loc[[name]].to_dict("records") for name in (_ALONE, _DIVIDED)), strict=True):
         step_s = alone["time_s"] / MICRO_BATCHES
@@ -83,7 +83,7 @@ def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
 
 
 def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
-    """Return the algorithm to measure: a fixed one on the CPU, else the first that a library offers on the device.
+    """Return the algorithm to measure: on the CPU a fixed one, else the first that a library offers for the device.
 
     Raises ``UnavailableError`` if no library offers one.
     """
@@ -98,7 +98,7 @@ def _algorithm(problem: ConvProblem, n: int, device: str) -> Algorithm:
 def _samples(
     problem: ConvProblem, chosen: Algorithm, n: int, device: str, in_graph: bool, rounds: int, clock: Clock
 ) -> Iterator[list[float]]:
-    """Yield for each round the seconds of a divided call and those of its steps alone, timed in turns."""
+    """Yield for each round the seconds of a divided call and those of its steps alone, timed interleaved."""
     operands = random_operands(problem, n * MICRO_BATCHES, device)
     works = _call(problem, chosen, n, operands), _steps(problem, chosen, n, operands)
     repeated = [_captured(work) if in_graph else work for work in works]
@@ -107,7 +107,7 @@ def _samples(
 
 
 def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """Return a function that computes the convolution in ``MICRO_BATCHES`` micro-batches, by a configuration."""
+    """Return a function that computes the convolution by a configuration of ``MICRO_BATCHES`` micro-batches."""
     configuration = Configuration((MicroConfig(chosen.name, n),) * MICRO_BATCHES, time_s=0.0, workspace_bytes=0)
     executable = Executable.of(problem, configuration, device_type=operands.x.device.type)
     executable.build()
@@ -115,7 +115,7 @@ def _call(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -
 
 
 def _steps(problem: ConvProblem, chosen: Algorithm, n: int, operands: Operands) -> Callable[[], None]:
-    """Return a function that runs the algorithm's step on each micro-batch, without opening and other overhead."""
+    """Return a function that runs the algorithm's step on each micro-batch, without ``open`` and other overhead."""
     needed = chosen.workspace(problem, n)
     prepared, scratch = (
         torch.empty(size, dtype=torch.uint8, device=operands.x.device)

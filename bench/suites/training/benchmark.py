@@ -1,8 +1,8 @@
 """Times of networks' training steps with torch, with torch in benchmark mode, with mucudnn, and compiled.
 
-A step is forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one network,
-precision and memory format are interleaved in one run, each in its own process (see ``apart``). Their rows have the
-same subject, that is, equal identifying columns, in the result folder.
+A step consists of forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one
+network, precision and memory format are interleaved in one run, each in its own process (see ``apart``). Their rows
+have the same subject (identifying columns) in the result folder.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TrainingOptions:
 
     precisions, variants: None for all that the device supports; torch's own variant is always added. rounds: time
     samples of each variant, each of one or more steps. seconds: the time limit, after which no further setting is
-    started, or None. how: the way mucudnn is applied to the step. clock: times the steps, not the tuning; None for a
-    wall clock. apart: makes the processes of the variants.
+    started, or None. how: the way mucudnn is applied to the step. clock: times the steps, but not the tuning; None for
+    a wall clock. apart: starts the processes of the variants.
     """
 
     config: Config = field(default_factory=Config)
@@ -76,14 +76,14 @@ def benchmark_training(
     device: str = "cpu",
     progress: Progress = silent,
 ) -> None:
-    """Measure training steps of each source's model into the folder ``out``, except settings the folder already has.
+    """Measure training steps of each source's model; write rows into ``out``, skipping settings that it already has.
 
-    sources: networks by name, and the user's own models, as for ``load_model``; these models learn to give small
+    sources: networks by name, and the user's own models, as for ``load_model``; the latter are trained to give small
     outputs. batch_sizes: one for each source. Duplicates are measured once. input_size: (C, H, W) of an image; None for
-    each network's own. A variant that fails has a row with the reason.
+    each network's own. A variant that fails gets a row with the reason.
 
     Raises ``InvalidInputError`` before anything is measured if a source has no model or cannot be trained, if a batch
-    is too large, or if the device does not have a precision or variant; and the errors of ``open_folder``.
+    is too large, or if the device does not support a precision or variant; and the errors of ``open_folder``.
     """
     precisions = known_precisions(options.precisions, device)
     chosen_variants(options.variants, device)
@@ -141,7 +141,7 @@ def _header(
 
 
 def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape:
-    """Return the shape (C, H, W) of an image for a model; run a step of a user's own model to check its training."""
+    """Return the shape (C, H, W) of an image for a model; check a user's own model by running a training step."""
     if source in NETWORKS:
         shape = input_size or input_shape_of(source)
         input_shape(batch_size, shape)
@@ -164,15 +164,15 @@ def _measure_source(
     end_s: float,
     progress: Progress,
 ) -> None:
-    """Measure one model in its settings and remove these from ``left``; settings beyond the time limit stay there."""
+    """Measure one model in its settings and remove these from ``left``; settings beyond the time limit remain there."""
     if not settings:
         return
     source = settings[0].network
-    torch.manual_seed(0)  # the same parameters, independent of earlier models
+    torch.manual_seed(0)  # Draw the same parameters, independent of earlier models.
     model, _ = load_model(source, input_shape=shape)
     (batch,) = labelled_batches(1, settings[0].batch_size, shape)
     subject = Subject(model.train(), batch, objective_for(source))
-    with importable(source):  # the processes inherit the path
+    with importable(source):  # The processes inherit the import path.
         for index, setting in enumerate(settings):
             if time.monotonic() > end_s:
                 left[setting] = f"not begun: the {options.seconds:g} s were over"
@@ -214,7 +214,7 @@ class _MeasuredVariant:
     parts: list[StepParts] = field(default_factory=list)
 
     def sample_parts(self) -> None:
-        """Time the parts of as many steps as one time sample consists of, unless a step has failed before."""
+        """Time the parts of as many steps as a time sample has, unless a step has failed before."""
         timer, process = self.entrant.timer, self.entrant.process
         if self.setting.device not in SPLIT_ON or timer is None or process is None or timer.error is not None:
             return
@@ -232,7 +232,7 @@ class _MeasuredVariant:
         return Row(self.setting.subject, self.variant, self.entrant.samples_s, failure=failure, more=more)
 
     def _split(self) -> dict[str, Any]:
-        """Return columns with the median seconds of a step's parts, or only the reason if steps cannot be split."""
+        """Return columns with the median seconds of a step's parts, or the reason why steps cannot be split."""
         splits = [part.split for part in self.parts if part.split is not None]
         failure = next((part.failure for part in self.parts if part.failure), None)
         if failure or not splits:

@@ -38,7 +38,7 @@ _SUMMARY = ("PyTorch ms", "mucudnn ms", "speedup", "in convolutions", "their sha
 
 
 def cells_of(folder: ResultFolder) -> list[Cell]:
-    """Return the rows with three more keys: ``time_s``, ``noise`` (IQR / median), and ``torch``.
+    """Return the rows with three additional keys: ``time_s``, ``noise`` (IQR / median), and ``torch``.
 
     ``torch`` is torch's row in the same setting.
     """
@@ -83,7 +83,7 @@ def training_summary(cells: Sequence[Cell], bound: str) -> Table:
 def training_split_table(cells: Sequence[Cell]) -> Table:
     """Return a table of one network's times in convolutions and in all other parts of a step.
 
-    Ratios are to torch in the same precision and memory format.
+    Ratios are relative to torch in the same precision and memory format.
     """
     printed = _table(cells, "where the time of a step goes", _SPLIT)
     for cell in filter(_is_split, cells):
@@ -95,7 +95,7 @@ def training_split_table(cells: Sequence[Cell]) -> Table:
 
 
 def training_kinds_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the share that each kind of layer has in the time of one network's steps."""
+    """Return a table of the share of each kind of layer in the time of one network's steps."""
     rows = [(_left(cell), cell["kinds_s"]) for cell in cells if cell.get("kinds_s")]
     printed = kinds_table(_title(cells), _LEFT, rows)
     printed.caption = "timed in place in separate steps; in compiled steps, all but convolutions is the rest"
@@ -105,7 +105,7 @@ def training_kinds_table(cells: Sequence[Cell]) -> Table:
 def training_steps_table(cells: Sequence[Cell], bound: str) -> Table:
     """Return a table of one network's step times and memory peaks.
 
-    Ratios are to torch in the same precision and memory format.
+    Ratios are relative to torch in the same precision and memory format.
     """
     printed = _table(cells, f"training steps, {bound}", [*_NUMBERS])
     for cell in cells:
@@ -138,7 +138,7 @@ def _setting(line: Cell) -> tuple[Any, ...]:
 
 
 def _to_torch(cell: Cell, of: Callable[[Cell], float], shown: Callable[[float], str]) -> str:
-    """Return as text the ratio of torch's number to this row's number; empty if torch failed."""
+    """Format the ratio of torch's number to this row's number; return an empty text if torch failed."""
     return "" if cell["torch"] is None else shown(of(cell["torch"]) / of(cell))
 
 
@@ -151,7 +151,7 @@ def _convolutions_s(cell: Cell) -> float:
 
 
 def _parts(cell: Cell) -> list[str]:
-    """Return the texts of a row in the columns ``_SPLIT``: times of convolutions and of the rest, beside torch's."""
+    """Return the cells of a row in the columns ``_SPLIT``: times of convolutions and of the rest, next to torch's."""
     times = map(milliseconds, (cell["forward_convolutions_s"], cell["backward_convolutions_s"], cell["rest_s"]))
     forward, backward, rest = times
     if not _is_split(cell["torch"]):
@@ -164,7 +164,7 @@ def _parts(cell: Cell) -> list[str]:
 
 
 def _summed_up(cell: Cell) -> list[str]:
-    """Return the texts of a row in the columns ``_SUMMARY``, or the reason if there is nothing to compare."""
+    """Return the cells of a row in the columns ``_SUMMARY``, or the reason if there is nothing to compare."""
     torchs = cell["torch"]
     if cell["failure"] or torchs is None:
         return [cell["failure"] or "PyTorch's own failed"]

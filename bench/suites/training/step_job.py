@@ -1,4 +1,4 @@
-"""The preparation of a model's training step in a process of its own, for one variant of its convolutions."""
+"""Preparation of a model's training step in its own process, for one variant of its convolutions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mucudnn.words.errors import MucudnnError, first_line
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
-SPLIT_ON = ("cpu",)  # splitting a step on a GPU would need CUDA events, which is untested
+SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which is untested.
 COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")
 
 
@@ -58,7 +58,7 @@ class Subject:
     objective: Objective
 
     def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return all arguments of the model, images in the setting's memory format, and the target, on its device."""
+        """Return all arguments of the model and the target, on the setting's device, images in its memory format."""
         images, labels = (tensor.to(setting.device) for tensor in self.batch)
         images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
         return self.objective.arguments(images), self.objective.target(images, labels)
@@ -66,9 +66,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Times of a few training steps, split into convolutions and the rest, and by kind of layer.
+    """The times of a few training steps, split into convolutions and the rest, and by kind of layer.
 
-    failure: why the steps could not be split, in words; empty if they were split.
+    failure: why the steps could not be split; empty if they were split.
     """
 
     split: StepSplit | None = None
@@ -80,9 +80,9 @@ class StepParts:
 class StepJob:
     """A picklable job for another process: builds, tunes or compiles a variant's model and prepares its step.
 
-    subject: returns the model to train. threads: of torch. clock: of the steps. A call of the job warms up, and returns
-    the step to time and its peak bytes; the job can also measure ``StepParts``. Raises any error of building, tuning,
-    compiling and of a step.
+    subject: returns the model to train. threads: number of torch's threads. clock: times the steps. A call of the job
+    warms up, and returns the step to time and its peak bytes; the job can also measure ``StepParts``. Raises any error
+    of building, tuning, compiling and of a step.
     """
 
     subject: Callable[[], Subject]
@@ -94,14 +94,14 @@ class StepJob:
 
     def __call__(self) -> Ready[int]:
         torch.set_num_threads(self.threads)
-        with _rounding(self.setting):  # which algorithms may run depends on it
+        with _rounding(self.setting):  # It affects which algorithms may run.
             return self._ready()
 
     def _ready(self) -> Ready[int]:
         model, step = self._model_and_step(self.subject())
         if self._is_enabled:
             with mucudnn.tuned(self.config):
-                step()  # tunes all convolutions
+                step()  # The first step tunes all convolutions.
         peak_bytes = self._run(lambda: allocator_peak_bytes(step, self.setting.device))
         parts = _Parts(model, step, self.clock, self._run, self.variant.is_compiled) if self._is_split else None
         return Ready(step, peak_bytes, self._run, self.clock, parts)
@@ -125,7 +125,7 @@ class StepJob:
     def _model_and_step(self, subject: Subject) -> tuple[nn.Module, Callable[[], None]]:
         """Return a copy of the model, and a function that trains it for one step.
 
-        No gradients exist before or after the step.
+        Gradients are None before and after the step.
         """
         setting = self.setting
         autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
@@ -148,7 +148,7 @@ class StepJob:
 
 @dataclass(slots=True, eq=False)
 class _Parts:
-    """A splitter of steps into their parts, on request. After a failure, returns that failure and never tries again."""
+    """A callable that splits steps into their parts. After a failure it returns that failure and does not try again."""
 
     model: nn.Module
     step: Callable[[], None]
