@@ -1,4 +1,4 @@
-"""Names and versions of the libraries that compute on a device; they are part of the key of every measurement."""
+"""Names and versions of the libraries that compute on a device, which are part of the key of every measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def library_of(device_type: str) -> str:
 def compiler_of(device_type: str) -> str:
     """Return the instruction set of mucudnn's C++ code on the CPU (``avx512``); on CUDA the compiler (``CuPy 14.2``).
 
-    The value ``torch`` means that no compiled code of mucudnn is available.
+    The value ``torch`` means that mucudnn has no compiled code for the device.
     """
     if device_type != "cuda":
         return build_name()
@@ -44,7 +44,7 @@ def settings_that_bar() -> tuple[object, ...]:
 
 
 def onednn_version(torch_config: str) -> str:
-    """Return oneDNN's version such as ``oneDNN 3.12.0``, from torch's description of its build.
+    """Parse oneDNN's version, such as ``oneDNN 3.12.0``, from torch's description of its build.
 
     The description uses oneDNN's former name MKL-DNN.
     """

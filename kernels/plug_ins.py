@@ -1,4 +1,4 @@
-"""Discovery and validation of convolution algorithms that other Python packages provide."""
+"""Finds and validates convolution algorithms that other Python packages provide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import flag, shown, text, whole
 
-GROUP = "mucudnn.algorithms"  # the group of entry points
+GROUP = "mucudnn.algorithms"  # the entry point group
 DEVICE_TYPES = ("cpu", "cuda")
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -64,21 +64,21 @@ def require_algorithm(value: object) -> Algorithm:
 def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
     """Register the algorithms of installed packages, found by their entry points in the group ``mucudnn.algorithms``.
 
-    A package that cannot be loaded, or provides anything that is not an algorithm, is skipped with a warning.
+    A package that cannot be loaded, or provides anything other than algorithms, is skipped with a warning.
     """
     return tuple(_load(entry_point, register) for entry_point in entry_points(group=GROUP))
 
 
 def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
     distribution = entry_point.dist
-    assert distribution is not None  # for the type checker: entry_points() always sets it
+    assert distribution is not None  # This is for the type checker: entry_points() always sets it.
     brings = partial(PlugIn, distribution.name, distribution.version)
     try:
         loaded = entry_point.load()
         algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
         for algorithm in algorithms:
             register(algorithm)
-    except (Exception, SystemExit) as error:  # third-party code can raise anything
+    except (Exception, SystemExit) as error:  # Third-party code can raise anything.
         broken = brings(error=f"{type(error).__name__}: {error}")
         warnings.warn(
             f"the algorithms of {broken.package} are skipped: {entry_point.value} raised {broken.error}",

@@ -37,7 +37,7 @@ _CPU: tuple[Algorithm, ...] = (
     compiled.LOOP_NEST,
 )
 _DEVICE_TYPES = ("cpu", "cuda")
-_registered: dict[tuple[str, str], Algorithm] = {}  # by device type and name
+_registered: dict[tuple[str, str], Algorithm] = {}  # The keys are device type and name.
 
 
 def register(algorithm: Algorithm) -> None:
@@ -66,7 +66,7 @@ def installed_plug_ins() -> tuple[PlugIn, ...]:
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
-    """Return the algorithms for a device type, except those that a library lists for a given problem only.
+    """Return the algorithms for a device type, except those that a source such as cuDNN lists for each problem.
 
     Torch's own convolution comes first, algorithms of other packages last. Raises ``UnavailableError`` if the device
     type has none.
@@ -77,7 +77,7 @@ def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
 def algorithm_versions(*device_types: str) -> dict[str, int]:
     """Return the version of every algorithm of these device types by name (default: of all device types).
 
-    Algorithms that a library lists for a given problem only are left out, as in ``algorithms``.
+    Algorithms that a source such as cuDNN lists for each problem are left out, as in ``algorithms``.
     """
     return {one.name: one.version for device_type in device_types or _DEVICE_TYPES for one in algorithms(device_type)}
 
@@ -85,13 +85,13 @@ def algorithm_versions(*device_types: str) -> dict[str, int]:
 def as_called(algorithm: Algorithm) -> Algorithm:
     """Return the form of an algorithm that runs a whole mini-batch.
 
-    Torch's own convolution is then called exactly as in a user's step; other algorithms are returned unchanged.
+    For torch's own convolution this is the exact call of a user's step; other algorithms are returned unchanged.
     """
     return DISPATCHED if algorithm == NATIVE_ALGORITHM else algorithm
 
 
 def sources(device_type: str = "cpu") -> tuple[AlgorithmSource, ...]:
-    """Return the ``AlgorithmSource`` objects, such as cuDNN's, which list additional algorithms for a given problem.
+    """Return the ``AlgorithmSource`` objects, such as cuDNN's, which list additional algorithms for each problem.
 
     Raises ``UnavailableError`` on CUDA without cuDNN.
     """
@@ -149,7 +149,7 @@ def _every(device_type: str) -> Iterator[Algorithm]:
     """
     yield from _ours(device_type)
     installed_plug_ins()
-    registered = list(_registered.items())  # another thread may register meanwhile
+    registered = list(_registered.items())  # Another thread may register an algorithm meanwhile.
     yield from (algorithm for (where, _), algorithm in registered if where == device_type)
 
 

@@ -69,9 +69,8 @@ def benchmark_memory(
     Nothing is measured if the folder already has the rows. A step is a forward pass, the sum of the output, and a
     backward pass, without an optimizer, whose costs are the same for all. arguments: all arguments of the model, first
     x: (N, C, H, W) in ``memory_format``. rounds: time samples of each contestant, each of one or more steps. runs:
-    processes for each resident peak, which is their median; 0 to skip it, as always on CUDA. variants: measured in
-    addition to torch's own; None for all that the device has. clock: times the steps, not tuning; None for a wall
-    clock.
+    processes for each resident peak, which is their median; 0 to skip it, as on CUDA. variants: measured in addition to
+    torch's own; None for all that the device has. clock: times the steps, not tuning; None for a wall clock.
 
     A contestant that fails gets a row with the reason. Raises the errors of ``open_folder``, ``optimize`` and
     ``resident_peak_bytes``, ``InvalidInputError`` for a model on several devices or an unsupported variant, and

@@ -1,4 +1,4 @@
-"""The algorithms written entirely in C++, for the CPU; each algorithm's C++ sources have a folder.
+"""The algorithms that are written entirely in C++, for the CPU. The C++ sources of each are in a folder of their own.
 
 Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32.
 """
@@ -14,14 +14,14 @@ from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.words.problem import ConvProblem, Operation
 
-_LEAST_CHANNELS = 4  # per group in pointwise; fewer would leave most of a register tile empty
-_MOST_CHANNELS = 8  # per group in depthwise; for more, matrix products are faster
-_LARGEST_EXTENT = 128  # of a filter in depthwise; larger windows do not fit the cache
+_LEAST_CHANNELS = 4  # Pointwise: with fewer channels per group, most of a register tile would be empty.
+_MOST_CHANNELS = 8  # Depthwise: with more channels per group, matrix products are faster.
+_LARGEST_EXTENT = 128  # Depthwise: the windows of larger filters do not fit in the cache.
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledAlgorithm(Entries, BaseAlgorithm):
-    """Base class of the algorithms that are computed entirely by C++ functions."""
+    """Base class of algorithms that are computed entirely by C++ functions."""
 
     version: int = 1
     deterministic: bool = True
@@ -45,7 +45,7 @@ class CompiledAlgorithm(Entries, BaseAlgorithm):
 class Pointwise(CompiledAlgorithm):
     """Convolution with 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp).
 
-    Supports strides and groups, but no padding. In BACKWARD_FILTER and float32 the first thread adds to the filter
+    Supports strides and groups, but no padding. For BACKWARD_FILTER in float32, the first thread adds to the filter
     gradient dw itself, the other threads to copies of dw.
     """
 
@@ -65,9 +65,9 @@ class Pointwise(CompiledAlgorithm):
 class Depthwise(CompiledAlgorithm):
     """Depthwise convolution, and convolution with small groups of channels, by direct sums (depthwise.cpp).
 
-    Every output is a sum over the few channels of its group. Register tiles of outputs read neighbouring columns from
-    zero-padded windows, or neighbouring channels in place. The algorithm supports any stride, padding, dilation and
-    channel multiplier.
+    Every output is a sum over the few channels of its group. Each register tile of outputs reads neighbouring columns
+    from zero-padded windows, or neighbouring channels in place. Any stride, padding, dilation and channel multiplier
+    are supported.
     """
 
     __slots__ = ()
@@ -88,10 +88,10 @@ class Depthwise(CompiledAlgorithm):
 
 
 class LoopNest(CompiledAlgorithm):
-    """Convolution by its definition: seven loops, direct sums, no buffer (loop_nest.cpp).
+    """Convolution computed by its definition, as seven loops without any buffer (loop_nest.cpp).
 
-    This algorithm supports every problem without workspace, so any workspace limit can be met. Other algorithms are
-    mostly faster. Sums are in float32; in float64 if the problem is in float64, and for all filter gradients.
+    This algorithm supports every problem without workspace, so it meets any workspace limit. It is mostly slower than
+    other algorithms. Sums are in float32; in float64 if the problem is in float64, and for all filter gradients.
     """
 
     __slots__ = ()

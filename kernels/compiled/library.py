@@ -1,9 +1,9 @@
-"""Loading of the build of mucudnn's C++ code for this processor, and declarations of the C++ functions.
+"""Loads the build of mucudnn's C++ code that suits this processor, and declares the C++ functions.
 
 The C++ functions take pointers, the number of accessible bytes behind every pointer, sizes in elements and the thread
-count. Before reading or writing anything the functions check that the operands match and the buffers are large enough;
-a refused call raises an error (``_accepted``). The caller provides the workspace. Only tables that do not grow with the
-images are allocated inside the functions (offsets, and one block of filter taps per thread: tens of KiB). The build
+count. Before reading or writing anything, the functions check that the operands match and the buffers are large enough;
+a refused call raises an error (``_accepted``). The caller provides the workspace. The functions themselves allocate
+only tables that do not grow with the images (offsets, and one block of filter taps per thread: tens of KiB). The build
 follows torch's choice of instruction set (``ATEN_CPU_CAPABILITY`` lowers both); ``MUCUDNN_BUILD=torch`` selects no
 build, and torch's operators run instead.
 """
@@ -26,15 +26,15 @@ from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 
 BUILDS = ("avx512", "avx2", "plain")
-_LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # by torch.backends.cpu.get_cpu_capability()
+_LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # build by torch.backends.cpu.get_cpu_capability()
 
 _LARGEST_SIZE = 2**30
-_NO_MEMORY = -5  # the refusal for lack of memory
-# Values numbered as in C++
+_NO_MEMORY = -5  # result of a C++ function that lacks memory
+# Numbers of the dtypes in the C++ code.
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")
 OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
-PHASES = (1, 2, 4)  # open, step, close
+PHASES = (1, 2, 4)  # numbers of open, step and close
 
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
 _ALGORITHMS = ("winograd", "implicit_gemm", "pointwise", "depthwise", "loop_nest")
@@ -42,7 +42,7 @@ _int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 
 
 class Operand(ctypes.Structure):
-    """The tensor x, y, w or dw as a C struct, dense in one memory format.
+    """One of the tensors x, y, w or dw as a C struct, dense in one memory format.
 
     element: number of the tensor's dtype in ``ELEMENTS``.
     """
@@ -69,11 +69,11 @@ class EpilogueArgument(ctypes.Structure):
 
 
 class Stage(ctypes.Structure):
-    """The part of a convolution call that one algorithm computes, as a C struct: some slices of the mini-batch.
+    """The part of a convolution call that one algorithm computes, on some slices of the mini-batch, as a C struct.
 
-    x, w and y describe the whole mini-batch; their addresses are passed with each call. phases: which of ``open``,
-    ``step`` and ``close`` to run, a sum of ``PHASES``. tile: outputs of a Winograd tile in one direction. slices: for
-    each slice, its first sample and its number of samples.
+    x, w and y describe the whole mini-batch; their addresses are passed with each call. phases: the sum of the numbers
+    in ``PHASES`` of the phases to run. tile: outputs of a Winograd tile in one direction. slices: the first sample and
+    the number of samples of each slice.
     """
 
     _fields_ = [
@@ -99,7 +99,7 @@ class LoadedBuild:
 
 @lru_cache(maxsize=1)
 def loaded_build() -> LoadedBuild:
-    """Return the fastest available build of the C++ code that this processor supports; loaded on the first call."""
+    """Load the fastest available build of the C++ code that this processor supports, once, and return it."""
     largest = _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
     wanted = os.environ.get("MUCUDNN_BUILD") or largest
     runnable = BUILDS[BUILDS.index(largest) :]
@@ -115,7 +115,7 @@ def loaded_build() -> LoadedBuild:
             continue
         try:
             return LoadedBuild(name, _declared(ctypes.CDLL(str(path))))
-        except OSError as error:  # for example another OpenMP runtime than torch's, or a build of another machine
+        except OSError as error:  # for example because of another OpenMP runtime than torch's
             reasons.append(f"{name} cannot be loaded: {error}")
     return LoadedBuild("torch", None, "; ".join(reasons) + "; install again with a C++ compiler (g++) available")
 
@@ -129,7 +129,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_too_large(problem: ConvProblem) -> str | None:
-    """Return which size of this problem is too large for the C++ algorithms, as a sentence; None if no size is."""
+    """Return which size of this problem is too large for the C++ algorithms, as a sentence; None if none is."""
     pad_h, pad_w = problem.padding
     padded = problem.h + 2 * pad_h, problem.w + 2 * pad_w
     largest = max(problem.c, problem.k, *padded, *problem.stride, *problem.dilation)
@@ -146,7 +146,7 @@ def why_not(problem: ConvProblem) -> str | None:
 
 
 def build_name() -> str:
-    """Return the name of the C++ build in use: ``avx512``, ``avx2`` or ``plain``; ``torch`` if no build can be used."""
+    """Return the name of the C++ build in use: ``avx512``, ``avx2`` or ``plain``; ``torch`` if there is none."""
     return loaded_build().name
 
 
@@ -175,7 +175,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         raise OSError("it was built from other sources; build it again")
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
     loaded.mucudnn_vector_length.argtypes, loaded.mucudnn_vector_length.restype = [], _int64
-    fingerprint = loaded.mucudnn_fingerprint  # not checked for refusals: every number is a valid fingerprint
+    fingerprint = loaded.mucudnn_fingerprint  # unchecked: every number is a valid fingerprint
     fingerprint.argtypes, fingerprint.restype = [_pointer, _int64, _int], _int64
     accepted = partial(_accepted, loaded.mucudnn_refusal)
     stage = ctypes.POINTER(Stage)

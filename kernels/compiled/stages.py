@@ -1,6 +1,6 @@
-"""Stages of the C++ algorithms: the part of a convolution call that one algorithm computes, as its functions' argument.
+"""Stages of the C++ algorithms. A stage is the part of a convolution call that one algorithm computes.
 
-The C++ functions ("entries") check that the operands match and the buffers are large enough (common/stage.h).
+The C++ functions ("entries") get a stage as an argument, and check operands and buffer sizes (common/stage.h).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ALL = sum(PHASES)
 class Entries:
     """The C++ functions of one algorithm, called by the methods that the class ``Algorithm`` requires.
 
-    tile: for Winograd, the outputs of a tile in one direction; otherwise 0.
+    tile: for Winograd, the number of outputs of a tile in one direction; otherwise 0.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Entries:
         *,
         is_open: bool = False,
     ) -> CompiledStage:
-        """Return a callable that runs these slices of the mini-batch, with all arguments but the addresses resolved."""
+        """Return a callable that runs these slices of the mini-batch, with all arguments resolved except addresses."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
         phases = _ALL - _OPEN if is_open else _ALL
         stage = self.stage(problem, _shapes(problem, batch_size), phases, sizes, slices)
@@ -105,7 +105,7 @@ class Entries:
         sizes: tuple[int, int, int] = (0, 0, 0),
         slices: Sequence[slice] = (),
     ) -> Stage:
-        """Return the struct that is the first argument of the C++ functions.
+        """Return the C struct that is the first argument of the C++ functions.
 
         shapes: of x, w and y. phases: which of ``open``, ``step`` and ``close`` to run. sizes: bytes of the bias, the
         prepared buffer and the scratch buffer.
@@ -140,7 +140,7 @@ def _kept_stage(
 ) -> Stage:
     """Return the argument of the C++ functions for one phase (``open``, ``step`` or ``close``) of a micro-batch.
 
-    The argument is cached, because making it costs as much as a tiny convolution. shapes: of x, w and y; None for the
+    The argument is cached, because making it takes as long as a tiny convolution. shapes: of x, w and y; None for the
     shape of one sample.
     """
     given = [of_one if shape is None else shape for shape, of_one in zip(shapes, _shapes(problem, 1), strict=True)]
@@ -173,7 +173,7 @@ class CompiledStage:
 
 
 def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
-    """Return an epilogue as a C struct, None for None.
+    """Convert an epilogue to a C struct; return None for None.
 
     Raises ``InvalidInputError`` if the epilogue's added tensor is not dense, or has another dtype than the problem.
     """
@@ -196,9 +196,9 @@ def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:
 
 
 def _described(problem: ConvProblem, shape: Sequence[int]) -> Operand:
-    """Describe a dense tensor of this shape to the C++ code, without its address.
+    """Describe a dense tensor of this shape for the C++ code, without its address.
 
-    Numbers beyond 64 bits are clamped; the C++ code refuses them.
+    Numbers beyond 64 bits are clamped, so that the C++ code refuses them.
     """
     numbers = (min(number, _MOST) for number in (prod(shape) * problem.item_bytes, *shape))
     return Operand(None, *numbers, problem.memory_format is MemoryFormat.CHANNELS_LAST, ELEMENTS[problem.dtype])

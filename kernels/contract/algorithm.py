@@ -1,4 +1,4 @@
-"""The interface of an algorithm: how one micro-batch (some samples of a mini-batch) of a convolution is computed.
+"""The interface of an algorithm, which computes a convolution on one micro-batch (some samples of a mini-batch).
 
 Data that micro-batches share (the transformed filter, a gradient accumulator) is *prepared* once per call; each
 micro-batch is a *step*. All three operations use the tensors x, w and y, and differ in which of them is written:
@@ -29,15 +29,15 @@ from torch import Tensor
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import ConvProblem, Operation
 
-ALIGNMENT_BYTES = 64  # of prepared and scratch buffers: one cache line, one AVX-512 register
+ALIGNMENT_BYTES = 64  # alignment of prepared and scratch buffers: one cache line, one AVX-512 register
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """Sizes in bytes of the two temporary buffers that the caller of an algorithm provides.
 
-    The prepared buffer, for data that micro-batches share, lives for the whole call; the scratch buffer for one
-    micro-batch.
+    The prepared buffer holds data that micro-batches share and lives for the whole call. The scratch buffer is used by
+    one micro-batch at a time.
     """
 
     prepared_bytes: int = 0
@@ -51,18 +51,18 @@ class BaseAlgorithm:
     slices of any size, and needs no workspace. Bytes that torch allocates inside an algorithm are counted by running
     the algorithm once.
 
-    Algorithms are stateless: everything they need is an argument. Algorithms that compare equal compute the same
-    results. If a library fails, the algorithm raises ``LibraryError``, and one of its ``alternatives`` or torch's own
-    convolution runs instead.
+    Algorithms are stateless: everything they need is passed as an argument. Algorithms that compare equal compute the
+    same results. If a library fails, the algorithm raises ``LibraryError``, and one of its ``alternatives`` or torch's
+    own convolution runs instead.
     """
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # no attributes at run time: dataclasses would take them for the defaults of their fields
+    if TYPE_CHECKING:  # Declared for type checkers only: dataclasses would take them for field defaults.
 
         @property
         def name(self) -> str:
-            """Name of the algorithm in databases, which must never change; ``package/name`` in other packages."""
+            """Name of the algorithm in databases, which must never change; ``package/name`` for other packages."""
 
         @property
         def version(self) -> int:
@@ -75,11 +75,11 @@ class BaseAlgorithm:
 
     @property
     def deterministic(self) -> bool:
-        """Tell whether every run gives the same bits, for equal operands, slices, device and number of threads.
+        """Return whether every run gives the same bits, for equal operands, slices, device and number of threads.
 
-        All of mucudnn's algorithms on the CPU are deterministic: sizes and the number of threads determine the division
-        of work, and each element is summed by one thread in a fixed order. Sums by atomics, as on GPUs, are not
-        deterministic.
+        All of mucudnn's algorithms on the CPU are deterministic: the sizes and the number of threads determine how the
+        work is divided, and each element is summed by one thread in a fixed order. Sums by atomic operations, as on
+        GPUs, are not deterministic.
         """
         return False
 
@@ -93,9 +93,9 @@ class BaseAlgorithm:
         return None
 
     def is_foreign(self, problem: ConvProblem) -> bool:
-        """Tell whether the algorithm runs library code that the user's own step would not run.
+        """Return whether the algorithm runs library code that the user's own step would not run.
 
-        Before foreign code runs in this process, its results are checked at every size: in a process of its own,
+        The results of foreign code are checked at every size before it runs in this process: in a separate process,
         against float64, with guard bytes around the buffers. Algorithms that a source (such as cuDNN) lists and
         algorithms of other packages are always checked.
         """
@@ -103,54 +103,54 @@ class BaseAlgorithm:
 
     @property
     def is_torchs_own(self) -> bool:
-        """Tell whether this is torch's own convolution, which tuning always measures."""
+        """Return whether this is torch's own convolution, which tuning always measures."""
         return False
 
     @property
     def is_search(self) -> bool:
-        """Tell whether the algorithm's first run at each micro-batch size includes a search for the fastest kernel.
+        """Return whether the algorithm's first run at each micro-batch size includes a search for the fastest kernel.
 
-        In such a search a library builds and times its kernels, which takes seconds.
+        In such a search, which takes seconds, a library builds and times its kernels.
         """
         return False
 
     @property
     def is_last_resort(self) -> bool:
-        """Tell whether quick tuning measures this algorithm only for workspace limits that no other algorithm fits."""
+        """Return whether quick tuning measures this algorithm only for workspace limits that exclude all others."""
         return False
 
     @property
     def alignment_bytes(self) -> int:
-        """Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is no requirement."""
+        """Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is none."""
         return 1
 
     def supports(self, problem: ConvProblem) -> str | None:
-        """Return None if the problem is supported, otherwise the reason why not, in words."""
+        """Return None if the problem is supported, otherwise the reason why it is not, as text."""
         raise NotImplementedError
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Tell whether NaN and Inf in x or dy affect no more results than with torch's own convolution.
+        """Return whether NaN and Inf in x or dy affect no more results than with torch's own convolution.
 
         Each result must then be a sum of exactly the products of the definition. Transforms are not local, because they
         mix the elements of a tile or an image. Products with zeros that fill up memory are not local either, because
-        zero times NaN is NaN. (Zeros of the padding may be multiplied, with dy and w, as in some of torch's own
-        backends.) Return False if unknown. NaN and Inf must always propagate to the results that depend on them.
+        zero times NaN is NaN. (Zeros of the padding may be multiplied by dy and w, as in some of torch's own backends.)
+        Return False if unknown. NaN and Inf must always propagate to the results that depend on them.
         """
         return False
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return a lower bound of the multiplications and additions for one micro-batch of this size; 0 if unknown.
+        """Return a lower bound on the multiplications and additions of one micro-batch of this size; 0 if unknown.
 
         Quick tuning skips algorithms that cannot be the fastest even at the machine's peak rate.
         """
         return 0
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return None if micro-batches of this size of a supported problem are supported, otherwise the reason."""
+        """Return None if micro-batches of this size are supported, otherwise the reason. The problem is supported."""
         return None
 
     def can_run_undivided(self, problem: ConvProblem) -> bool:
-        """Tell whether a whole mini-batch can run at once, even if micro-batches of the same size are not supported."""
+        """Return whether a whole mini-batch can run at once, even if micro-batches of its size are not supported."""
         return self.is_torchs_own
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -161,25 +161,25 @@ class BaseAlgorithm:
         """Return the peak bytes that libraries allocate by themselves in ``open``, one ``step`` or ``close``.
 
         These bytes count as scratch, and depend on the thread count. By default they are counted by running the
-        algorithm once, and cached: call this only for candidates that are going to be measured.
+        algorithm once, and the result is cached. Call this only for candidates that are going to be measured.
         """
-        from mucudnn.kernels.contract.allocation import counted_internal_bytes  # here, because it imports this module
+        from mucudnn.kernels.contract.allocation import counted_internal_bytes  # here, since it imports this module
 
         return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return why the algorithm must not run in the present environment; None if it may.
+        """Return why the algorithm must not run in the current environment; None if it may.
 
-        This is called when a configuration (algorithms with micro-batch sizes) is prepared to run: the device or
-        torch's settings may have changed since tuning.
+        This is called when a configuration (algorithms with micro-batch sizes) is prepared to run, because the device
+        or torch's settings may have changed since tuning.
         """
         return None
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """Return the algorithms that may run instead of this one after a failure, best first.
+        """Return the fallbacks that may run instead of this algorithm after a failure, best first.
 
-        Every alternative is at least as exact as this algorithm, and deterministic and local if this algorithm is,
-        because the user's requirements are no longer known at that time. Every alternative may run in the present
+        Every fallback is at least as exact as this algorithm, and deterministic and local if this algorithm is,
+        because the user's requirements are no longer known at that time. Every fallback may run in the current
         environment.
         """
         return ()
@@ -202,7 +202,7 @@ class BaseAlgorithm:
     ) -> None:
         """Compute one micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
 
-        bias: (K,), added to y, only in FORWARD. prepared (filled by ``open``), scratch: buffers, 1-D uint8, aligned.
+        bias: (K,), added to y in FORWARD only. prepared: filled by ``open``. prepared, scratch: 1-D uint8, aligned.
         """
         raise NotImplementedError
 
@@ -210,7 +210,7 @@ class BaseAlgorithm:
         """Add the gradient summed in ``prepared``, if any, to ``w`` in BACKWARD_FILTER; otherwise do nothing."""
 
     def fuses(self, problem: ConvProblem) -> bool:
-        """Tell whether ``step`` can compute any ``Epilogue`` (addition, activation) while it writes y.
+        """Return whether ``step`` can compute any ``Epilogue`` (addition, activation) while it writes y.
 
         Called for supported FORWARD problems only. ``step`` then takes the epilogue as an additional last argument; the
         epilogue's ``added`` tensor has the strides of y.
@@ -228,9 +228,9 @@ class BaseAlgorithm:
     ) -> BoundStage | None:
         """Return a callable that runs these slices of a mini-batch, for these buffer sizes and this number of threads.
 
-        The callable's results are those of ``open``, ``step`` and ``close``, without their overhead in Python. The
-        value is None if there is no such callable. The number of threads is torch's current one. is_open: ``open`` has
-        filled ``prepared`` in an earlier call, so the callable only reads ``prepared``.
+        The callable gives the results of ``open``, ``step`` and ``close``, without their overhead in Python. Return
+        None if there is no such callable. The number of threads is torch's current one. is_open: whether ``open`` has
+        filled ``prepared`` in an earlier call, so that the callable only reads ``prepared``.
         """
         return None
 
@@ -239,13 +239,13 @@ Algorithm = BaseAlgorithm
 
 
 class BoundStage(Protocol):
-    """A callable that runs one algorithm's micro-batches, with all arguments resolved that are constant over calls."""
+    """A callable that runs one algorithm's micro-batches, with all arguments resolved that no call changes."""
 
     @property
     def entry(self) -> tuple[int, int] | None:
-        """Addresses of a C function and of its first argument, for callers without Python; None without a C function.
+        """The addresses of a C function and of its first argument, for callers outside Python; None if there is none.
 
-        The further arguments are the six addresses of ``__call__`` and null. A negative result corresponds to an error
+        The other arguments are the six addresses of ``__call__`` and null. A negative result corresponds to an error
         raised by ``__call__``.
         """
 
@@ -263,12 +263,12 @@ class BoundStage(Protocol):
         """Run ``open``, a ``step`` for every slice, and ``close``. Raises the errors of ``step``.
 
         The arguments are addresses: of the whole x, w and y, dense and in the problem's memory format; of the bias, or
-        None; of the prepared and the scratch buffer. epilogue: for all of y, only if the algorithm ``fuses``.
+        None; of the prepared and the scratch buffer. epilogue: for the whole y, only if the algorithm ``fuses``.
         """
 
 
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
-    """Tell whether an algorithm computes epilogues (addition, activation) itself for a problem that it supports."""
+    """Return whether an algorithm computes epilogues (addition, activation) itself for a problem that it supports."""
     return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
 
 
@@ -279,11 +279,11 @@ class AlgorithmSource(Protocol):
     def name(self) -> str:
         """Name such as ``cudnn``, by which users allow all algorithms of the source.
 
-        The names of the algorithms begin with this name and a colon: ``cudnn:``.
+        The names of its algorithms begin with this name and a colon: ``cudnn:``.
         """
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> Sequence[Algorithm]:
-        """Return the algorithms that support micro-batches of at least one of these sizes, without running any."""
+        """Return the algorithms that support micro-batches of at least one of these sizes. None of them is run."""
 
     def measuring(self) -> AbstractContextManager[object]:
-        """Return a context manager for measuring one problem's algorithms; its end frees what was built for that."""
+        """Return a context manager for measuring one problem's algorithms, which frees their builds on exit."""

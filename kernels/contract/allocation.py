@@ -1,4 +1,4 @@
-"""Counting of the bytes that torch allocates inside an algorithm, which no workspace buffer can provide."""
+"""Counts the bytes that torch allocates inside an algorithm, in addition to the workspace buffers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ _counted: dict[Hashable, int] = {}
 
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
-    """Return the peak of the live bytes that ``function`` allocates through torch, its result included.
+    """Return the peak of the live bytes that ``function`` allocates through torch, including its result.
 
     On the CPU, allocations of the calling thread are counted, including oneDNN's scratchpads and reorders, which use
     the same allocator. The allocations are read from the events of torch's legacy profiler; ``torch.profiler`` sees the
     same bytes, but writes to standard error each time, and costs 40 times more.
 
     On CUDA, all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
-    bytes), including allocations that a first call keeps, such as the workspace of a cuBLAS handle; to exclude those
-    allocations, call ``function`` once before. Raises the errors of ``function``, ``torch.OutOfMemoryError`` among
-    them.
+    bytes). This includes allocations that a first call keeps, such as the workspace of a cuBLAS handle; to exclude
+    them, call ``function`` once before. Raises the errors of ``function``, including ``torch.OutOfMemoryError``.
     """
     if device_type == "cuda":
         return _cuda_peak_allocated_bytes(function)
@@ -65,14 +64,14 @@ def counted_internal_bytes(
 ) -> int:
     """Return the peak bytes that torch allocates inside one ``open, step, close`` of this algorithm, by running it.
 
-    On the CPU the result is cached for each thread count, because libraries take scratch for each thread. The first
+    On the CPU the result is cached for each thread count, because libraries allocate scratch for each thread. The first
     run, in which oneDNN creates its primitives, allocates no more than later ones.
 
-    On CUDA the result is what a first run leaves allocated, such as cuBLAS's workspace (32 MiB on Hopper), plus the
-    peak of a second run. All cuBLAS workspaces are freed first, so that the workspace is counted for every algorithm
-    that needs one, although algorithms share a workspace for each thread and stream. Memory of the first run alone,
-    such as of torch's search among cuDNN's engines, is not counted. The result is cached for each device and the
-    settings of that search.
+    On CUDA the result is the bytes that a first run leaves allocated, such as cuBLAS's workspace (32 MiB on Hopper),
+    plus the peak of a second run. All cuBLAS workspaces are freed first, so that the workspace is counted for every
+    algorithm that needs one, although algorithms share a workspace for each thread and stream. Memory that only the
+    first run needs, such as for torch's search among cuDNN's engines, is not counted. The result is cached for each
+    device and the settings of that search.
     """
     key = _key(algorithm, problem, micro_batch_size, device_type)
     if key not in _counted:
@@ -95,11 +94,11 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
     prepared, scratch = (
         aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
     )
-    x, w, y = (  # the values do not change what is allocated
+    x, w, y = (  # The values do not affect the allocations.
         empty_activation(problem, shape, device_type)
         for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
     )
-    # A bias gives the upper bound: oneDNN pads it to whole blocks of channels.
+    # The bias makes this an upper bound: oneDNN pads it to whole blocks of channels.
     bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
 
     @torch.no_grad()
@@ -114,7 +113,7 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
 
 def _cuda_bytes_left_by(first_run: Callable[[], object]) -> int:
     """Return the bytes that a run leaves allocated on the CUDA device, starting without any cuBLAS workspace."""
-    give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # private; may be missing
+    give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a private function, which may be missing
     torch.cuda.synchronize()
     if give_back is not None:
         give_back()
@@ -132,7 +131,7 @@ def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:
 
 
 def block_bytes(size_bytes: int, device_type: str) -> int:
-    """Return the bytes that torch's allocator takes for a request: whole blocks on CUDA, on the CPU the request itself.
+    """Return the bytes that torch's allocator uses for a request: whole blocks on CUDA, the exact size on the CPU.
 
     >>> block_bytes(1000, "cuda"), block_bytes(1000, "cpu")
     (1024, 1000)
@@ -141,7 +140,7 @@ def block_bytes(size_bytes: int, device_type: str) -> int:
 
 
 def largest_within(free_bytes: int, device_type: str) -> int:
-    """Return the largest request in bytes that takes at most ``free_bytes``, regardless of the allocator's cache."""
+    """Return the largest request that takes at most ``free_bytes``, in bytes, regardless of the allocator's cache."""
     if device_type != "cuda":
         return free_bytes
     small, large = min(free_bytes, MOST_IN_SMALL_POOL_BYTES), free_bytes - MOST_UNCUT_BYTES
@@ -149,7 +148,7 @@ def largest_within(free_bytes: int, device_type: str) -> int:
 
 
 def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
-    """Return the peak of the bytes that ``function`` requests from torch; on CUDA independent of the block sizes.
+    """Return the peak of the bytes that ``function`` requests from torch; on CUDA independent of block sizes.
 
     Only requests on the current device are counted. If libraries keep memory from the first run, call ``function`` once
     before.

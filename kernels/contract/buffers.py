@@ -1,4 +1,4 @@
-"""Views into workspace buffers with shape and dtype, and tensors in a convolution problem's memory format."""
+"""Views of workspace buffers with shape and dtype, and tensors in a convolution problem's memory format."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def suggests_channels_last(tensor: Tensor) -> bool:
-    """Tell whether torch regards a tensor as channels_last (5-D: channels_last_3d), by its sizes and strides.
+    """Return whether torch regards a tensor as channels_last (5-D: channels_last_3d), by its sizes and strides.
 
     The function repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
     """
@@ -86,7 +86,7 @@ def suggests_channels_last(tensor: Tensor) -> bool:
 
 
 def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Return two slices: the i for which ``offset + i * stride`` is inside an image of ``size``, and these positions.
+    """Return two slices: the i for which ``offset + i * stride`` lies in an image of ``size``, and those positions.
 
     >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
     (slice(1, 3, None), slice(1, 4, 2))

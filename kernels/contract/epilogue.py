@@ -1,4 +1,4 @@
-"""The epilogue of a convolution in inference: an addition and an activation that can be fused with writing y."""
+"""The epilogue of a convolution in inference: an addition and an activation that can be fused into writing y."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Activations by name; each works in place
+# Activations by name; each works in place.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"ReLU": torch.relu_, "ReLU6": partial(F.relu6, inplace=True), "SiLU": partial(F.silu, inplace=True)}
 )
@@ -21,14 +21,14 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 class Epilogue:
     """The computation activation(y + added) on the output y of a convolution, after the bias.
 
-    activation: a name of ``ACTIVATIONS``, None for the identity. added: (N, K, P, Q), y's dtype, None for no addition.
+    activation: a name in ``ACTIVATIONS``, or None. added: (N, K, P, Q), in y's dtype, None for no addition.
     """
 
     activation: str | None = None
     added: Tensor | None = None
 
     def of(self, samples: slice) -> Epilogue:
-        """Return the epilogue of some samples of y, with the same samples of ``added``."""
+        """Return the epilogue of some samples of y, which has the same samples of ``added``."""
         if self.added is None or samples.stop - samples.start == len(self.added):
             return self
         return Epilogue(self.activation, self.added[samples])

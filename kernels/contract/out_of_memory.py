@@ -1,6 +1,6 @@
-"""Recognition of out-of-memory errors, which can be retried.
+"""Recognizes out-of-memory errors, which can be retried.
 
-On the CPU, torch and some libraries report a lack of memory as a plain ``RuntimeError``, so the message decides.
+On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of memory, so the message decides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 
 from mucudnn.words.errors import LibraryError
 
-_WORDS = (  # in messages of torch's CPU allocator, C++, MKL, the CUDA runtime and its libraries
+_WORDS = (  # Substrings of the messages of torch's CPU allocator, C++, MKL, the CUDA runtime and its libraries.
     "DefaultCPUAllocator",
     "std::bad_alloc",
     "oneMKL DFTI ERROR: Not enough memory",
@@ -17,13 +17,13 @@ _WORDS = (  # in messages of torch's CPU allocator, C++, MKL, the CUDA runtime a
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUFFT_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    # Torch tries cuDNN's engines one after another and swallows their errors; this one is raised if all have failed.
+    # Torch tries cuDNN's engines one after another and swallows their errors; it raises this if all have failed.
     "was unable to find an engine to execute this computation",
 )
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether an error is a lack of memory, so that a retry with more free memory may succeed."""
+    """Return whether an error means a lack of memory, so that a retry with more free memory may succeed."""
     if isinstance(error, LibraryError):
         return error.is_lack_of_memory
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _WORDS)

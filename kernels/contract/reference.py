@@ -9,10 +9,10 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 
 def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the operation's result in float64, contiguous, by torch's convolution, whose float64 has no fast path.
+    """Compute an operation's result in float64, contiguous, by torch's convolution, which has no fast path for float64.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. Of the operation's output
-    tensor only the shape is used.
+    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. Only the shape of the
+    operation's output tensor is used.
     """
     geometry = (problem.stride, problem.padding, problem.dilation)
     x, w, y = (tensor.double().contiguous() for tensor in (x, w, y))

@@ -1,6 +1,6 @@
-"""Compilation and launch of CUDA C++ with CuPy (NVRTC). Not run on a GPU yet.
+"""Compiles and launches CUDA C++ with CuPy (NVRTC). Not run on a GPU yet.
 
-CuPy is optional, and imported lazily. CuPy compiles for the current device, caches the result for each device and on
+CuPy is optional and imported lazily. CuPy compiles for the current device, caches the result for each device and on
 disk (``~/.cupy/kernel_cache``), and launches with the driver's ``cuLaunchKernel``. A launch allocates no device memory
 and does not synchronize, so a function that has been launched once can be captured in a CUDA graph.
 """
@@ -22,14 +22,14 @@ _PROBE = 'extern "C" __global__ void probe() {}'
 
 
 class LaunchError(MucudnnError, RuntimeError):
-    """The error that a CUDA function cannot be compiled for a device, or cannot be launched with the given sizes."""
+    """Raised if a CUDA function cannot be compiled for a device, or cannot be launched with the given sizes."""
 
 
 class CupyLauncher:
     """A compiler and launcher of CUDA C++ functions."""
 
     def why_not(self) -> str | None:
-        """Return why this process cannot compile or launch CUDA C++, None if it can; determined once and cached."""
+        """Return why this process cannot compile or launch CUDA C++, None if it can. The result is cached."""
         return _why_not()
 
     def launch(
@@ -44,9 +44,9 @@ class CupyLauncher:
     ) -> None:
         """Launch a function asynchronously on torch's current stream of the device.
 
-        source: a translation unit, the same object for every call, with the function as ``extern "C"``; compiled at its
-        first use, and cached. pointers: addresses, the function's first parameters; 0 is null. sizes: 32-bit integers,
-        the fields of a struct that is the function's last parameter.
+        source: a translation unit with the function as ``extern "C"``, compiled at its first use and cached; must be
+        the same object for every call. pointers: addresses, the function's first parameters; 0 is null. sizes: 32-bit
+        integers, the fields of a struct that is the function's last parameter.
 
         Raises ``LaunchError`` if the function cannot be compiled, ``RuntimeError`` if the device rejects the launch.
         """
@@ -63,7 +63,7 @@ class CupyLauncher:
 
 
 def compiler_name() -> str:
-    """Return the compiler of mucudnn's CUDA C++, such as ``CuPy 14.2.0``; ``torch`` if there is no compiler."""
+    """Return the name of the compiler of mucudnn's CUDA C++, such as ``CuPy 14.2.0``; ``torch`` if there is none."""
     if _why_not() is not None:
         return "torch"
     import cupy
@@ -115,7 +115,7 @@ def _function(source: str, name: str) -> Any:
 def _stream(address: int) -> Any:
     """Return a CuPy stream for the address of a CUDA stream.
 
-    Its device is the one current when the stream is entered.
+    Its device is the current device at the time the stream is entered.
     """
     import cupy
 

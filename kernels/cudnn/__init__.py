@@ -1,3 +1,3 @@
-"""Convolution algorithms from the engines (kernels) of NVIDIA's library cuDNN 9, called through its backend API."""
+"""Convolution algorithms that run the engines (kernels) of NVIDIA's library cuDNN 9, through its backend API."""
 
-PREFIX = "cudnn:"  # of the algorithms' names
+PREFIX = "cudnn:"  # prefix of the algorithms' names

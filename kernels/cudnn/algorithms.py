@@ -1,9 +1,9 @@
-"""Algorithms from cuDNN's engine configurations (kernels with settings), which depend on problem and micro-batch size.
+"""Algorithms that run cuDNN's engine configurations (kernels with settings) on one problem and micro-batch size.
 
 Engines overwrite their output. The dw of a micro-batch is therefore written to scratch and added to the sum, which is
-float32 if the problem's dtype has lower precision. In float32 and float64 cuDNN can also add to the sum itself (beta =
-1), so each engine configuration is offered a second time as ``in-place``, and its results are checked on the device
-like those of any other algorithm.
+float32 if the problem's dtype has lower precision. In float32 and float64, cuDNN can also add to the sum itself (beta =
+1). Each engine configuration is therefore offered a second time as ``in-place``, and its results are checked on the
+device like those of any other algorithm.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from mucudnn.words.torch_settings import TorchSettings
 if TYPE_CHECKING:
     from mucudnn.kernels.cudnn.backend import CudnnBackend
 
-SOURCE_NAME = "cudnn"  # with a colon, the prefix of the names of all engine configurations
+SOURCE_NAME = "cudnn"  # With a colon, this is the prefix of the names of all engine configurations.
 _IN_PLACE = " in-place"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One cuDNN engine configuration's computation on a micro-batch: ``result = operation + beta * result``."""
+    """The computation of one cuDNN engine configuration on a micro-batch: ``result = operation + beta * result``."""
 
     config: EngineConfig
     problem: ConvProblem
     micro_batch_size: int
     beta: float = 0.0
-    _hash: int = field(init=False, repr=False, compare=False)  # cached, because plans are looked up in every step
+    _hash: int = field(init=False, repr=False, compare=False)  # cached: every step looks up plans
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.config, self.problem, self.micro_batch_size, self.beta)))
@@ -50,7 +50,7 @@ class Plan:
 
 
 class Pointers(NamedTuple):
-    """Device addresses of a micro-batch's tensors x, w and y, which are dense in the problem's memory format."""
+    """The device addresses of a micro-batch's tensors x, w and y, which are dense in the problem's memory format."""
 
     x: int
     w: int
@@ -58,9 +58,9 @@ class Pointers(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Requirements of a computation on a micro-batch of one size: its plan and the parts of its scratch buffer.
+    """The plan and the parts of the scratch buffer for a micro-batch of one size.
 
-    scratch: cuDNN's workspace, then the filter gradient dw of the micro-batch if it is not added in place.
+    scratch: cuDNN's workspace, followed by the filter gradient dw of the micro-batch unless it is added in place.
     """
 
     plan: Plan
@@ -71,9 +71,9 @@ class _Step(NamedTuple):
 class CudnnEngine(BaseAlgorithm):
     """An algorithm that runs one engine configuration of cuDNN.
 
-    It runs on the CUDA device that is current at the algorithm's first use with a problem. deterministic, local: false
-    also if unknown, as for a name read from a database. adds_in_place: cuDNN itself adds each micro-batch's filter
-    gradient to the sum, in float32 and float64.
+    It runs on the CUDA device that is current when the algorithm is first used with a problem. deterministic, local:
+    also False if unknown, as for a name read from a database. adds_in_place: whether cuDNN itself adds each
+    micro-batch's filter gradient to the sum, in float32 and float64.
 
     The methods raise ``CudnnError`` if cuDNN fails.
     """
@@ -87,7 +87,7 @@ class CudnnEngine(BaseAlgorithm):
 
     @classmethod
     def named(cls, name: str, backend: CudnnBackend) -> Self:
-        """Return the algorithm with a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``.
+        """Parse a name such as ``cudnn:67 k2=5`` or ``cudnn:67 k2=5 in-place``, and return the algorithm.
 
         Raises ``InvalidInputError`` if the name is malformed.
         """
@@ -111,7 +111,7 @@ class CudnnEngine(BaseAlgorithm):
         return MOST_ALIGNED_BYTES
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return None  # it depends on the micro-batch size
+        return None  # This depends on the micro-batch size.
 
     def is_local(self, problem: ConvProblem) -> bool:
         return self.local
@@ -119,8 +119,7 @@ class CudnnEngine(BaseAlgorithm):
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Return why micro-batches of this size are not supported, None if they are.
 
-        Not supported are x or y of more than 2^31 - 1 elements, and sizes for which cuDNN cannot plan this
-        configuration.
+        The limits are 2^31 - 1 elements in x and y, and sizes for which cuDNN cannot plan this engine configuration.
         """
         if micro_batch_size > problem.countable_samples():
             return f"x or y of {micro_batch_size} sample(s) has more than 2^31 - 1 elements; smaller micro-batches fit"
@@ -137,7 +136,7 @@ class CudnnEngine(BaseAlgorithm):
         return Workspace(carved_bytes(_accumulator_parts(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        """Return the workspace of the cuDNN plan in bytes if it exceeds what its engine declares, else 0.
+        """Return the bytes of the plan's workspace if they exceed the size that its engine declares, else 0.
 
         Builds the plan if necessary.
         """
@@ -149,15 +148,15 @@ class CudnnEngine(BaseAlgorithm):
         return Plan(self.config, problem, micro_batch_size, 1.0 if adds else 0.0)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return why the engine must not run in the present environment, None if it may.
+        """Return why the engine must not run in the current environment, None if it may.
 
-        Reasons are that the device does not offer the engine, or that torch's settings forbid the engine.
+        The device may not offer the engine, or torch's settings may forbid it.
         """
         reason = self.supports_micro_batch(problem, micro_batch_size)
         return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
 
     def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
-        """Yield the other engines that cuDNN offers and that may run instead, in cuDNN's order.
+        """Yield the other engines that cuDNN offers and that may run as fallbacks, in cuDNN's order.
 
         Engines that need more workspace than they declare are left out.
         """
@@ -212,11 +211,11 @@ class CudnnEngine(BaseAlgorithm):
         return step
 
     def _allocates(self, problem: ConvProblem, n: int) -> bool:
-        """Tell whether the plan needs more workspace than its engine declares; false if the plan cannot be built."""
+        """Return whether the plan needs more workspace than its engine declares; False if it cannot be built."""
         try:
             return self.internal_bytes(problem, n) > 0
         except CudnnError:
-            return False  # running it raises the error
+            return False  # Running the plan raises the error.
 
     def _engine(self, problem: ConvProblem, n: int) -> Engine:
         return self.backend.engine(self.plan(problem, n))
@@ -228,20 +227,20 @@ class CudnnEngine(BaseAlgorithm):
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngines:
-    """The engine configurations that cuDNN offers for a problem and that torch's settings allow, as algorithms.
+    """The source of cuDNN's engine configurations, as algorithms: all that torch's settings allow for a problem.
 
     No engines are offered for micro-batches whose x or y has more than 2^31 - 1 elements. For BACKWARD_FILTER each
     configuration is offered with and without ``in-place``. If cuDNN fails to list the engines for a micro-batch size,
-    there is a warning and no engine for that size.
+    a warning is issued, and no engine is offered for that size.
     """
 
     backend: CudnnBackend
     name: str = SOURCE_NAME
 
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
-        """Return the engines offered for any of the micro-batch sizes; those offered for larger sizes come first.
+        """Return the engines offered for any of the micro-batch sizes, those offered for the largest size first.
 
-        An engine counts as deterministic, or as local, only if it is at every size.
+        An engine counts as deterministic, or as local, only if it is so at every size.
         """
         numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
@@ -275,14 +274,14 @@ class CudnnEngines:
 
 
 def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
-    """Tell whether an engine can replace the other: it rounds no more, and is as deterministic and as local."""
+    """Return whether an engine can replace the other: it is as precise, as deterministic and as local."""
     rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not other.uses_tensor_cores
     repeats, stays_local = engine.deterministic >= other.deterministic, engine.local >= other.local
     return not rounds_more and repeats and stays_local
 
 
 def _current_stream(x: Tensor) -> int:
-    """Return the address of torch's current CUDA stream on x's device, creating no objects; 0 on the CPU, for tests."""
+    """Return the address of torch's current CUDA stream on x's device; 0 on the CPU, which only tests use."""
     return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
 
 
@@ -293,12 +292,12 @@ def _accumulator_parts(problem: ConvProblem) -> list[Part]:
 
 
 def _filter_part(problem: ConvProblem, dtype: torch.dtype) -> Part:
-    """Return shape and dtype of a filter as stored in a buffer, in the problem's memory format."""
+    """Return the buffer part for a filter, with the filter's shape in the problem's memory format."""
     k, c, r, s = problem.w_shape()
     return Part((k, r, s, c) if problem.memory_format is MemoryFormat.CHANNELS_LAST else (k, c, r, s), dtype)
 
 
 def _filters(problem: ConvProblem, stored: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of filters stored in the problem's memory format, each as (K, C // groups, R, S)."""
+    """Return views of filters that are stored in the problem's memory format, each as (K, C // groups, R, S)."""
     turned = problem.memory_format is MemoryFormat.CHANNELS_LAST
     return [filter_.permute(0, 3, 1, 2) if turned else filter_ for filter_ in stored]

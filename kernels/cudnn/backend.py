@@ -1,4 +1,4 @@
-"""Execution of cuDNN plans on the current CUDA device. Nothing in this file has been run on a GPU yet."""
+"""Builds and executes cuDNN plans on the current CUDA device. Nothing in this file has been run on a GPU yet."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem
 
-_PACKS_KEPT = 4096  # per device, more than a training step of a large network uses
+_PACKS_KEPT = 4096  # per device; more than a training step of a large network uses
 
 
 class _Executable(NamedTuple):
-    """A finalized cuDNN plan, ready to be executed.
+    """A finalized cuDNN plan that is ready to be executed.
 
-    own_bytes: the plan's workspace if it exceeds what the engine declared, else 0. what: a description for error
-    messages.
+    own_bytes: bytes of the plan's workspace if they exceed the size that its engine declared, else 0. what: a
+    description for error messages.
     """
 
     plan: Descriptor
@@ -36,7 +36,7 @@ class _Executable(NamedTuple):
 
 
 class _DeviceState:
-    """A cuDNN handle of one device with the plans built for that device, protected by ``lock``.
+    """The cuDNN handle of one device with the plans built for it, protected by ``lock``.
 
     cuDNN allows any thread to use a handle or a plan, but only one thread at a time.
     """
@@ -46,8 +46,9 @@ class _DeviceState:
         self.device, self.handle = device, device.handle.pointer.value or 0
         self.lock = threading.RLock()
         self.executables: dict[Plan, _Executable] = {}
-        self.stream: int | None = None  # the handle's current stream, once set
-        # A pack takes six calls of cuDNN. It is cached because addresses repeat in every step of a training loop.
+        self.stream: int | None = None  # the current stream of the handle, once set
+        # Making a variant pack takes six calls of cuDNN. Packs are cached because addresses repeat in every training
+        # step.
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
 
 
@@ -58,9 +59,9 @@ class _ThreadState(threading.local):
 
 
 class CudnnBackend:
-    """Engine lists and finalized plans of every device, built lazily, cached, and shared by all threads.
+    """The engine lists and finalized plans of every device, built lazily, cached, and shared by all threads.
 
-    Sharing saves building plans again in autograd's threads. A search (measuring many engines) has its own handle, so
+    Sharing avoids building plans again in autograd's threads. A search (measuring many engines) has its own handle, so
     that no convolution waits while the search builds plans.
 
     No descriptor is kept for an engine whose plan is not built: an engine configuration takes 45 KB of cuDNN's memory,
@@ -71,18 +72,18 @@ class CudnnBackend:
 
     def __init__(self) -> None:
         self._library = library()
-        # By device number
+        # The keys begin with the device number.
         self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
         self._engines: dict[tuple[int, Plan], Engine] = {}
         self._own_bytes: dict[tuple[int, Plan], int] = {}
         self._shared: dict[int, _DeviceState] = {}
-        self._idle: dict[int, list[_DeviceState]] = defaultdict(list)  # of finished searches
+        self._idle: dict[int, list[_DeviceState]] = defaultdict(list)  # device states of finished searches
         self._making = threading.Lock()
         self._of_thread = _ThreadState()
 
     @property
     def version(self) -> int:
-        """cuDNN's version number, such as 91900.
+        """The version number of cuDNN, such as 91900.
 
         Engine and knob (setting) numbers only have a meaning within one version.
         """
@@ -111,7 +112,7 @@ class CudnnBackend:
         return self._engines[key]
 
     def own_bytes(self, plan: Plan) -> int:
-        """Return the bytes of the plan's workspace if they exceed what the plan's engine declares, else 0.
+        """Return the bytes of the plan's workspace if they exceed the size that its engine declares, else 0.
 
         Builds the plan if necessary. Raises ``CudnnError`` if it cannot be built.
         """
@@ -129,10 +130,10 @@ class CudnnBackend:
 
     @contextmanager
     def building_for_a_while(self) -> Iterator[None]:
-        """Give this thread a cuDNN handle of its own inside the context, and free the plans built with it at the end.
+        """Give this thread its own cuDNN handle within the context; free the plans built with it on exit.
 
         A search measures hundreds of plans for a problem, few of which will run later, and engines compiled at run time
-        hold code on the device. Shared plans are kept, because they may be part of a CUDA graph. After an error nothing
+        keep code on the device. Shared plans are kept, because they may be part of a CUDA graph. After an error nothing
         is freed, because the device may be in an undefined state.
         """
         number, outer = torch.cuda.current_device(), self._of_thread.searching
@@ -140,7 +141,7 @@ class CudnnBackend:
         self._of_thread.searching = {number: mine}
         try:
             yield
-            torch.cuda.synchronize()  # no plan may be freed while it runs
+            torch.cuda.synchronize()  # No plan may be freed while it runs.
             mine.executables.clear()
         finally:
             self._of_thread.searching = outer
@@ -150,14 +151,14 @@ class CudnnBackend:
         """Start the plan's convolution on ``stream``, torch's current CUDA stream, without waiting for its end.
 
         workspace: address of as many bytes as the plan's engine declares; if the plan needs more (``own_bytes``), a
-        buffer from torch replaces this workspace. Raises ``CudnnError`` if cuDNN fails, ``CapturingError`` if the plan
+        buffer allocated by torch is used instead. Raises ``CudnnError`` if cuDNN fails, ``CapturingError`` if the plan
         would have to be built while a CUDA graph is captured.
         """
         here = self._here()
         with here.lock:
             executable, own_bytes, what = here.executables.get(plan) or self._executable(here, plan)
             if own_bytes:
-                own = torch.empty(own_bytes, dtype=torch.uint8, device="cuda")  # freed in the order of the stream
+                own = torch.empty(own_bytes, dtype=torch.uint8, device="cuda")  # freed in stream order
                 workspace = own.data_ptr()
             if here.stream != stream:
                 self._library.call("cudnnSetStream", "set the stream", here.handle, stream)
@@ -179,9 +180,9 @@ class CudnnBackend:
         return here.executables[plan]
 
     def _listed(self, plan: Plan) -> Engine | None:
-        """Return the plan's engine from the list of engines that cuDNN offered, None if the list does not have it.
+        """Return the plan's engine from the list that cuDNN offered, None if it is not in the list.
 
-        The lists hold engines for beta = 0 only.
+        The lists contain engines for beta = 0 only.
         """
         size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
         listed = self._offered.get(size, ()) if plan.beta == 0 else ()
@@ -198,7 +199,7 @@ class CudnnBackend:
         return configured(self._library, graph, plan.config)
 
     def _here(self) -> _DeviceState:
-        """Return the state of the current device: that of this thread's search if there is one, else the shared one."""
+        """Return the state of the current device: this thread's own during a search, otherwise the shared one."""
         number = torch.cuda.current_device()
         here = (self._of_thread.searching or self._shared).get(number)
         if here is None:

@@ -1,4 +1,4 @@
-"""The constants of cuDNN 9's backend API (``cudnn_graph.h``) that are used here; stable within the major version.
+"""Constants of cuDNN 9's backend API (``cudnn_graph.h``), which are stable within the major version.
 
 Enum members are named as in the header, without the prefix. A test compares every member with the header if the header
 is installed.
@@ -115,7 +115,7 @@ class Attribute(IntEnum):
 
 
 class _Note(IntEnum):
-    """Base class of cuDNN's notes on engines. Notes of newer cuDNN versions are named by their number."""
+    """Base class of cuDNN's notes on engines. Notes added by newer cuDNN versions are named by their number."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -127,7 +127,7 @@ class _Note(IntEnum):
 
 
 class NumericalNote(_Note):
-    """cuDNN's notes on numerical properties of an engine: ``CUDNN_NUMERICAL_NOTE_...``."""
+    """cuDNN's notes on the numerical properties of an engine: ``CUDNN_NUMERICAL_NOTE_...``."""
 
     TENSOR_CORE = 0
     DOWN_CONVERT_INPUTS = 1
@@ -142,7 +142,7 @@ class NumericalNote(_Note):
 
 
 class BehaviorNote(_Note):
-    """cuDNN's notes on requirements and abilities of an engine: ``CUDNN_BEHAVIOR_NOTE_...``."""
+    """cuDNN's notes on the requirements and abilities of an engine: ``CUDNN_BEHAVIOR_NOTE_...``."""
 
     RUNTIME_COMPILATION = 0
     REQUIRES_FILTER_INT8x32_REORDER = 1
@@ -152,7 +152,7 @@ class BehaviorNote(_Note):
 
 
 class HeuristicMode(IntEnum):
-    """Lists of engines that cuDNN can give: ``CUDNN_HEUR_MODE_...``.
+    """The lists of engines that cuDNN can return: ``CUDNN_HEUR_MODE_...``.
 
     A is the thorough list, FALLBACK the list to use if no engine of A works.
     """
@@ -161,5 +161,5 @@ class HeuristicMode(IntEnum):
     A = 3
 
 
-CROSS_CORRELATION = 1  # CUDNN_CROSS_CORRELATION, which torch calls convolution
-DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # CUDNN_DATA_...
+CROSS_CORRELATION = 1  # CUDNN_CROSS_CORRELATION, the operation that torch calls convolution
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # values of CUDNN_DATA_...

@@ -18,9 +18,9 @@ _C_TYPES: dict[AttributeType, Any] = {
     AttributeType.BOOLEAN: ctypes.c_bool,
     AttributeType.VOID_PTR: ctypes.c_void_p,
     AttributeType.CHAR: ctypes.c_char,
-}  # all others are enumerations of type int
-X_ID, W_ID, Y_ID = 1, 2, 3  # the tensors in a variant pack
-MOST_ALIGNED_BYTES = 16  # cuDNN distinguishes no larger alignments
+}  # All other attribute types are enumerations of type int.
+X_ID, W_ID, Y_ID = 1, 2, 3  # numbers of the tensors in a variant pack
+MOST_ALIGNED_BYTES = 16  # cuDNN does not distinguish larger alignments.
 
 _KINDS = {
     Operation.FORWARD: (DescriptorKind.OPERATION_CONVOLUTION_FORWARD, "FORWARD", ("X", "W", "Y")),
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 class Descriptor:
-    """One descriptor (object) of cuDNN's backend API, destroyed with this Python object.
+    """A descriptor (object) of cuDNN's backend API, which is destroyed together with this Python object.
 
     Every method raises ``CudnnError`` if cuDNN fails.
     """
@@ -42,14 +42,14 @@ class Descriptor:
         library.call("cudnnBackendCreateDescriptor", f"make {kind.name}", kind, ctypes.byref(self.pointer))
 
     def __del__(self) -> None:
-        if self.pointer:  # null if creating it failed
+        if self.pointer:  # The pointer is null if creating the descriptor failed.
             self.library.destroy("cudnnBackendDestroyDescriptor", self.pointer)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a descriptor of cuDNN cannot be copied: each is destroyed once")
 
     def set(self, attribute: Attribute, kind: AttributeType, *values: float) -> Self:
-        """Set an attribute of the descriptor to one or more numbers. Returns the descriptor."""
+        """Set an attribute of the descriptor to one or more numbers, and return the descriptor."""
         return self._set(attribute, kind, len(values), (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values))
 
     def set_text(self, attribute: Attribute, text: str) -> Self:
@@ -57,7 +57,7 @@ class Descriptor:
         return self._set(attribute, AttributeType.CHAR, len(encoded), ctypes.create_string_buffer(encoded))
 
     def refer(self, attribute: Attribute, *others: Descriptor) -> Self:
-        """Set an attribute to other descriptors, which are kept alive by this one. Returns this descriptor."""
+        """Set an attribute to other descriptors, which this one keeps alive, and return this descriptor."""
         self._kept += others
         pointers = (ctypes.c_void_p * len(others))(*(other.pointer.value for other in others))
         return self._set(attribute, AttributeType.BACKEND_DESCRIPTOR, len(others), pointers)
@@ -113,7 +113,7 @@ def operation_graph(
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w and the
     mini-batches of x and y are aligned to 16 bytes. A slice of n samples begins at a multiple of the largest power of
     two that divides n, as ``Executable`` ensures. handle: cuDNN's handle of the device, 0 if there is none. Sums are in
-    float32, or in float64 for float64.
+    float32, or in float64 for float64 problems.
 
     Raises ``CudnnError`` if cuDNN refuses the geometry.
     """

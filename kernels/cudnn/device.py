@@ -1,9 +1,9 @@
-"""The device whose engines are listed: the current one, or one described by its properties, which need not be present.
+"""Devices whose engines cuDNN can list: the current device, or one that is described by its properties only.
 
 ``devices/`` has descriptions in cuDNN's JSON format. In the description of the H200, the driver version, the memory
 size and the clocks are guesses. Driver version and memory size have not changed any list of engines seen so far; the
 clocks change the order, and occasionally the engines. The description should be replaced by ``Device.properties_json``
-of a real H200. For described devices cuDNN lists no engines that depend on cuBLASLt.
+of a real H200. For described devices, cuDNN does not list the engines that depend on cuBLASLt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUILT_IN = {path.stem: path for path in (Path(__file__).parent / "devices").glo
 
 
 class Handle:
-    """cuDNN's handle of the current CUDA device, destroyed with this object.
+    """The cuDNN handle of the current CUDA device, destroyed together with this object.
 
     Raises ``CudnnError`` if there is no device.
     """
@@ -48,7 +48,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A CUDA device whose engines cuDNN lists: a present one (``handle``), or one known by its ``properties`` only."""
+    """A CUDA device whose engines cuDNN lists: one that is present (``handle``), or one described by ``properties``."""
 
     library: Library
     properties: Descriptor | None = None
@@ -56,7 +56,7 @@ class Device:
 
     @property
     def properties_json(self) -> str:
-        """Properties of the device as JSON, as ``described_device`` reads them.
+        """The properties of the device as JSON, in the format that ``described_device`` reads.
 
         Raises ``CudnnError`` before cuDNN 9.8.
         """
@@ -72,7 +72,7 @@ class Device:
     def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:
         """Return the engines that cuDNN offers for ``n`` samples of the problem, best first.
 
-        every: return all supported engines (``every_engine``), with further settings, instead of those that cuDNN
+        every: return all supported engines (``every_engine``), with more settings, instead of those that cuDNN
         proposes. Raises ``CudnnError`` if cuDNN cannot list engines.
         """
         listed = every_engine if every else offered_engines
@@ -100,7 +100,7 @@ def current_device() -> Device:
 
 
 def described_device(description: str) -> Device:
-    """Return the device described in ``devices/`` by name (``h200``), or by a JSON file.
+    """Return the device described in ``devices/`` under this name (``h200``), or in a JSON file.
 
     The JSON file holds the device's properties in cuDNN's format.
 
@@ -140,7 +140,7 @@ def _described(name: str) -> str:
 
 
 def _lacking(text: str) -> str:
-    """Return an error message's clause that names the properties missing in a description; cuDNN does not name them."""
+    """Return a clause for an error message that lists the properties missing in a description, as cuDNN does not."""
     given, known = json.loads(text), json.loads(_BUILT_IN["h200"].read_text(encoding="utf-8"))
     missing = [key for key in known if not isinstance(given, dict) or key not in given]
     return f"; it lacks {', '.join(missing)}" if missing else ""

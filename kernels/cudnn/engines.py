@@ -23,8 +23,8 @@ from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.torch_settings import TorchSettings
 
-_MOST_KNOBS = 64  # of one engine; cuDNN 9.19 has 44 types
-_MOST_NOTES = 32  # of one engine; cuDNN 9.19 has 10
+_MOST_KNOBS = 64  # per engine; cuDNN 9.19 has 44 types of knobs
+_MOST_NOTES = 32  # per engine; cuDNN 9.19 has 10
 _TRANSFORMS = frozenset(note for note in NumericalNote if note.name.startswith(("FFT", "WINOGRAD")))
 _NAME = re.compile(r"cudnn:(\d+)((?: k\d+=-?\d+)*)")
 
@@ -33,7 +33,7 @@ _NAME = re.compile(r"cudnn:(\d+)((?: k\d+=-?\d+)*)")
 class EngineConfig:
     """An engine of cuDNN with its knob settings as (knob type, value), sorted by type.
 
-    Numbers of engines and knobs have the same meaning only within one version of cuDNN and on one device.
+    Engine and knob numbers have a meaning only within one version of cuDNN and on one device.
     """
 
     engine: int
@@ -41,7 +41,7 @@ class EngineConfig:
 
     @property
     def name(self) -> str:
-        """Name of the engine configuration, such as ``cudnn:67 k2=5 k13=0``, as in databases."""
+        """Name of the engine configuration, such as ``cudnn:67 k2=5 k13=0``, which databases use."""
         return f"{PREFIX}{self.engine}" + "".join(f" k{knob}={value}" for knob, value in self.knobs)
 
     @classmethod
@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def local(self) -> bool:
-        """Whether cuDNN has no note that the engine uses a transform, which would spread NaN to further results."""
+        """Whether no note of cuDNN says that the engine uses a transform, which would spread NaN to further results."""
         return self.numerical_notes.isdisjoint(_TRANSFORMS)
 
     @property
@@ -78,7 +78,7 @@ class Engine:
 
 
 def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | None:
-    """Return why torch's settings, such as for TF32, forbid the engine for problems of this dtype; otherwise None."""
+    """Return why torch's settings, such as for TF32, forbid the engine for problems of this dtype, or None."""
     if not settings.cudnn:
         return "an engine of cuDNN, and torch.backends.cudnn.enabled is off"
     if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes:
@@ -104,10 +104,10 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
     for mode in modes:
         try:
             found += _proposed(library, graph, device, mode)
-        except CudnnError as error:  # one list is enough, as in NVIDIA's frontend
+        except CudnnError as error:  # One list is enough, as in NVIDIA's frontend.
             if error.is_lack_of_memory:
                 raise
-            refused.append(error.with_traceback(None))  # its frames would keep every descriptor alive
+            refused.append(error.with_traceback(None))  # The frames of the traceback would keep every descriptor alive.
     if len(refused) == len(modes):
         raise refused[0]
     return _distinct(described(config) for config in found)
@@ -116,7 +116,7 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
 def every_engine(
     library: Library, graph: Descriptor, device: Descriptor | None = None, *, most_per_engine: int = 256
 ) -> list[Engine]:
-    """Return the engines that cuDNN proposes, then all engines that support the problem, with further knob settings.
+    """Return the engines that cuDNN proposes, then all engines that support the problem, with more knob settings.
 
     An engine can have 10^11 settings. The default settings and up to ``most_per_engine`` others are tried in the order
     of the knobs' values, and kept if cuDNN accepts them. Raises ``CudnnError`` if cuDNN cannot list engines.
@@ -149,7 +149,7 @@ def configured(
 
 
 def described(configuration: Descriptor) -> Engine:
-    """Return an ``Engine``: the engine, knobs, notes and workspace of a finalized engine configuration."""
+    """Return the engine, knobs, notes and workspace of a finalized engine configuration as an ``Engine``."""
     (engine,) = configuration.descriptors(Attribute.ENGINECFG_ENGINE, DescriptorKind.ENGINE, 1)
     chosen = configuration.descriptors(Attribute.ENGINECFG_KNOB_CHOICES, DescriptorKind.KNOB_CHOICE, _MOST_KNOBS)
     knobs = (
@@ -196,14 +196,14 @@ def _of_engine(
     try:
         engine = _engine(library, graph, device, number)
     except CudnnError:
-        return  # it does not support this graph
+        return  # The engine does not support this graph.
     for knobs in chain([()], islice(product(*_knob_settings(engine)), most)):
-        with suppress(CudnnError):  # most combinations of values are invalid
+        with suppress(CudnnError):  # Most combinations of values are invalid.
             yield described(configured(library, graph, EngineConfig(number, knobs), device))
 
 
 def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
-    """Return one list for each knob (setting) of an engine: the pairs (knob type, value) of all its values."""
+    """Return, for each knob (setting) of an engine, the pairs (knob type, value) of all its values."""
     infos = engine.descriptors(Attribute.ENGINE_KNOB_INFO, DescriptorKind.KNOB_INFO, _MOST_KNOBS)
     return [
         [
@@ -219,7 +219,7 @@ def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
 
 
 def _distinct(engines: Iterable[Engine]) -> list[Engine]:
-    """Return the engines without those whose configuration has occurred before, in the same order."""
+    """Return the engines in the same order, without those whose configuration has occurred before."""
     first: dict[EngineConfig, Engine] = {}
     for engine in engines:
         first.setdefault(engine.config, engine)

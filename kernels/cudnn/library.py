@@ -1,8 +1,8 @@
-"""Loading of libcudnn, with declarations of its functions and a conversion of status codes to exceptions.
+"""Loads libcudnn, declares its functions, and converts status codes to exceptions.
 
 The libcudnn that torch has loaded is used, because two copies in one process would share their sub-libraries. If torch
 has loaded none, the libcudnn named by ``MUCUDNN_LIBCUDNN``, of the package nvidia-cudnn, or of the system is loaded. A
-ctypes call costs about 1 us.
+ctypes call takes about 1 us.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, list[object]] = {
 
 
 class CudnnError(LibraryError):
-    """A failed call of cuDNN: the attempted operation, the status code (``status``), and cuDNN's message."""
+    """A failed call of cuDNN, with the attempted operation, the status code (``status``), and cuDNN's message."""
 
     def __init__(self, what: str, status: int, name: str, text: str) -> None:
         super().__init__(f"cuDNN: {what}: {name}" + (f": {text}" if text else ""))
@@ -57,7 +57,7 @@ class CudnnError(LibraryError):
 
     @property
     def is_unsupported(self) -> bool:
-        """Whether cuDNN or the device does not support the operation, as opposed to an operation that failed."""
+        """Whether the call failed because cuDNN or the device does not support the operation."""
         return 3000 <= self.status < 4000
 
     @property
@@ -92,7 +92,7 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """cuDNN's version such as ``9.19.0``, from its number; before version 9 the number had one digit fewer."""
+        """cuDNN's version such as ``9.19.0``, from its number, which had one digit fewer before version 9."""
         major = 10000 if self.version >= OLDEST_VERSION else 1000
         return f"{self.version // major}.{self.version % major // 100}.{self.version % 100}"
 
@@ -142,7 +142,7 @@ def _loaded_by_torch() -> str | None:
 
 
 def _of_package() -> str | None:
-    """Return the path of libcudnn in the package nvidia-cudnn, which CUDA builds of torch install, or None."""
+    """Return the path of libcudnn in the package nvidia-cudnn, which CUDA builds of torch install; None without it."""
     spec = find_spec("nvidia.cudnn") if find_spec("nvidia") is not None else None
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     files = [Path(folder) / "lib" / _NAME for folder in folders]
@@ -150,13 +150,13 @@ def _of_package() -> str | None:
 
 
 def _has_no_parts(path: str) -> bool:
-    """Tell whether the file is named as cuDNN before 9, whose version can be read without loading sub-libraries."""
+    """Return whether the file is named like a cuDNN before 9, whose version can be read without its sub-libraries."""
     major = re.search(r"\.so\.(\d+)", Path(path).name)
     return major is not None and int(major[1]) < 9
 
 
 def _load_parts(path: str) -> None:
-    """Load the sub-libraries that cuDNN would load lazily, from its folder or by the system's search.
+    """Load the sub-libraries that cuDNN would load lazily, from its folder or from the system's library path.
 
     Raises ``UnavailableError`` if a sub-library is missing or cannot be loaded.
     """
@@ -174,7 +174,7 @@ def _load_parts(path: str) -> None:
 
 
 def _load_cublaslt(path: str, cuda: int) -> None:
-    """Load cuBLASLt before cuDNN loads it, because cuDNN aborts the process if that fails.
+    """Load cuBLASLt before cuDNN does, because cuDNN aborts the process if loading it fails.
 
     path: path of libcudnn, whose folder is searched before the system's places. cuda: major version of CUDA. Raises
     ``UnavailableError`` if cuBLASLt cannot be loaded.

@@ -1,4 +1,4 @@
-"""Direct convolution: one matrix product for each filter tap on a shifted view of the image; no im2col buffer.
+"""Direct convolution by one matrix product for each filter tap on a shifted view of the image, without im2col.
 
 The padded image is stored by *phase*: with stride (2, 2), pixels of even and odd rows and columns are stored
 separately. In one phase, all outputs of a tap (filter element) (r, s) read pixels at a constant distance. With a whole
@@ -29,7 +29,7 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 class Tap:
     """A filter element (r, s), with the phase (every stride-th pixel of the image) that it reads.
 
-    distance: number of rows of the phase's matrix from the row of an output to the row that the tap reads for it.
+    distance: number of rows, in the phase's matrix, between an output's row and the row that the tap reads for it.
     """
 
     index: int
@@ -47,7 +47,7 @@ class Phases:
     problem: ConvProblem
     height: int
     width: int
-    offsets: tuple[Pair, ...]  # of each phase's first pixel in the padded image
+    offsets: tuple[Pair, ...]  # position of each phase's first pixel in the padded image
     taps: tuple[Tap, ...]
 
     @property
@@ -93,8 +93,8 @@ class Direct(BaseAlgorithm):
     def is_local(self, problem: ConvProblem) -> bool:
         """Return False for BACKWARD_FILTER only, where a NaN in x may affect further results.
 
-        The rows of the matrix Y without output, which are zero, are multiplied by pixels of X there, and 0 * NaN is
-        NaN.
+        The rows of the matrix Y without output are zero, but they are multiplied by the pixels of X in the same place,
+        and 0 * NaN is NaN.
         """
         return problem.operation is not Operation.BACKWARD_FILTER
 
@@ -160,7 +160,7 @@ class Direct(BaseAlgorithm):
 def _prepared_parts(problem: ConvProblem) -> list[Part]:
     """Return the buffer part for the filter as R * S matrices, (R * S, groups, K // groups, C // groups).
 
-    For the filter gradient dw in half precision the part is returned twice.
+    In half precision, the filter gradient dw needs this part twice.
     """
     dtype = compute_dtype(problem)
     k, c = problem.k // problem.groups, problem.c // problem.groups
@@ -209,7 +209,7 @@ def _load_x(layout: Phases, x: Tensor, matrix: Tensor) -> None:
 
 
 def _store_x(layout: Phases, matrix: Tensor, x: Tensor) -> None:
-    x.zero_()  # a stride can skip pixels
+    x.zero_()  # A stride can skip pixels, which must be zero.
     for pixels, image_pixels in _x_pixels(layout, matrix, x):
         image_pixels.copy_(pixels)
 
@@ -220,7 +220,7 @@ def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:
 
 
 def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield two views of the same pixels for each phase: in the matrix X, and in the image x.
+    """Yield, for each phase, two views of the same pixels: in the matrix X, and in the image x.
 
     Both have the shape (n, groups, C // groups, height, width).
     """
@@ -231,7 +231,7 @@ def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tenso
 
 
 def _y_pixels(layout: Phases, matrix: Tensor) -> Tensor:
-    """Return the view of those pixels of the matrix Y that hold outputs, (n, groups, K // groups, P, Q)."""
+    """Return a view of the pixels of the matrix Y that hold outputs, (n, groups, K // groups, P, Q)."""
     return _as_image(layout, matrix)[..., : layout.problem.p, : layout.problem.q]
 
 

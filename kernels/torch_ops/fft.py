@@ -7,11 +7,11 @@ channels are summed by one complex matrix product over all windows of the micro-
 Mathieu, Henaff, LeCun, *Fast training of convolutional networks through FFTs*, 2013; Vasilache et al., *Fast
 convolutional nets with fbfft*, 2014, for the tiles.)
 
-The buffer ``prepared`` holds the filter's transform W, or the sum of its gradient's transforms, which is transformed
-back once. Torch's transforms always allocate internally. On the CPU each call transforms one sample or one filter, so
-that the allocations stay in the cache and do not grow with the micro-batch: at most two spectra of a sample (the
-result, and a copy of the input), and three of a filter, which is also padded or reordered. On CUDA, where each call is
-a few launches, one call transforms the whole micro-batch or all filters.
+The buffer ``prepared`` holds the filter's transform W, or the sum of the transforms of its gradient, which is
+transformed back once. Torch's transforms always allocate internally. On the CPU each call transforms one sample or one
+filter, so that the allocations stay in the cache and do not grow with the micro-batch: at most two spectra of a sample
+(the result, and a copy of the input), and three of a filter, which is also padded or reordered. On CUDA, where each
+call is a few launches, one call transforms the whole micro-batch or all filters.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, 
 from mucudnn.kernels.torch_ops.gemm import multiply
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
-_TILE_LENGTH = 32  # including the filter's overlap
+_TILE_LENGTH = 32  # length of a tile, including the filter's overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Fft(BaseAlgorithm):
-    """Convolution by Fourier transforms, of tiles if ``tiled``, otherwise by one that covers the padded image."""
+    """Convolution by Fourier transforms: of tiles if ``tiled``, otherwise of the whole padded image."""
 
     name: str
     tiled: bool = False
@@ -133,7 +133,7 @@ ON_CUDA: tuple[Fft, ...] = tuple(replace(algorithm, device_type="cuda") for algo
 class _Tiling:
     """The division of output images of size ``written`` into windows of size ``lengths``, and the layout of spectra.
 
-    ``at_once``: transform all images of a micro-batch, or all filters, in one call instead of one by one.
+    ``at_once``: whether all images of a micro-batch, or all filters, are transformed in one call.
     """
 
     problem: ConvProblem
@@ -143,12 +143,12 @@ class _Tiling:
 
     @property
     def steps(self) -> Pair:
-        """Height and width of those outputs of a window that are free of wrap-around."""
+        """Height and width of the outputs of a window that are free of wrap-around."""
         return self.lengths[0] - self.problem.r + 1, self.lengths[1] - self.problem.s + 1
 
     @property
     def counts(self) -> Pair:
-        """Number of windows of an image: (down, across)."""
+        """Number of windows that cover an image: (down, across)."""
         return ceil(self.written[0] / self.steps[0]), ceil(self.written[1] / self.steps[1])
 
     @property
@@ -222,7 +222,7 @@ class _Tiling:
     def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
         """Transform some images' windows in one call of torch, and write their spectra to ``target``.
 
-        When this method returns, its temporary tensors are freed, before the next call.
+        This is a method of its own so that its temporary tensors are freed before the next call.
 
         windows: (n, channels, down, across, *window), target: (frequencies, groups, n, windows, channels).
         """
@@ -233,7 +233,7 @@ class _Tiling:
     def transform_back(self, spectrum: Tensor, images: Tensor, skip: Pair) -> None:
         """Transform the spectra of the windows back into images.
 
-        skip: rows at the top and columns at the left of each window that wrap around, and are left out.
+        skip: number of rows at the top and columns at the left of each window to leave out, because they wrap around.
         """
         for part, source in self._samples(images, spectrum):
             self._transform_part_back(source, part, skip)
@@ -251,7 +251,7 @@ class _Tiling:
         images.copy_(whole[..., : images.shape[2], : images.shape[3]])
 
     def _samples(self, images: Tensor, spectrum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the images to transform in one call of torch, each time with a view of their spectra.
+        """Yield the images to transform in one call of torch, with a view of their spectra.
 
         The spectra have the shape (frequencies, groups, images, windows of one image, channels).
         """
@@ -266,7 +266,7 @@ def _multiply(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor) -> None:
 
 
 def _good_length(at_least: int) -> int:
-    """Return the least number from ``length`` on without prime factors above 5: Fourier transforms of it are fast.
+    """Return the smallest length from ``at_least`` on without prime factors above 5, which makes transforms fast.
 
     >>> _good_length(7), _good_length(31)
     (8, 32)

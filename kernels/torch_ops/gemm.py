@@ -30,10 +30,10 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:
     """Multiply two of the batched matrices x, w and y, and write the product to the third (``accumulate``: add it).
 
-    The operation decides which matrix is the output. x: (B, M, J), w: (B, K, J), y: (B, M, K).
+    The operation determines which matrix is the output. x: (B, M, J), w: (B, K, J), y: (B, M, K).
     """
     left, right, out = _factors(operation, x, w, y)
-    # In place, because out= would resize a tensor that is too small and write beyond its buffer
+    # In place, because out= would resize a tensor that is too small and write beyond its buffer.
     out.baddbmm_(left, right, beta=int(accumulate))
 
 
@@ -48,7 +48,7 @@ def _factors(operation: Operation, x: Tensor, w: Tensor, y: Tensor) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class Gemm(BaseAlgorithm):
-    """Convolution as a matrix product after im2col, which copies the pixels under the filter to a matrix."""
+    """Convolution as a matrix product after im2col, which copies the pixels under the filter into a matrix."""
 
     name: str = "gemm"
     device_type: str = "cpu"
@@ -59,10 +59,10 @@ class Gemm(BaseAlgorithm):
         return None
 
     def is_foreign(self, problem: ConvProblem) -> bool:
-        return problem.item_bytes < 4  # in half precision, oneDNN's matmul is not its convolution
+        return problem.item_bytes < 4  # In half precision, oneDNN's matmul is not the code of its convolution.
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Return True, in half precision on the CPU only if a test finds that torch's matmul spreads no NaN."""
+        """Return True; in half precision on the CPU, only if a test finds that torch's matmul does not spread NaN."""
         if self.device_type != "cpu" or problem.item_bytes >= 4:
             return True
         return _product_is_local(torch_dtype(problem), torch.get_num_threads())
@@ -76,7 +76,7 @@ class Gemm(BaseAlgorithm):
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu" and problem.item_bytes >= 4:
-            return 0  # only half precision allocates, in oneDNN's scratchpads and casts
+            return 0  # Only half precision allocates, in oneDNN's scratchpads and casts.
         return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -132,7 +132,7 @@ def _product_is_local(dtype: torch.dtype, threads: int) -> bool:
     the next row by zero (https://github.com/uxlfoundation/oneDNN/issues/5717). The test fills every second row and
     column with NaN.
     """
-    # Large enough for oneDNN, not multiples of 32, odd and even; every operation sums over each size once
+    # Sizes large enough for oneDNN, not multiples of 32, odd and even; every operation sums over each size once.
     sizes = ((33, 65, 100), (65, 100, 33), (100, 33, 65))
     for operation, (m, j, k), is_transposed in product(Operation, sizes, (False, True)):
         x, w, y = (torch.ones(2, *shape, dtype=dtype, device="cpu") for shape in ((m, j), (k, j), (m, k)))
@@ -161,7 +161,7 @@ def _prepared_parts(problem: ConvProblem) -> list[Part]:
 def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
     """Return the buffer parts that a micro-batch of ``n`` samples needs in scratch.
 
-    These are, as far as needed: the columns of im2col, a copy of y, and the filter gradient of the micro-batch.
+    As far as needed, these are the columns of im2col, a copy of y, and the filter gradient of the micro-batch.
     """
     dtype = torch_dtype(problem)
     positions, (groups, k, j) = n * problem.p * problem.q, _w_matrix_shape(problem)
@@ -176,12 +176,12 @@ def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
 
 
 def _in_place(problem: ConvProblem, n: int) -> bool:
-    """Tell whether an activation of ``n`` samples already has the layout of a matrix, so that no copy is needed."""
+    """Return whether an activation of ``n`` samples already has the layout of a matrix, so that no copy is needed."""
     return n == 1 or problem.memory_format is MemoryFormat.CHANNELS_LAST
 
 
 def _columns_in_place(problem: ConvProblem, n: int) -> bool:
-    """Tell whether x itself is the matrix of im2col's columns, as for 1x1 filters."""
+    """Return whether x itself is the matrix of im2col's columns, as for 1x1 filters."""
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
     return pointwise and _in_place(problem, n)
 
@@ -192,13 +192,13 @@ def _w_matrix_shape(problem: ConvProblem) -> tuple[int, int, int]:
 
 
 def _w_matrix(problem: ConvProblem, w: Tensor) -> Tensor:
-    """Return the filter as a view (groups, K, J); J runs over the elements of one filter in memory order."""
+    """Return the filter as a view (groups, K, J), where J runs over the elements of one filter in memory order."""
     stored = w.permute(0, 2, 3, 1) if problem.memory_format is MemoryFormat.CHANNELS_LAST else w
     return stored.view(_w_matrix_shape(problem))
 
 
 def _activation_matrix(problem: ConvProblem, t: Tensor) -> Tensor:
-    """Return x or y as a view (groups, positions, channels); only where ``_in_place`` is true."""
+    """Return x or y as a view (groups, positions, channels). Requires that ``_in_place`` is true."""
     if problem.memory_format is MemoryFormat.CHANNELS_LAST:
         return t.permute(0, 2, 3, 1).view(-1, problem.groups, t.shape[1] // problem.groups).transpose(0, 1)
     return t.view(problem.groups, t.shape[1] // problem.groups, -1).transpose(1, 2)
@@ -258,7 +258,7 @@ def _im2col(problem: ConvProblem, x: Tensor, matrix: Tensor) -> None:
     for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, matrix):
         inside = tap[..., rows, columns]
         if inside.shape != tap.shape:
-            tap.zero_()  # positions in the padding; one tap is small enough to stay in the cache until the copy
+            tap.zero_()  # padding is zero; one tap is small enough to stay in the cache until the copy
         inside.copy_(_grouped(problem, x)[..., image_rows, image_columns])
 
 
@@ -271,7 +271,7 @@ def _col2im(problem: ConvProblem, matrix: Tensor, x: Tensor) -> None:
 
 
 def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[slice, slice], tuple[slice, slice]]]:
-    """Yield the im2col columns of each filter element, with the rows and columns that are inside the image.
+    """Yield the im2col columns of each filter element, with the rows and columns that lie inside the image.
 
     Columns have the shape (N, groups, C // groups, P, Q).
     """

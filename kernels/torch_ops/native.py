@@ -2,9 +2,9 @@
 
 The backend that torch's dispatcher picks depends on N. On the CPU, for example, float32 maps of at most 20480 elements
 go to oneDNN for two samples, but to im2col for one; on CUDA, depthwise convolutions in half precision go to cuDNN or to
-a kernel of torch's. Slicing must not change the backend, so oneDNN's forward is called by name. Other operations cannot
-be called by name: a micro-batch is then supported only if torch picks the same backend as for ``_LARGE_BATCH`` samples.
-On CUDA that is mostly cuDNN, which chooses one of its engines for each size.
+one of torch's kernels. Slicing must not change the backend, so oneDNN's forward is called by name. Other operations
+cannot be called by name: a micro-batch is then supported only if torch picks the same backend as for ``_LARGE_BATCH``
+samples. On CUDA that is mostly cuDNN, which chooses one of its engines for each size.
 
 cuDNN's forward writes into y; all other operations and backends allocate a result, which is copied. The CUDA part has
 not run on a GPU yet.
@@ -31,7 +31,7 @@ _CUDNN = "Cudnn"
 
 
 def sees_only_padding(problem: ConvProblem) -> bool:
-    """Tell whether the padding is so wide that the filter can lie entirely in the padding.
+    """Return whether the padding is so wide that the filter can lie entirely in the padding.
 
     oneDNN 3.12 can crash on such problems, in channels_last and with a bias. This was observed on a map one pixel wide:
     16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
@@ -63,7 +63,7 @@ class Native(BaseAlgorithm):
 
     @property
     def deterministic(self) -> bool:
-        """Whether every run gives the same bits: on the CPU true, on CUDA only if torch's settings require it."""
+        """Return whether every run gives the same bits: true on the CPU; on CUDA if torch's settings require it."""
         return self.device_type == "cpu" or TorchSettings.current().deterministic
 
     def is_local(self, problem: ConvProblem) -> bool:
@@ -142,7 +142,7 @@ class Native(BaseAlgorithm):
             y.copy_(torch_convolution(problem.operation, x, w, bias, geometry))
 
     def _asks_for_onednn(self, problem: ConvProblem) -> bool:
-        """Tell whether oneDNN's forward is called by name, whatever the number of samples.
+        """Return whether oneDNN's forward is called by name, for any number of samples.
 
         Problems that may crash oneDNN are excluded.
         """
@@ -180,7 +180,7 @@ class Native(BaseAlgorithm):
     def _converted(self, problem: ConvProblem, x: Tensor, y: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
         """Return the operands in the other memory format.
 
-        The dx is not written: torch reads only its shape and format.
+        dx is allocated but not filled: torch reads only its shape and format.
         """
         parts = self._scratch_parts(problem, x.shape[0])
         x_in, *rest = (_as_other(problem, view) for view in carve(scratch, parts))
@@ -197,7 +197,7 @@ DISPATCHED = Native(TORCHS_OWN, by_name=False)
 
 
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:
-    """Return shape and dtype of the buffer part for a 4-D tensor in the memory format that is not the problem's."""
+    """Return the buffer part for a 4-D tensor in the memory format that is not the problem's."""
     n, c, h, w = shape
     if problem.memory_format is MemoryFormat.CONTIGUOUS:
         shape = (n, h, w, c)
@@ -214,9 +214,9 @@ def _in_other_format(problem: ConvProblem) -> ConvProblem:
 
 
 def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
-    """Tell whether torch convolves x and w with cuDNN in their own memory format, so that cuDNN can write into y.
+    """Return whether torch convolves x and w with cuDNN in their own memory format, so that cuDNN can write into y.
 
-    In float64, torch converts channels_last operands to the other format, so the answer is no.
+    This is false for channels_last in float64, whose operands torch converts to the other format.
     """
     backend = _picked(problem, x, w)
     if backend.name != _CUDNN:
@@ -237,7 +237,7 @@ def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: 
 
 @lru_cache(maxsize=4096)
 def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
-    # Torch's choice depends on shapes only, so expanded scalars save memory
+    # Torch's choice depends on shapes only, so expanded scalars save memory.
     element = torch.empty((), dtype=torch_dtype(problem), device="cpu")
     return str(_picked(problem, element.expand(problem.x_shape(n)), element.expand(problem.w_shape())).name)
 
@@ -245,7 +245,7 @@ def _backend_on_cpu(problem: ConvProblem, n: int, _threads: int) -> str:
 def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
     """Return the name of the backend that torch picks on CUDA under the current settings.
 
-    Tensors without data are used (fake tensors), because the choice on CUDA depends on strides too.
+    Fake tensors, which have no data, are used, because the choice on CUDA depends on strides too.
     """
     with FakeTensorMode():
         x, w = (empty_activation(problem, shape, "cuda") for shape in (problem.x_shape(n), problem.w_shape()))

@@ -2,8 +2,8 @@
 
 With ``torch.backends.cudnn.benchmark``, torch times the engines that cuDNN proposes at the first use of a size
 (``benchmark_limit`` engines; 0 for all), and keeps the fastest. Torch caches its choice per thread, with or without a
-search, and does not repeat it when the setting changes. Each limit therefore has a thread of its own here, whose
-choices do not affect the user's own convolutions. Nothing of this module has been run on a GPU yet.
+search, and does not repeat it when the setting changes. Each limit therefore has its own thread here, so that its
+choices do not affect the user's own convolutions. Nothing in this module has been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 NATIVE_ON_CUDA = Native(TORCHS_OWN, device_type="cuda")
 NATIVE_OTHER_FORMAT_ON_CUDA = Native(NATIVE_OTHER_FORMAT.name, other_format=True, device_type="cuda")
 
-_changing_settings = threading.Lock()  # the settings are global; threads must not restore each other's
+_changing_settings = threading.Lock()  # The settings are global, so threads must not restore each other's values.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class NativeBenchmark(Native):
         _thread_of(self.limit).submit(call).result()
 
 
-BENCHMARKS = tuple(  # torch's default limit, and no limit
+BENCHMARKS = tuple(  # with torch's default limit, and without a limit
     NativeBenchmark(f"{TORCHS_OWN}-benchmark-{limit}", limit=limit) for limit in (10, 0)
 )
 
 
 @contextmanager
 def cudnn_benchmark(limit: int) -> Iterator[None]:
-    """Set cuDNN's ``benchmark = True`` and this ``benchmark_limit`` in the context; restore both, also after errors.
+    """Set cuDNN's ``benchmark = True`` and this ``benchmark_limit`` in the context; restore both, even after errors.
 
     ``torch.backends.cudnn.flags`` would also set all other settings, and reading the settings of TF32 can raise.
     """
@@ -101,7 +101,7 @@ def _on_stream(stream: torch.cuda.Stream | None, limit: int, function: Callable[
     """
     with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
         if stream is not None and torch.cuda.is_current_stream_capturing():
-            function()  # a search cannot be captured; an earlier choice is used, or torch's default
+            function()  # A search cannot be captured; torch uses an earlier choice or its default.
         else:
             with cudnn_benchmark(limit):
                 function()

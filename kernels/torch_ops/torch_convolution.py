@@ -1,4 +1,4 @@
-"""Torch's own convolution as one call: the baseline, and the fallback for problems that are not tuned."""
+"""Torch's own convolution in one call, which is the baseline, and the fallback for problems that are not tuned."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Geometry = Sequence[Any]  # stride, padding, dilation, groups
 
 
 def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry) -> Tensor:
-    """Compute torch's own convolution of a whole batch, and return the operation's output, newly allocated.
+    """Compute torch's own convolution of a whole batch, and return the operation's newly allocated output.
 
     x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
     Volumes have D before H. In the backward operations, only the shape and the memory format of x (for dx) or w (for
     dw) are used.
     """
     stride, padding, dilation, groups = geometry
-    if operation is Operation.FORWARD:  # public functions, for their error messages
+    if operation is Operation.FORWARD:  # Public functions are called for their error messages.
         forward = torch.conv3d if len(stride) == 3 else torch.conv2d
         return forward(x, w, third, stride, padding, dilation, groups)
     of_data = operation is Operation.BACKWARD_DATA

@@ -1,1 +1,1 @@
-"""Winograd convolution (minimal filtering) by torch operators and CUDA; the C++ part is in ``kernels/compiled``."""
+"""Winograd convolution (minimal filtering) with torch operators and CUDA; the C++ part is in ``kernels/compiled``."""

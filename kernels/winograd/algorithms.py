@@ -1,10 +1,10 @@
 """Winograd convolution F(m x m, r x r): fewer multiplications than the direct method (Lavin and Gray 2016).
 
-Images are divided into overlapping tiles, tiles and filter are transformed, and each of the a x a points becomes a
-matrix product over channels, with a = m + r - 1 for unit stride: (m r)^2 / a^2 times fewer multiplications. With a
-stride, the filter is the sum of its phases (every stride-th element, each phase with unit stride on its own pixels),
-and a = stride * (m - 1) + r. The filter is transformed once per call. BACKWARD_DATA uses the filter rotated by 180
-degrees; BACKWARD_FILTER sums the transformed gradient over all micro-batches, and transforms it back once.
+Images are divided into overlapping tiles. Tiles and filter are transformed, and each of the a x a points becomes a
+matrix product over channels. With unit stride, a = m + r - 1, and there are (m r)^2 / a^2 times fewer multiplications.
+With a stride, the filter is the sum of its phases (every stride-th element, each phase with unit stride on its own
+pixels), and a = stride * (m - 1) + r. The filter is transformed once per call. BACKWARD_DATA uses the filter rotated by
+180 degrees; BACKWARD_FILTER sums the transformed gradient over all micro-batches, and transforms it back once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 class WinogradBackend(Protocol):
     """An implementation of Winograd's arithmetic, with its own layout of the buffers ``prepared`` and ``scratch``.
 
-    For BACKWARD_FILTER, ``prepared`` filled with zeros must mean a gradient of zero. Tensors have the shapes that
+    For BACKWARD_FILTER, a zero-filled ``prepared`` must represent a gradient of zero. Tensors have the shapes that
     ``Algorithm`` describes.
     """
 
@@ -50,15 +50,15 @@ class WinogradBackend(Protocol):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """Compute y from x and the bias in FORWARD, dx from dy in BACKWARD_DATA."""
+        """Compute y from x and the bias in FORWARD, or dx from dy in BACKWARD_DATA."""
 
     def accumulate(
         self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
     ) -> None:
-        """Add a micro-batch's contribution to the transformed gradient in ``prepared``, in BACKWARD_FILTER."""
+        """Add a micro-batch's contribution to the transformed gradient in ``prepared``, for BACKWARD_FILTER."""
 
     def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Transform the gradient in ``prepared`` back, and add it to ``w``, in BACKWARD_FILTER."""
+        """Transform the gradient in ``prepared`` back, and add it to ``w``, for BACKWARD_FILTER."""
 
 
 _IN_TORCH = TorchWinograd()
@@ -66,7 +66,7 @@ _IN_TORCH = TorchWinograd()
 
 @cache
 def on_cuda() -> WinogradBackend:
-    """Return the backend on CUDA: mucudnn's own CUDA code, or torch's operators if that code cannot be compiled."""
+    """Return the CUDA backend: mucudnn's own CUDA code, or torch's operators if that code cannot be compiled."""
     from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 
     ours = CudaWinograd()
@@ -75,7 +75,7 @@ def on_cuda() -> WinogradBackend:
 
 @dataclass(frozen=True, slots=True)
 class Winograd(BaseAlgorithm):
-    """Winograd convolution F(m x m, r x r): r x r filters, one stride for both dimensions, unit dilation.
+    """Winograd convolution F(m x m, r x r) with r x r filters, equal strides in both dimensions, and unit dilation.
 
     Any padding and any number of groups are supported.
     """
@@ -117,7 +117,7 @@ class Winograd(BaseAlgorithm):
         return Entries("winograd", self.m)
 
     def is_compiled(self, problem: ConvProblem) -> bool:
-        """Tell whether the C++ of compiled/winograd/winograd.cpp computes the problem, instead of torch or CUDA."""
+        """Return whether compiled/winograd/winograd.cpp computes the problem, instead of torch operators or CUDA."""
         return self.device_type == "cpu" and why_not(problem) is None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -185,7 +185,7 @@ class Winograd(BaseAlgorithm):
 
     @property
     def _backend(self) -> WinogradBackend:
-        """The backend that computes problems for which there is no C++ code."""
+        """Return the backend that computes problems without C++ code."""
         return on_cuda() if self.device_type == "cuda" else _IN_TORCH
 
 

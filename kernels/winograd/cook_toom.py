@@ -21,7 +21,7 @@ Matrix = tuple[Row, ...]
 
 
 def _symmetric(*pairs: str) -> Row:
-    """Return the pairs +p, -p of points; their rows differ only in signs, which halves the work of a transform."""
+    """Return pairs of points +p and -p; their rows differ only in signs, which halves the work of a transform."""
     return tuple(sign * Fraction(p) for p in pairs for sign in (1, -1))
 
 
@@ -65,7 +65,7 @@ class CookToom:
 
     @property
     def late(self) -> int:
-        """Number of phases (every stride-th filter element) with one element fewer than the other phases.
+        """Number of phases (every stride-th filter element) that have one element fewer than the other phases.
 
         A window of dx begins with these phases.
         """
@@ -76,12 +76,12 @@ class CookToom:
 def cook_toom(m: int, r: int, stride: int = 1, points: Row | None = None) -> CookToom:
     """Return the matrices of F(m, r) with a stride, from m + ceil(r / stride) - 2 finite points and infinity.
 
-    The default points are ``POINTS``. A *phase* is every stride-th tap (filter element) from one of the first on: a
-    filter with unit stride on every stride-th pixel. All phases use the points of the longest, so that their products
-    at a point can be summed before A^T. A phase with one tap fewer does not use infinity.
+    The default points are ``POINTS``. A *phase* is every stride-th tap (filter element), beginning with one of the
+    first ``stride`` taps: a filter with unit stride on every stride-th pixel. All phases use the points of the longest,
+    so that their products at a point can be summed before A^T. A phase with one tap fewer does not use infinity.
 
-    Scaled as in wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions are in G,
-    which is applied once per call, not once per tile. (Scaling a row by a power of two does not change rounding.)
+    The scaling is that of wincnn (Lavin): the rows of B^T are monic polynomials and A^T holds powers; the divisions are
+    in G, which is applied once per call, not once per tile. (Scaling a row by a power of two does not change rounding.)
     Raises ``ValueError`` if the points are too few, too many or not distinct, and for strides above r.
     """
     if not 1 <= stride <= r:
@@ -115,13 +115,13 @@ def _unit_stride(m: int, r: int, points: Row | None) -> tuple[Matrix, Matrix, Ma
     a_t = _transposed([*(_powers(p, m) for p in finite), _unit(m)])
     g = [*(_scaled(_powers(p, r), 1 / _spread(p, finite)) for p in finite), _unit(r)]
     b_t = [*(_padded(_monic(_without(p, finite)), count + 1) for p in finite), _monic(finite)]
-    if finite and b_t[0][0] < 0:  # by convention
+    if finite and b_t[0][0] < 0:  # a convention
         b_t[0], g[0] = _scaled(b_t[0], -1), _scaled(g[0], -1)
     return a_t, tuple(g), tuple(b_t)
 
 
 def _spread_out(row: Row, first: int, stride: int, length: int) -> Row:
-    """Return ``length`` zeros with the entries of ``row`` at every ``stride``-th position from ``first`` on."""
+    """Return ``length`` zeros, with the entries of ``row`` at every ``stride``-th position from ``first`` on."""
     entries = dict(zip(range(first, length, stride), row, strict=False))
     return tuple(entries.get(i, Fraction(0)) for i in range(length))
 
@@ -136,7 +136,7 @@ def _powers(point: Fraction, length: int) -> Row:
 
 
 def _unit(length: int) -> Row:
-    """Return the evaluation row of the point infinity, where a polynomial's value is its leading coefficient."""
+    """Return the row that evaluates a polynomial at the point infinity: its leading coefficient."""
     return (*(Fraction(0) for _ in range(length - 1)), Fraction(1))
 
 
@@ -150,7 +150,7 @@ def _spread(point: Fraction, points: Iterable[Fraction]) -> Fraction:
 
 
 def _monic(roots: Sequence[Fraction]) -> Row:
-    """Return the coefficients of the product of (x - root), lowest first.
+    """Return the coefficients of the product of all (x - root), lowest degree first.
 
     >>> [int(coefficient) for coefficient in _monic([Fraction(1), Fraction(2)])]  # (x - 1)(x - 2)
     [2, -3, 1]

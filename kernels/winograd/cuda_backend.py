@@ -1,9 +1,9 @@
 """Winograd convolution on CUDA: transforms by mucudnn's winograd.cu, products over channels by torch (cuBLAS).
 
-The stages are not fused: transformed tiles, (a / m)^2 times the image, and their products go through memory. The
-scratch buffer therefore grows with the micro-batch, and stays in the cache if the micro-batch is small. Images and
-filters are read and written in either memory format without a copy. Half precision is computed in float32, subject to
-``torch.backends.cuda.matmul``. Not run on a GPU yet.
+The stages are not fused: the transformed tiles, (a / m)^2 times as large as the image, and their products pass through
+memory. The scratch buffer therefore grows with the micro-batch, and stays in the cache if the micro-batch is small.
+Images and filters are read and written in either memory format without a copy. Half precision is computed in float32,
+subject to ``torch.backends.cuda.matmul``. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 # nvcc 13.0 uses 32 to 108 registers per thread (float64: up to 179): at least four (two) blocks per multiprocessor.
 BLOCK_THREADS = 128
-_LARGEST_PLANE = 2**31 - 1  # the CUDA functions count elements in 32 bits
+_LARGEST_PLANE = 2**31 - 1  # The CUDA functions count elements in 32 bits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CudaWinograd:
         v, product = carve(scratch, _tile_parts(matrices, problem, tiles))
         (u,) = carve(prepared, [_filter_part(matrices, problem)])
         if problem.operation is Operation.FORWARD:
-            u = u.transpose(1, 2)  # now (points, channels of the source, channels of the target)
+            u = u.transpose(1, 2)  # The shape is now (points, channels of the source, channels of the target).
         pointers = (source.data_ptr(), v.data_ptr())
         self._of_images(matrices, problem, tiles, "transform_source", source, pointers, tiles.padding)
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:

@@ -1,4 +1,4 @@
-"""Generation of the CUDA C++ source of Winograd's transforms: the matrices, types and sizes, then winograd.cu."""
+"""Generates the CUDA C++ source of Winograd's transforms: the matrices, types and sizes, then winograd.cu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix
 from mucudnn.words.problem import MemoryFormat
 
-_TYPES = {  # by dtype: the types of storage and of arithmetic
+_TYPES = {  # The types of storage and of arithmetic, by dtype.
     "float64": ("double", "double"),
     "float32": ("float", "float"),
     "bfloat16": ("BFloat16", "float"),

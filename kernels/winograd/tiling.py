@@ -10,10 +10,10 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The tiles of one micro-batch of a correlation from a *source* to a *target* image.
+    """The tiles of one micro-batch, for a correlation that computes a *target* image from a *source* image.
 
     Tile (i, j) computes target_step x target_step target pixels from (i * target_step - skipped[0], j * target_step -
-    skipped[1]) on, from the source pixels from (i * source_step - padding[0], j * source_step - padding[1]) on. Pixels
+    skipped[1]) on. It reads source pixels from (i * source_step - padding[0], j * source_step - padding[1]) on. Pixels
     outside the source are zero, pixels outside the target are dropped. Channel counts are per group.
     """
 
@@ -35,7 +35,7 @@ class Tiling:
 
 
 def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
-    """Return the tiles for ``n`` samples, from x to y, or from dy to dx for BACKWARD_DATA.
+    """Return the tiles for ``n`` samples: from x to y, or from dy to dx for BACKWARD_DATA.
 
     dx is the correlation of dy with the filter rotated by 180 degrees, with dy padded by r - 1 - padding, or cropped if
     that is negative. With a stride, each phase of the filter (every stride-th element, or tap) computes every stride-th
@@ -46,7 +46,7 @@ def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
     if problem.operation is not Operation.BACKWARD_DATA:
         rows, columns = -(-problem.p // m), -(-problem.q // m)
         return Tiling(n, problem.groups, c, k, rows, columns, stride * m, m, padding, (0, 0))
-    longest = -(-matrices.r // stride)  # taps of the longest phase
+    longest = -(-matrices.r // stride)  # number of taps of the longest phase
     (above, top), (before, left) = (divmod(size + matrices.late, stride) for size in padding)
     rows, columns = -(-(problem.h + top) // (stride * m)), -(-(problem.w + left) // (stride * m))
     padding = (longest - 1 - above, longest - 1 - before)

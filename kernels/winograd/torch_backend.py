@@ -1,7 +1,7 @@
-"""Winograd convolution on torch operators, for every device, in float32 and float64, without allocations inside torch.
+"""Winograd convolution with torch operators, for every device, in float32 and float64; torch allocates nothing in it.
 
-Half precision is computed in float32. Images in the scratch buffer are channels-last whatever the problem's memory
-format: the copies into and out of the padded images convert both layout and dtype. The transforms are sums of strided
+Half precision is computed in float32. Images in the scratch buffer are channels-last for either memory format of the
+problem: the copies into and out of the padded images convert both layout and dtype. The transforms are sums of strided
 views (``add_`` with a factor), the products one batched matrix multiplication over points and groups.
 """
 
@@ -25,7 +25,7 @@ _NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class TorchWinograd:
-    """Winograd's arithmetic by torch operators; ``WinogradBackend`` in algorithms.py describes methods and shapes."""
+    """Winograd's arithmetic with torch operators; ``WinogradBackend`` in algorithms.py describes methods and shapes."""
 
     def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
         prepared, scratch = _prepared_parts(matrices, problem), _scratch_parts(matrices, problem, n)
@@ -106,7 +106,7 @@ def _matrices(matrices: CookToom, problem: ConvProblem) -> tuple[Matrix, Matrix]
 
 
 def _scratch_parts(matrices: CookToom, problem: ConvProblem, n: int) -> list[Part]:
-    """Return the flat parts of the scratch buffer; successive computing stages read one part and write another."""
+    """Return the flat parts of the scratch buffer. Each stage of the computation reads one part and writes another."""
     tiles = tiling(matrices, problem, n)
     a, step = matrices.a, tiles.target_step
     per_tile = tiles.groups * tiles.count
@@ -131,7 +131,7 @@ def _transform_tiles(
 ) -> Tensor:
     """Compute ``matrix @ tile @ matrix^T`` for every tile of an image (n, groups * channels, height, width).
 
-    Returns the transformed tiles (points * groups, tiles, channels), in the first buffer. The stages are: padded image
+    Return the transformed tiles (points * groups, tiles, channels), in the first buffer. The stages are: padded image
     (first buffer), half transformed (second), transformed (first).
     """
     step, padding, channels = tiles.source_step, tiles.padding, tiles.source_channels
@@ -156,8 +156,8 @@ def _inverse_transform(
 ) -> None:
     """Compute ``A^T product A + bias`` for every tile, into the target image (n, channels, height, width).
 
-    The product is in the first buffer. Half transformed, it is written to the second buffer; the pixels are then
-    written to the first.
+    The first buffer holds the product. The half-transformed product is written to the second buffer, then the pixels
+    are written to the first.
     """
     a, step, n, rows, columns = len(a_t[0]), tiles.target_step, tiles.n, tiles.rows, tiles.columns
     grouped = (tiles.groups, tiles.target_channels)
@@ -185,7 +185,7 @@ def _apply(matrix: Matrix, sources: Sequence[Tensor], targets: Sequence[Tensor],
 
 
 def _pad(image: Tensor, padded: Tensor, padding: tuple[int, int]) -> None:
-    """Fill ``padded`` (n, height, width, groups, channels) with zeros, and copy an image into the middle.
+    """Fill ``padded`` (n, height, width, groups, channels) with zeros, and copy an image into its middle.
 
     image: (n, channels, height, width). Pixel (0, 0) goes to position ``padding``, which may be negative; pixels
     outside are dropped.
@@ -217,7 +217,7 @@ def _wide(w: Tensor, staging: Sequence[Tensor]) -> Tensor:
 def _filter_matrix(matrices: CookToom, dtype: torch.dtype, device: torch.device, *, turned: bool = False) -> Tensor:
     """Return the matrix that transforms a flattened filter, (a * a, r * r), from G for both dimensions.
 
-    Each entry is rounded once. ``turned``: for the filter rotated by 180 degrees.
+    Each entry is rounded once. ``turned``: whether the filter is rotated by 180 degrees.
     """
     g = tuple(row[::-1] for row in matrices.g) if turned else matrices.g
     rows = [[float(x) for x in row] for row in kronecker(g, g)]
