@@ -1,1 +1,1 @@
-"""Benchmarks: layer sources, suites, recipes and reports, on top of everything else."""
+"""Benchmarks: sources of layers, suites, recipes and reports, built on all other packages."""

@@ -1,1 +1,1 @@
-"""Analyses of measurements: budgets, headroom, batch sizes, engines, and comparisons of result folders."""
+"""Analyses of measurements: workspace budgets, headroom, batch sizes, engines, and comparisons of result folders."""

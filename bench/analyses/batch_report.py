@@ -1,4 +1,4 @@
-"""Reports how time and workspace depend on the batch size: tables and a figure for people, CSV and JSON."""
+"""Reports on how time and workspace depend on the batch size: tables and a figure for people, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _WORKSPACE_CLIFFS = (CliffKind.MORE_WORKSPACE, CliffKind.DOES_NOT_FIT)
 
 
 def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False) -> Table:
-    """Return a table of time and workspace per sample against batch size.
+    """Return a table of time and workspace per sample by batch size.
 
-    every_size: whether the table has a row for each batch size from 1, and not only for measured ones.
+    every_size: whether the table has a row for each batch size from 1, instead of only the measured ones.
     """
     columns = ["batch", *(f"{curve.label} ms" for curve in Curve), "PyTorch / divided"]
     columns += [f"{curve.label} workspace" for curve in Curve]
@@ -52,7 +52,7 @@ def curves_table(sweep: BatchSweep, curves: Curves, *, every_size: bool = False)
 def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
     """Return a table of cliffs (batch sizes that are worse than smaller ones) and the divisions that avoid them.
 
-    every_cliff: whether each cliff gets a row; otherwise cliffs of one kind on one curve share the row of the largest.
+    every_cliff: whether each cliff gets a row; otherwise cliffs of one kind on one curve share the largest one's row.
     """
     printed = new_table(f"cliffs {_MARK}", ("layer", "operation", "curve", "batch", "cliff", "cut"), ())
     for curves in sweep.distinct_curves:
@@ -65,7 +65,7 @@ def cliffs_table(sweep: BatchSweep, *, every_cliff: bool = False) -> Table:
 
 
 def explanation(sweep: BatchSweep) -> str:
-    """Return notes for the tables: what is measured, what is predicted, and batches too small for the device."""
+    """Return notes on the tables: what is measured, what is predicted, and batches too small for the device."""
     sizes = ", ".join(map(str, sweep.measured_sizes))
     lines = [
         f"PyTorch, undivided: measured, as one micro-batch of {sizes} samples of a mini-batch of {sweep.up_to}; "
@@ -81,7 +81,7 @@ def explanation(sweep: BatchSweep) -> str:
 
 
 def name_of(curves: Curves) -> str:
-    """Return the name of what the curves describe, such as ``conv1 forward``, or ``all convolutions``."""
+    """Return the name of the curves' layer and operation, such as ``conv1 forward``, or ``all convolutions``."""
     return "all convolutions" if curves.operation is None else f"{short_name(curves.names)} {curves.operation}"
 
 
@@ -195,15 +195,14 @@ _STYLES: Mapping[Curve, Mapping[str, Any]] = {
 
 
 _MOST_PROBLEMS, _MOST_NOTES = 3, 7
-_NOTE_COLUMNS = 46  # characters of a line of notes
+_NOTE_COLUMNS = 46  # number of characters per line of notes
 
 
 def draw_sweep(sweep: BatchSweep) -> Figure:
-    """Draw time and workspace per sample against batch size, for the network and the problems that gain most.
+    """Draw time and workspace per sample by batch size, for the network and the problems that gain most.
 
-    Cliffs are circled and numbered; notes beside the plots name the divisions into parts that remove the cliffs.
-
-    A cliff is a batch size that is worse than a smaller one.
+    Cliffs, which are batch sizes that are worse than smaller ones, are circled and numbered. Notes next to the plots
+    name the divisions into parts that remove them.
     """
     shown = _shown(sweep)
     title = f"{sweep.source} up to batch {sweep.up_to}, {memory_bound(sweep.config)}"
@@ -234,7 +233,7 @@ def _shown(sweep: BatchSweep) -> list[Curves]:
 
 
 def _saved_s(curves: Curves) -> float:
-    """Return the most seconds per sample that dividing a batch saves at one of the cliffs; 0 without cliffs."""
+    """Return the largest saving in seconds per sample from dividing a batch at one of the cliffs; 0 without cliffs."""
     saved = [c.point.time_per_sample_s - c.cut.time_per_sample_s for c in curves.cliffs if c.cut is not None]
     return curves.count * max(saved, default=0.0)
 
@@ -246,7 +245,7 @@ def _draw_curves(axes: Axes, curves: Curves, value: Callable[[Point], float]) ->
 
 
 def _draw_limit(axes: Axes, sweep: BatchSweep) -> None:
-    """Draw the workspace limit per sample, which falls with the batch size."""
+    """Draw the workspace limit per sample, which decreases with the batch size."""
     limit = sweep.config.workspace_limit_bytes
     if limit is not None:
         top = axes.get_ylim()[1]

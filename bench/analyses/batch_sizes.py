@@ -25,12 +25,12 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
-ENOUGH = 0.8  # share of the best throughput below which the device starves
+ENOUGH = 0.8  # A device with less than this share of its best throughput is underused.
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Time and workspace against batch size, of one operation of a layer or, if operation is None, of the network.
+    """Time and workspace by batch size, of one operation of a layer or, if operation is None, of the network.
 
     The curves of torch and of undivided calls have points at measured batch sizes; the curve of divided calls also has
     points at all sums of measured sizes.
@@ -48,9 +48,9 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class BatchSweep:
-    """Result of a sweep over batch sizes: curves of time and workspace, of all problems and of the network.
+    """The result of a sweep over batch sizes: curves of time and workspace, of all problems and of the network.
 
-    network: sum of the problems' times, each counted as often as the problem occurs, and the largest workspace.
+    network: the sum of the problems' times, each multiplied by its number of occurrences, and the largest workspace.
     measured_sizes: batch sizes to be measured, as the config's policy selects them. whole_run_speedup: speedup over
     torch of the chosen configurations at ``up_to``.
     """
@@ -66,7 +66,7 @@ class BatchSweep:
 
     @property
     def starving_below(self) -> Mapping[Curve, int]:
-        """Batch size below which the device is not busy, for each curve of the network that fits at any size."""
+        """Batch size below which the device is underused, for each curve of the network that fits at any size."""
         times = {curve: self.network.points[curve].values() for curve in Curve}
         return {
             curve: starving_below({point.n: point.time_s if point.fits else inf for point in points})
@@ -81,12 +81,12 @@ class BatchSweep:
 
     @property
     def distinct_curves(self) -> tuple[Curves, ...]:
-        """The curves of the network and of all problems; without the network's if they equal its only problem's."""
+        """The curves of the network and of all problems, without the network's if they equal its only problem's."""
         return self.problems if [curves.count for curves in self.problems] == [1] else self.all_curves
 
 
 def require_sweepable(config: Config) -> None:
-    """Raise ``InvalidInputError`` for settings with which batch sizes cannot be compared."""
+    """Raise ``InvalidInputError`` if the settings do not allow comparing batch sizes."""
     if config.workspace_budget is not None or config.has_headroom_limit:
         given = "a workspace budget" if config.workspace_budget is not None else "the headroom limit"
         raise InvalidInputError(f"{given} is valid at one batch size only; give a workspace limit, or none")
@@ -100,10 +100,10 @@ def require_sweepable(config: Config) -> None:
 def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
     """Return curves and cliffs for batch sizes from 1 to ``up_to``, from measurements at batch size ``up_to``.
 
-    Layers that are called with a multiple of ``up_to`` samples, since the model folds other axes into the batch, keep
+    Layers that are called with a multiple of ``up_to`` samples, because the model folds other axes into the batch, keep
     that multiple at every batch size.
 
-    Raises ``InvalidInputError`` for settings with which batch sizes cannot be compared, and if the measurements were
+    Raises ``InvalidInputError`` for settings that do not allow comparing batch sizes, and if the measurements were
     interrupted.
     """
     require_sweepable(tuning.config)
@@ -130,7 +130,7 @@ def sweep_batch_sizes(tuning: TableTuning, up_to: int) -> BatchSweep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """Measurements of one problem, and its desirable sets (configurations that none beats in time and memory).
+    """The measurements of one problem, and its desirable sets (Pareto fronts of time and workspace).
 
     fold: number of samples that the layer gets for one sample of the network.
     """
@@ -170,7 +170,7 @@ class _Problem:
         return Point(n, best.time_s, best.workspace_bytes, str(best), is_cut, fits, uncertainty)
 
     def _undivided(self, n: int) -> list[Configuration]:
-        """Return the one-call configuration of each algorithm that was measured with ``n`` samples in one call."""
+        """Return the undivided configuration of each algorithm that was measured with ``n`` samples in one call."""
         size = n * self.fold
         algorithms = np.flatnonzero(np.isfinite(self.costs.step_ps[:, size])).tolist()
         return [self.costs.configuration([(algorithm, size)]) for algorithm in algorithms]
@@ -216,8 +216,8 @@ def _curves(
 ) -> Curves:
     """Return the curves of one problem or of the network, with the cliffs on them.
 
-    point_of: returns time and workspace on a curve of this many samples within a limit in bytes, or None if unknown.
-    verdict: the configuration that timing whole runs of ``up_to`` samples selected, or None.
+    point_of: returns time and workspace on a curve, for a number of samples and a limit in bytes, or None if unknown.
+    verdict: the configuration selected by timing whole runs of ``up_to`` samples, or None.
     """
     sizes = range(1, up_to + 1)
     points = {
@@ -234,7 +234,7 @@ def _curves(
 
 
 def starving_below(seconds: Mapping[int, float]) -> int:
-    """Return the smallest batch size from which on a device reaches ``ENOUGH``, a fraction, of its best throughput.
+    """Return the smallest batch size from which on a device reaches the share ``ENOUGH`` of its best throughput.
 
     seconds: time of a whole batch, by its number of samples; not empty.
 

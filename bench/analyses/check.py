@@ -19,14 +19,14 @@ from mucudnn.words.progress import Progress, silent
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_seconds
 
-_SLOW = 20.0  # multiple of the time of the float32 arithmetic at the rate of a matrix product
+_SLOW = 20.0  # Slower calls, as a multiple of the time of the arithmetic at float32's peak rate, count as slow.
 _FORMATS = {MemoryFormat.CONTIGUOUS: "contiguous_format", MemoryFormat.CHANNELS_LAST: "channels_last"}
 _CALL_S = 0.1  # allowance per call for heap checks and a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of checking PyTorch's own algorithm for one operation of a layer, called as in a training step.
+    """The result of checking PyTorch's own algorithm for one operation of a layer, called as in a training step.
 
     is_users: whether the memory format is that of the model. result: the proof that the algorithm is correct, or the
     error that forbids its use. arithmetic_s: seconds of the operation's arithmetic at the machine's peak rate in
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """One word on the algorithm: right, slow, wrong, dies, hangs, fails, or not proven."""
+        """The verdict on the algorithm: right, slow, wrong, dies, hangs, fails, or not proven."""
         if isinstance(self.result, Proof):
             return "slow" if self.result.time_s > _SLOW * self.arithmetic_s + _CALL_S else "right"
         return self.result.fault.value if isinstance(self.result, BarredError) else "not proven"
@@ -53,14 +53,14 @@ class Finding:
 
     @property
     def details(self) -> str:
-        """Numerical error and time of the algorithm, or what is wrong with it, as a text."""
+        """The algorithm's numerical error and time, or a description of its fault."""
         if not isinstance(self.result, Proof):
             return str(self.result)
         times = f", {self.result.time_s / self.arithmetic_s:.0f} times float32's arithmetic" * (self.verdict == "slow")
         return f"relative error {self.result.relative_error:.1e}, {format_seconds(self.result.time_s)}{times}"
 
     def reproducer(self) -> str:
-        """Return a program, lines of plain torch, that reproduces this finding."""
+        """Return a program in plain torch that reproduces this finding, as lines of code."""
         problem, n = self.problem, self.layer.batch_size
         shapes = {"x": problem.x_shape(n), "w": problem.w_shape(), "dy": problem.y_shape(n)}
         geometry = f"{[*problem.stride]}, {[*problem.padding]}, {[*problem.dilation]}"
@@ -90,7 +90,7 @@ class Finding:
 
 
 def findings_table(source: str, findings: Iterable[Finding]) -> Table:
-    """Return a table with a row for each finding on PyTorch's own convolutions of a model."""
+    """Return a table of findings on PyTorch's own convolutions in a model."""
     table = new_table(source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
     for finding in findings:
         names = f"{finding.layer.name}{'' if finding.is_users else ' (other memory format)'}"
@@ -112,7 +112,7 @@ def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Ite
             candidate = Candidate(stored, own, layer.batch_size)
             arithmetic_s = stored.flops(layer.batch_size) / peak_flops_per_s("cpu", "float32")
             is_users = memory_format is problem.memory_format
-            for _ in range(3):  # retries slow calls: the first one may include setup, and the machine may be busy
+            for _ in range(3):  # slow calls are retried: the first may include setup, and the machine may be busy
                 (result,) = prover.prove(
                     [candidate], layer.batch_size, "cpu", checks_samples=True, has_bias=layer.has_bias
                 )

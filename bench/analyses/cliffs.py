@@ -1,4 +1,4 @@
-"""Finds cliffs, batch sizes with more time per sample or far more memory than smaller ones, and remedies.
+"""Finds cliffs, batch sizes with more time per sample or far more memory than smaller ones, and their remedies.
 
 The remedy of a cliff is a cut, which runs the batch in several smaller parts.
 """
@@ -12,14 +12,14 @@ from math import ceil, hypot
 
 from mucudnn.words.units import format_bytes
 
-LEAST_MARGIN = 0.05  # smaller differences of time are ignored, even without noise
-SINGLE_SAMPLE = 0.5  # relative uncertainty of a time that was sampled once
-WORKSPACE_JUMP = 1.5  # a jump multiplies the workspace per sample by this factor ...
-LEAST_JUMP_BYTES = 8 * 2**20  # ... and exceeds the workspace in proportion to the smaller batch by this
+LEAST_MARGIN = 0.05  # Smaller differences of time are ignored, even without noise.
+SINGLE_SAMPLE = 0.5  # relative uncertainty of a time with a single sample
+WORKSPACE_JUMP = 1.5  # A jump multiplies the workspace per sample by at least this factor ...
+LEAST_JUMP_BYTES = 8 * 2**20  # ... and exceeds the workspace in proportion to the smaller batch by at least this.
 
 
 class Curve(StrEnum):
-    """Ways to compute n samples: torch in one call, the fastest algorithm in one call, the fastest division."""
+    """A way to compute n samples: torch in one call, the fastest algorithm in one call, or the fastest division."""
 
     TORCH = "torch"
     UNDIVIDED = "undivided"
@@ -32,7 +32,7 @@ class Curve(StrEnum):
 
 
 class CliffKind(StrEnum):
-    """Ways in which a batch size is worse than another: slower per sample, more workspace, or over the limit."""
+    """The way in which a batch size is worse than another: slower per sample, more workspace, or over the limit."""
 
     SLOWER = "slower"
     MORE_WORKSPACE = "more workspace"
@@ -69,7 +69,7 @@ class Cliff:
     """A batch size that is worse than another one on the same curve.
 
     reference: the other batch, which is smaller, except possibly if this one does not fit. cut: the point of a division
-    into parts that avoids the cliff, or None if no division helps. removed: whether the cut is no worse than the
+    into parts that avoids the cliff, or None if no division does. removed: whether the cut is no worse than the
     reference. refuted: whether timing whole runs of this batch found nothing faster than torch's own algorithm.
     """
 
@@ -92,12 +92,12 @@ class Cliff:
 
     @property
     def is_gain(self) -> bool:
-        """Whether dividing this batch into parts is meant to save time, not memory."""
+        """Whether dividing this batch into parts saves time, rather than memory."""
         return self.kind is CliffKind.SLOWER and self.cut is not None
 
     @property
     def finding(self) -> str:
-        """Description of how this batch size is worse than the reference batch size."""
+        """A description of how this batch size is worse than the reference batch size."""
         point, reference = self.point, self.reference
         match self.kind:
             case CliffKind.SLOWER:
@@ -125,7 +125,7 @@ class Cliff:
         return f"batch {self.n}: {self.finding}; {self.remedy}"
 
 
-Divide = Callable[[int, int | None], Point | None]  # the best configuration for n samples within a limit in bytes
+Divide = Callable[[int, int | None], Point | None]  # finds the best configuration for n samples within a limit in bytes
 
 
 def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_bytes: int | None) -> Iterator[Cliff]:
@@ -145,13 +145,13 @@ def find_cliffs(curve: Curve, measured: Sequence[Point], divide: Divide, limit_b
 
 
 def is_slower_per_sample(point: Point, reference: Point) -> bool:
-    """Whether a point takes longer per sample than a reference, by more than the uncertainties of both times."""
+    """Return whether a point takes longer per sample than a reference, by more than the uncertainties of both times."""
     margin = max(LEAST_MARGIN, hypot(point.uncertainty, reference.uncertainty))
     return point.time_per_sample_s > (1 + margin) * reference.time_per_sample_s
 
 
 def _does_not_fit(curve: Curve, point: Point, fitting: Sequence[Point], cut: Point | None) -> Iterator[Cliff]:
-    for reference in fitting[-1:]:  # none, if no batch size fits
+    for reference in fitting[-1:]:  # There is no reference if no batch size fits.
         yield Cliff(curve, CliffKind.DOES_NOT_FIT, point, reference, cut, removed=cut is not None)
 
 
@@ -172,7 +172,7 @@ def _slower(curve: Curve, point: Point, smaller: Sequence[Point], divided: Point
 def _more_workspace(curve: Curve, point: Point, reference: Point, divide: Divide) -> Iterator[Cliff]:
     """Yield a cliff if this batch needs far more workspace per sample than the reference, the next smaller batch.
 
-    A division into parts helps if it avoids the jump in workspace and is not slower.
+    A division into parts is a remedy if it avoids the jump in workspace and is not slower.
     """
     expected = reference.workspace_per_sample_bytes * point.n
     jump_bytes = ceil(max(WORKSPACE_JUMP * expected, expected + LEAST_JUMP_BYTES))

@@ -34,10 +34,10 @@ from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.units import format_bytes, format_seconds
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
-# Slowdown in slow phases of shared cores. Without torch in the same rounds, a whole run may have been in one.
+# Slowdown in slow phases of shared cores. Without torch's samples, a whole run may have been in such a phase.
 PHASE = 4 / 3
 _RESAMPLES = 2000
-_MOST_EXACT = 40  # number of samples; beyond, the exact test takes seconds, and the normal approximation is close
+_MOST_EXACT = 40  # With more samples, the exact test takes seconds, and the normal approximation is close.
 
 Samples = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ class Pair:
 
     @property
     def allowance(self) -> float:
-        """Logarithm of the ratio by which a slow machine may distort times; 0 if torch's samples cancel that."""
+        """Logarithm of the factor by which a slow machine may distort times; 0 if torch's samples cancel its effect."""
         return 0.0 if self.is_controlled else log(PHASE)
 
     @property
@@ -103,7 +103,7 @@ def require_scipy() -> None:
 
 
 def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
-    """Judge all pairs together; return the ratio of time after to time before, and the verdict, of each pair.
+    """Judge all pairs together; return for each pair the ratio of time after to time before, and the verdict.
 
     tolerance: relative change up to which times count as equal. Raises ``UnavailableError`` if scipy is not installed.
     """
@@ -139,14 +139,14 @@ def _judged(pair: Pair, is_different: bool, tolerance: float) -> tuple[Estimate,
     return Estimate(*(float(np.exp(one)) for one in (shift.value, shift.low, shift.high))), verdict
 
 
-# Fields of the environment that torch's time depends on; if they are equal, times are compared relative to torch's.
+# Fields of the environment that torch's time depends on. If all are equal, times are compared relative to torch's.
 _OF_TORCH = ("device", "capability", "threads", "torch", "library", "numerics")
 _MOST_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A row, the times of one contestant on one subject, that both compared folders have.
+    """A row (the times of one contestant on one subject) that both compared folders have.
 
     before, after: the row in each folder. is_controlled: whether both folders also timed torch in the same rounds as
     this row. ratio: time in the second folder over time in the first.
@@ -161,10 +161,10 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderComparison:
-    """Comparison of two result folders.
+    """The comparison of two result folders.
 
-    rows: in the order of the first folder. only_before, only_after: rows of the first or second folder that the other
-    one lacks or has without samples. tolerance: relative change up to which times count as equal.
+    rows: in the order of the first folder. only_before, only_after: rows of one folder that the other one lacks or has
+    without samples. tolerance: relative change up to which times count as equal.
     """
 
     before: ResultFolder
@@ -207,7 +207,7 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
-    """Whether both folders have the same torch and machine, so that times can be compared relative to torch's times."""
+    """Return whether both folders have the same torch and machine, so that times can be compared over torch's."""
     mine, others = before.header.environment, after.header.environment
     return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
 
@@ -270,7 +270,7 @@ def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) ->
 
 
 def in_words(comparison: FolderComparison) -> str:
-    """Return a text on a comparison: counts, method, differences of the settings, and rows that only one folder has."""
+    """Describe a comparison: counts, method, differences of the settings, and rows that only one folder has."""
     before, after, rows = comparison.before, comparison.after, comparison.rows
     counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
     over_torch = ", each over PyTorch's time in the same round" if is_torch_the_same(before, after) else ""
@@ -294,12 +294,12 @@ def in_words(comparison: FolderComparison) -> str:
 
 
 def _subject(folder: ResultFolder, line: Line) -> str:
-    """Return the name of a row's subject, from its text columns only, since sizes would fill the table."""
+    """Return the name of a row's subject, from its text columns only, because sizes would fill the table."""
     return " ".join(line[name] for name in folder.header.subject_columns if isinstance(line[name], str))
 
 
 def _contestant(line: Line) -> str:
-    """Return the name of a row's contestant, the way of computing that was timed: ``mucudnn power-of-two 64 MiB``."""
+    """Return the name of a row's contestant (the implementation that was timed): ``mucudnn power-of-two 64 MiB``."""
     limit = None if line["limit_bytes"] is None else format_bytes(line["limit_bytes"])
     return " ".join(part for part in (line["contestant"], line["policy"], limit) if part)
 

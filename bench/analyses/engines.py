@@ -18,7 +18,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import TorchSettings
 from mucudnn.words.units import format_bytes
 
-_OWN_COLUMNS = (NumericalNote.TENSOR_CORE, NumericalNote.NONDETERMINISTIC)  # notes with columns of their own
+_OWN_COLUMNS = (NumericalNote.TENSOR_CORE, NumericalNote.NONDETERMINISTIC)  # notes that have their own columns
 _Kind = tuple[EngineConfig, frozenset[NumericalNote], frozenset[BehaviorNote]]
 
 
@@ -37,7 +37,7 @@ class ListedEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineList:
-    """Engines that cuDNN offers for a problem on a device, in cuDNN's order for the largest micro-batch size."""
+    """The engines that cuDNN offers for a problem on a device, in cuDNN's order for the largest micro-batch size."""
 
     names: tuple[str, ...]
     problem: ConvProblem
@@ -148,7 +148,7 @@ def _listed(by_size: Mapping[int, Engine], numerics: TorchSettings, dtype: str) 
 def _described(listed: ListedEngine, joined: str | None = None) -> Record:
     """Return the JSON or CSV columns of an engine.
 
-    joined: separator that joins the engine's notes to one text, for CSV; with None the notes stay a list, for JSON.
+    joined: separator that joins the engine's notes into one text, for CSV; None keeps them as a list, for JSON.
     """
     engine = listed.engine
     numerical, behavior = _names(engine.numerical_notes), _names(engine.behavior_notes)
@@ -163,7 +163,7 @@ def _described(listed: ListedEngine, joined: str | None = None) -> Record:
 
 
 def _texts(listed: ListedEngine) -> dict[str, str]:
-    """Return the table cells of an engine by heading; the caller omits columns that are empty in all rows."""
+    """Return the table cells of an engine by heading. The caller omits columns that are empty in all rows."""
     engine = listed.engine
     return {
         "engine and knobs": engine.config.name,

@@ -1,4 +1,4 @@
-"""Explains a workspace budget: each problem's share, the effect of more or less memory, and time by budget."""
+"""Explains a workspace budget: the share of each problem, the effect of more or less memory, and time by budget."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Explanation:
 
     @property
     def rows(self) -> list[Record]:
-        """A row for each operation of each layer, in the order of the layer table.
+        """The rows of the table, one for each operation of each layer, in the order of the layer table.
 
         Configurations have the times by which the budget was divided, those of whole runs if there are any. Times are
-        those of one call, except ``saved_s``: what the next faster configuration saves in all occurrences of the layer,
-        with ``extra_bytes`` of workspace beyond the chosen one; both are 0 if none is faster.
+        those of one call, except ``saved_s``, the time that the next faster configuration saves over all occurrences of
+        the layer, with ``extra_bytes`` of additional workspace; both are 0 if no configuration is faster.
         """
         assignment = self.divided.division.assignment
         return [
@@ -85,7 +85,7 @@ def explain(tuning: TableTuning) -> Explanation:
 
 
 def explanation_table(explanation: Explanation) -> Table:
-    """Return a table of the operations: workspace, and what the next faster configuration of each needs and saves."""
+    """Return a table of the operations: workspace, and the cost and saving of each one's next faster configuration."""
     here, rows = explanation.marginal.here, explanation.rows
     workspace = format_bytes(sum(row["chosen_workspace_bytes"] for row in rows))
     printed = new_table(
@@ -110,7 +110,7 @@ def _name(row: Record) -> str:
 
 
 def in_words(explanation: Explanation) -> str:
-    """Return a text on what more or less memory would change, and on how the budget was divided."""
+    """Describe the effect of more or less memory, and how the budget was divided."""
     here = explanation.marginal.here
     time = f"{format_bytes(here.budget_bytes)}: {format_seconds(here.time_s)}"
     return f"{time}; {explanation.marginal}\n{explanation.divided.division}"
@@ -130,9 +130,9 @@ def explanation_record(explanation: Explanation) -> Record:
 
 
 def write_tables(explanation: Explanation, path: Path) -> None:
-    """Write two CSV files: the problems to ``path``, and the points of the curve beside it.
+    """Write two CSV files: the problems to ``path``, and the points of the curve to a second file in the same folder.
 
-    The name of the second file ends in ``-curve``: ``memory-curve.csv`` beside ``memory.csv``.
+    The name of the second file ends in ``-curve``: ``memory-curve.csv`` next to ``memory.csv``.
     """
     write_each(
         (path, partial(write_csv, rows=explanation.rows)),
@@ -141,7 +141,7 @@ def write_tables(explanation: Explanation, path: Path) -> None:
 
 
 def draw_explanation(explanation: Explanation) -> Figure:
-    """Draw two plots: time against budget, with the given budget marked, and the problems with the largest demand."""
+    """Draw two plots: time by budget, with the given budget marked, and the problems with the largest demand."""
     here = explanation.marginal.here
     budget = format_bytes(here.budget_bytes)
     figure = new_figure(14, 6.5, f"{explanation.tuning.source}: use of a workspace budget of {budget}")

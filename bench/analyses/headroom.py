@@ -1,4 +1,4 @@
-"""Reports headroom: the workspace that each convolution of a training step can use without raising the peak memory."""
+"""Reports headroom, the workspace that each convolution of a training step can use without raising the peak memory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TIMES = ("torch_s", "mucudnn_s")
 def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[Record]:
     """Return a row for each operation of each convolution call, in the order in which a training step runs them.
 
-    ``limit_bytes``: what is free for a workspace. ``configuration``, ``torch_s`` and ``mucudnn_s`` are None for
-    operations that were not tuned. ``workspace_bytes`` is at most the limit: torch's own workspace fits below the peak
-    by definition, but was measured with a bias, which can add a few bytes.
+    ``limit_bytes``: bytes that are free for a workspace. ``configuration``, ``torch_s`` and ``mucudnn_s`` are None for
+    operations that were not tuned. ``workspace_bytes`` is capped at the limit: torch's own workspace fits below the
+    peak by definition, but was measured with a bias, which can add a few bytes.
     """
     chosen = {
         _key(name, row.tuned.problem, row.tuned.batch_size): row.tuned for row in tuning.rows for name in row.names
@@ -45,7 +45,7 @@ def headroom_rows(headroom: Headroom, tuning: TableTuning) -> list[Record]:
 def _key(name: str, problem: ConvProblem, batch_size: int) -> tuple[str, Operation, tuple[int, ...]]:
     """Return a key that identifies a call: name of its module, operation and shape of x.
 
-    The geometry is not needed, since a module has only one.
+    The geometry is not needed, because each module has only one.
     """
     return name, problem.operation, problem.x_shape(batch_size)
 
@@ -67,7 +67,7 @@ def _row(call: ConvolutionCall, limit_bytes: int, tuned: TunedProblem | None) ->
 
 
 def headroom_table(headroom: Headroom, tuning: TableTuning, rows: Sequence[Record]) -> Table:
-    """Return a table of bytes in use at each call, bytes free below the peak, and the configuration chosen."""
+    """Return a table of the bytes in use at each call, the bytes free below the peak, and the configuration chosen."""
     totals = (_milliseconds(_total_s(rows, name)) for name in _TIMES)
     printed = new_table(
         f"{tuning.source}: one training step, peak {format_bytes(headroom.peak_bytes)}",
@@ -93,7 +93,7 @@ def _total_s(rows: Sequence[Record], name: str) -> float | None:
 
 
 def in_words(headroom: Headroom, rows: Sequence[Record]) -> str:
-    """Return a text on the speedup at the same peak memory, the workspaces, and how the training step was traced."""
+    """Describe the speedup at the same peak memory, the workspaces, and how the training step was traced."""
     timeline = headroom.timeline
     largest = max((row["workspace_bytes"] for row in rows), default=0)
     fullest = max((row["in_use_bytes"] + row["workspace_bytes"] for row in rows), default=0)
@@ -117,7 +117,7 @@ def headroom_record(headroom: Headroom, tuning: TableTuning, rows: Sequence[Reco
 
 
 def _gain(rows: Sequence[Record]) -> str:
-    """Return a phrase on the speedup of all convolutions, or an empty string if torch's time of one is unknown."""
+    """Return a phrase on the speedup of all convolutions, or an empty string if one of torch's times is unknown."""
     torch_s, chosen_s = (_total_s(rows, name) for name in _TIMES)
     if not torch_s or not chosen_s:
         return ""
@@ -126,9 +126,9 @@ def _gain(rows: Sequence[Record]) -> str:
 
 
 _MIB = 2**20
-_BAR = 0.9  # width of a bar, in operators
-_ROOM = 1.32  # height of the axes, in peaks, which leaves room for names above the peak
-_MOST_NAMES = 80  # side by side
+_BAR = 0.9  # width of a bar, in units of one operator
+_ROOM = 1.32  # height of the axes, relative to the peak, which leaves room for names above it
+_MOST_NAMES = 80  # the most names that fit side by side
 _MOST_LETTERS = 22
 
 
@@ -153,7 +153,7 @@ def draw_headroom(headroom: Headroom, source: str, rows: Sequence[Record]) -> Fi
 
 
 def _draw_calls(axes: Axes, rows: Sequence[Record]) -> None:
-    """Draw a bar for each call; the calls for dx and dw of one torch operator stand side by side in its place."""
+    """Draw a bar for each call. The calls for dx and dw of one torch operator share its place, side by side."""
     sharing = Counter(row["event"] for row in rows)
     drawn: Counter[int] = Counter()
     places, widths = [], []
@@ -180,6 +180,6 @@ def _names(rows: Sequence[Record], events: int) -> Iterator[tuple[int, str]]:
 
 
 def _passes(rows: Sequence[Record]) -> str:
-    """Return a title that says where the backward pass begins."""
+    """Return a title that marks the start of the backward pass."""
     backward = [row["event"] for row in rows if row["operation"] != Operation.FORWARD]
     return f"forward pass; convolutions of the backward pass from operator {min(backward)} on" if backward else ""

@@ -1,7 +1,7 @@
-"""The history of a machine: result folders of the same layers, version after version.
+"""The performance history of mucudnn on a machine, from result folders of the same layers for successive versions.
 
-Versions are compared by their speedups over torch, which was timed alternately with them, so that slow days of the
-machine cancel.
+Versions are compared by their speedups over torch, which was timed interleaved with them, so that slow days of the
+machine cancel out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mucudnn.bench.report.tables import new_table
 from mucudnn.words.errors import InvalidInputError
 
 OURS = "mucudnn"
-_GIT_S = 10.0  # timeout
-_SHOWN = 5  # versions in the table of layers
+_GIT_S = 10.0  # timeout of a git command
+_SHOWN = 5  # the number of latest versions that the table of layers shows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Measured versions of mucudnn, in the order of their measurement. problems: messages on what could not be read."""
+    """The measured versions of mucudnn, in the order of measurement. problems: messages about unreadable content."""
 
     path: Path
     versions: tuple[Version, ...]
@@ -61,7 +61,7 @@ class History:
 
 
 def read_history(path: Path, source: str, tolerance: float) -> History:
-    """Read the subfolders of a folder that are result folders of this source; ignore all others.
+    """Read the result folders of this source among the subfolders of a folder; ignore all others.
 
     tolerance: relative change up to which times count as equal. Raises ``InvalidInputError`` if ``path`` is not a
     folder, and ``UnavailableError`` if scipy is missing.
@@ -104,7 +104,7 @@ def _version(folder: ResultFolder, change: FolderComparison | None) -> Version:
 
 
 def versions_table(history: History) -> Table:
-    """Return a table with a row for each version: mean speedup, and how many rows changed since the version before."""
+    """Return a table with a row for each version: mean speedup, and how many rows changed since the previous one."""
     printed = new_table(
         f"{history.path}: speedups over PyTorch in the same rounds",
         ("version", "measured"),
@@ -120,7 +120,7 @@ def versions_table(history: History) -> Table:
 
 
 def subjects_table(history: History) -> Table:
-    """Return a table of each operation's speedup in the latest versions, with the interval of the last speedup."""
+    """Return a table of each operation's speedup in the latest versions, with the interval of the last one."""
     shown = history.versions[-_SHOWN:]
     titles = (*(version.name for version in shown), "95 % interval")
     printed = new_table("speedup over PyTorch of each operation", ("operation",), titles)
@@ -136,12 +136,12 @@ def _cells(speedup: Estimate) -> tuple[str, str]:
 
 
 def subject_name(key: Key) -> str:
-    """Return the name of a subject, from layer and operation only, since sizes would fill the table."""
+    """Return the name of a subject, from layer and operation only, because sizes would fill the table."""
     return " ".join(part for part in key[:2] if isinstance(part, str))
 
 
 def slower_in_words(history: History) -> str:
-    """Return a text with a line for each operation that became slower in the last version; empty if none did."""
+    """Return a line for each operation that became slower in the last version; empty if none did."""
     last = history.versions[-1] if history.versions else None
     if last is None or last.change is None:
         return ""
@@ -167,7 +167,7 @@ def history_rows(history: History) -> list[Record]:
 
 
 def current_version() -> str:
-    """Return a name of this version: mucudnn's version number and, in a checkout, the commit.
+    """Return a name for this version: mucudnn's version number and, in a checkout, the commit.
 
     ``-changed`` is appended if files differ from the commit.
     """
@@ -175,6 +175,6 @@ def current_version() -> str:
     call = ("git", "-C", str(Path(mucudnn.__file__).resolve().parent), *describe)
     try:
         commit = subprocess.run(call, capture_output=True, text=True, timeout=_GIT_S, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # not a checkout, or git is missing
+    except (OSError, subprocess.SubprocessError):  # This is not a checkout, or git is missing.
         return mucudnn.__version__
     return f"{mucudnn.__version__}-{commit}"

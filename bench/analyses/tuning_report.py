@@ -1,4 +1,4 @@
-"""Reports which configurations were chosen for a network's layers: tables for people, JSON objects for programs."""
+"""Reports the configurations chosen for a network's layers: tables for people, JSON objects for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mucudnn.words.units import format_bytes, format_seconds
 def tuning_table(tuning: TableTuning) -> Table:
     """Return a table of torch's own choice and ours for each operation: time, speedup, workspace, error, and totals.
 
-    If needed, further columns count candidates left out by a time limit, and explain choices slower than the baseline.
+    If needed, more columns count candidates left out by a time limit, and explain choices slower than the baseline.
     """
     left_out = left_out_in_words([row.tuned for row in tuning.rows])
     why_slower = any(_why_slower(row.tuned) for row in tuning.rows)
@@ -74,7 +74,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 
 
 def _unmeasured(tuned: TunedProblem) -> str:
-    """Return how many candidates were not measured for lack of time, such as ``11 of 15``; empty if all were."""
+    """Return how many candidates a time limit left unmeasured, such as ``11 of 15``; empty if there are none."""
     left_out = len(tuned.left_out.unmeasured)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
@@ -98,7 +98,7 @@ def _totals(tuning: TableTuning) -> tuple[str, ...]:
 
 
 def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
-    """Return three table cells: torch's time, our time and the speedup; torch's and the speedup blank if unknown."""
+    """Return the cells for torch's time, our time and the speedup; torch's and the speedup are blank if unknown."""
     if baseline_s is None:
         return "", milliseconds(time_s), ""
     return milliseconds(baseline_s), milliseconds(time_s), ratio(baseline_s / time_s)
@@ -147,7 +147,7 @@ def _tuned(row: TunedLayer) -> Record:
 
 
 def refresh_in_words(refreshed: Refreshed) -> str:
-    """Return a text on repeated measurements: their number, how many verdicts changed, and what is left to do."""
+    """Describe repeated measurements: their number, how many verdicts changed, and how much is left to do."""
     if not refreshed.doubtful:
         return f"nothing is doubtful on {refreshed.environment}"
     again = len(refreshed.measurements) + len(refreshed.whole_runs)
@@ -180,7 +180,7 @@ def measurements_table(refreshed: Refreshed) -> Table:
 
 
 def whole_runs_table(refreshed: Refreshed) -> Table:
-    """Return a table of repeated whole runs: old and new times of baseline and configuration, and which won."""
+    """Return a table of repeated whole runs: old and new times of baseline and configuration, and the faster one."""
     columns = ("PyTorch ms before", "now", "its own ms before", "now", "speedup before", "now")
     printed = new_table("Whole runs again", ("problem", "configuration", "verdict"), columns)
     for run in refreshed.whole_runs:

@@ -1,4 +1,4 @@
-"""Benchmarks that recipes can run, and the keys that ``[fixed]`` and ``[mutable]`` may have. Loads no torch.
+"""The benchmarks that recipes can run, and the keys allowed in ``[fixed]`` and ``[mutable]``. Imports no torch.
 
 The class ``Config`` checks the values of settings, so that recipes and commands accept the same values.
 """
@@ -27,13 +27,13 @@ _MOST_FILTER = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A workspace budget in bytes, for the whole network or for each of the network's problems."""
+    """A workspace budget in bytes: for the whole network, or for each problem of the network."""
 
     size: int
     is_each: bool = False
 
     def of(self, problems: int) -> int:
-        """Return the bytes of the whole budget for a network with this number of problems.
+        """Return the total budget in bytes for a network with this number of problems.
 
         >>> Budget(1024, is_each=True).of(problems=10)
         10240
@@ -64,7 +64,7 @@ def _budget(value: object, name: str) -> Budget:
 
 
 def _read(parse: Callable[[str], object]) -> Parse:
-    """Return a parser that applies ``parse`` to a TOML value, and refuses values that are not texts."""
+    """Return a parser that applies ``parse`` to strings, and refuses all other TOML values."""
     return lambda value, name: parse(text(value, name))
 
 
@@ -94,9 +94,9 @@ _GRID: Mapping[str, Parse] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One result folder that a recipe (an experiment in TOML) fills, with its source and settings.
+    """A result folder that a recipe (an experiment in TOML) fills, with its source and settings.
 
-    settings: one value for each key; but all alternatives of grid keys, which share the folder.
+    settings: one value for each key; for grid keys, which vary within the folder, all alternatives.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Cell:
     settings: Mapping[str, Any]
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return those of the recipe's settings that have one of these names."""
+        """Return the settings in ``names`` that the recipe gives."""
         return {name: self.settings[name] for name in names if name in self.settings}
 
     def config(self, **more: Any) -> Config:
@@ -116,7 +116,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a recipe's run: device, database and progress bar. database: a file, or None for the user's own."""
+    """The device, database and progress bar with which a recipe runs. database: a file, or None for the user's own."""
 
     device: str = "cpu"
     database: Path | None = None
@@ -127,7 +127,7 @@ class Place:
 class Benchmark:
     """A benchmark that recipes can run, named after the function in ``runs`` that runs it.
 
-    contestants: what is compared; by default the last contestant is judged, against the first. measures: quantities
+    contestants: the compared implementations; by default the last one is judged against the first. measures: quantities
     that criteria can bound. keys: names and parsers of the benchmark's settings. needed: a required key, or an empty
     string.
     """
@@ -140,7 +140,7 @@ class Benchmark:
 
     @property
     def grid(self) -> tuple[str, ...]:
-        """Settings whose alternatives share one result folder; alternatives of other settings get their own folders."""
+        """The settings whose alternatives share a result folder; alternatives of other settings have their own."""
         return tuple(key for key in self.keys if key in _GRID)
 
     @property

@@ -20,7 +20,7 @@ from mucudnn.words.values import member, real, shown, text
 class Measure:
     """A quantity that acceptance criteria bound.
 
-    column: column of the result rows, or empty for a speedup. parse: reads a bound. write: formats a value. is_sum:
+    column: column of the result rows, or empty for a speedup. parse: parses a bound. write: formats a value. is_sum:
     whether the sum of the rows' values is judged, instead of the worst value.
     """
 
@@ -49,7 +49,7 @@ def _number(value: float) -> str:
 
 
 def size_in_words(value: float) -> str:
-    """Format a size in bytes, with all digits if rounding would change the size.
+    """Format a size in bytes, with all digits if rounding would change it.
 
     >>> size_in_words(2**26), size_in_words(2**26 - 1)
     ('64 MiB', '67108863B (64 MiB)')
@@ -114,8 +114,8 @@ def read_criteria(
 ) -> tuple[Criterion, ...]:
     """Read the acceptance criteria in the section ``[accept]`` of a recipe.
 
-    places: the section of each measure. measures, contestants: those of the benchmark. grid: alternatives of each key
-    that varies within a folder. Raises ``InvalidInputError`` for a criterion that could never be judged.
+    places: the section of each measure. measures, contestants: those of the benchmark. grid: the alternatives of each
+    key that varies within a folder. Raises ``InvalidInputError`` for a criterion that could never be judged.
     """
     criteria = []
     for measure, section in places.items():

@@ -1,4 +1,4 @@
-"""Judges the acceptance criteria of a recipe (an experiment in a TOML file) by the rows of the result folders."""
+"""Judges the acceptance criteria of a recipe (an experiment in a TOML file) on the rows of its result folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EACH = ["folder", "contestant", "policy", "limit_bytes"]
 
 
 class Group(NamedTuple):
-    """Rows that a criterion judges together: those of one contestant, policy and limit in one folder.
+    """The rows that a criterion judges together: those of one contestant, policy and limit in one folder.
 
     limit_bytes: the workspace limit; NaN without a limit.
     """
@@ -36,10 +36,10 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Outcome of applying a criterion to results.
+    """The outcome of applying a criterion to results.
 
     found: the worst value, or None if there was nothing to judge; if it has an interval, the criterion fails only if
-    the whole interval misses the bound. place: the group with this value.
+    the whole interval violates the bound. place: the group with this value.
     """
 
     criterion: Criterion
@@ -63,7 +63,7 @@ class Judgement:
 
 
 def _missed_by(criterion: Criterion, found: Estimate) -> float:
-    """Return by how much a found value misses the criterion's bound; 0 or less if the criterion is met.
+    """Return by how much a value violates the criterion's bound; 0 or less if the criterion is met.
 
     If the value has an interval, its better end counts.
     """
@@ -75,8 +75,8 @@ def _missed_by(criterion: Criterion, found: Estimate) -> float:
 def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
     """Return the rows of all folders, with the columns that recipes judge.
 
-    Columns beside those of ``measured``: ``folder``, the name of the row's folder; ``share_of_limit``, the workspace
-    over the limit; ``failures``, 1 if a row has no samples, else 0.
+    Columns in addition to those of ``measured``: ``folder``, the name of the row's folder; ``share_of_limit``, the
+    workspace over the limit; ``failures``, 1 if a row has no samples, else 0.
     """
     records = [
         {**record, "folder": name} for name, folder in folders.items() for record in measured(folder).to_dict("records")
@@ -88,7 +88,7 @@ def all_rows(folders: Mapping[str, ResultFolder]) -> pandas.DataFrame:
 
 
 def judge(criterion: Criterion, rows: pandas.DataFrame) -> Judgement:
-    """Return the worst judgement of a criterion over all groups of rows. rows: as ``all_rows`` returns them."""
+    """Return the worst judgement of a criterion over all groups of rows. rows: the result of ``all_rows``."""
     every = [one for one in _judgements(criterion, rows) if one.found is not None and not isnan(one.found.value)]
     nothing = Judgement(criterion, None)
     return max(every, key=lambda one: _missed_by(criterion, one.found or Estimate()), default=nothing)
@@ -120,8 +120,8 @@ def groups(rows: pandas.DataFrame) -> Iterator[Group]:
 def speedup(rows: pandas.DataFrame, rivals: pandas.DataFrame) -> Estimate:
     """Return the rivals' total time over that of the rows, weighted by the layers' counts; NaN if no row has a rival.
 
-    A row's rival was timed in the same turns; of several rivals, the row's is the one with the same limit, or else the
-    same policy. A rival that failed, for example since nothing fits the limit, is ignored.
+    A rival is the row of the contestant to compare with, timed in the same rounds; of several, the one with the same
+    limit, or else the same policy. A rival that failed, for example because nothing fits the limit, is ignored.
     """
     pairs = [(row, _rival(row, rivals)) for _, row in rows.iterrows() if row["samples_s"]]
     known = [(row, rival) for row, rival in pairs if rival is not None]

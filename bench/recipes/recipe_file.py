@@ -31,7 +31,7 @@ _KEYS = ("title", "takes", "benchmark", "figure", "published", *_SECTIONS, *DEVI
 class RecipeFile:
     """A recipe (an experiment in a TOML file) as it applies to one type of device.
 
-    text: the whole file. published: published results, as texts. figure: kind of figure, or None. settings: all
+    text: the whole file. published: published results, as text. figure: kind of figure, or None. settings: all
     alternatives of each key; keys in ``[fixed]`` have only one.
     """
 
@@ -49,7 +49,7 @@ class RecipeFile:
         return BENCHMARKS[self.benchmark_name]
 
     def cells(self) -> list[Cell]:
-        """Return the result folders to fill: one for each source and combination of non-grid settings.
+        """Return the result folders to fill: one for each source and each combination of settings outside the grid.
 
         Alternatives of grid settings share one folder.
         """
@@ -139,7 +139,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name_or_file: str) -> Path:
-    """Return the path of a recipe, given as a file that ends in .toml, or by the name of a recipe in mucudnn.
+    """Return the path of a recipe, given as a file name that ends in .toml, or as the name of one of mucudnn's recipes.
 
     Raises ``InvalidInputError`` for an unknown name.
     """

@@ -26,14 +26,14 @@ from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableErro
 from mucudnn.words.progress import share_of
 
 RECIPE_FILE, OUTCOME_FILE = "recipe.toml", "outcome.json"
-_FORMAT_VERSION = 1  # of the outcome
+_FORMAT_VERSION = 1  # format version of the outcome file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Outcome of running a recipe: its rows, judgements and figures.
+    """The outcome of running a recipe: its rows, judgements and figures.
 
-    notes: messages on what was left out, could not be read, or could not be drawn.
+    notes: messages about everything that was left out, could not be read, or could not be drawn.
 
     rows: those of all folders, see ``all_rows``. figures: files with figures.
     """
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
-    """Measure what the folder ``out`` still lacks of a recipe's results, then judge them.
+    """Measure the results of a recipe that the folder ``out`` still lacks, then judge them.
 
     Raises ``OutputError`` if the folder does not belong to this recipe, all errors of the benchmark, and
     ``KeyboardInterrupt``, after which the folder has all results so far.
@@ -89,13 +89,13 @@ def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> O
 
 
 def _left_out(folder: ResultFolder) -> list[str]:
-    """Return a line for each reason why the benchmark left something out, and messages on unreadable results."""
+    """Return a line for each reason why the benchmark left something out, and messages about unreadable results."""
     reasons = folder.left_out_by_reason.items()
     return [*(f"{folder.path.name}: left out, as {why}: {some(what)}" for why, what in reasons), *folder.problems]
 
 
 def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:
-    """Draw the recipe's figure for each folder; return the files, and messages on figures that could not be drawn."""
+    """Draw the recipe's figure for each folder; return the files, and messages about figures that were not drawn."""
     if recipe.figure is None:
         return (), []
     paths, notes = [], []
@@ -112,7 +112,7 @@ def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> t
 
 
 def _record(outcome: Outcome) -> dict[str, object]:
-    """Return the JSON object of an outcome: each criterion, the value found, and whether the criterion passed."""
+    """Return the JSON object of an outcome: each criterion, its worst value, and whether it passed."""
     return {
         "format_version": _FORMAT_VERSION,
         "title": outcome.recipe.title,
@@ -160,7 +160,7 @@ def results_table(outcome: Outcome) -> Table:
 
 
 def criteria_table(outcome: Outcome) -> Table:
-    """Return a table with a row for each criterion: whether it passed, and the worst value that was found."""
+    """Return a table with a row for each criterion: whether it passed, and the worst value."""
     printed = new_table("", ("", "criterion", "found"), ())
     for one in outcome.judgements:
         printed.add_row("pass" if one.passed else "FAIL", str(one.criterion), str(one))

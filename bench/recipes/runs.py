@@ -1,4 +1,4 @@
-"""One function for each benchmark, under its name, that runs a cell (one result folder) of a recipe."""
+"""The functions that run a cell (one result folder) of a recipe, each named after its benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mucudnn.words.units import parse_bytes
 
 
 def convolutions(cell: Cell, out: Path, place: Place) -> None:
-    """Time each convolution problem under every policy, limit and budget, all alternately."""
+    """Time each convolution problem under every policy, limit and budget, all interleaved."""
     settings, table = cell.settings, _table(cell)
     config = cell.config(workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
@@ -74,7 +74,7 @@ def _policies(cell: Cell) -> tuple[BatchSizePolicy, ...]:
 def _table(cell: Cell) -> LayerTable:
     """Return the layers that a cell measures.
 
-    Raises ``InvalidInputError`` if the source lacks a layer that it names.
+    Raises ``InvalidInputError`` if the cell names a layer that the source lacks.
     """
     table = load_source(cell.source, **cell.given("batch", "dtype", "memory_format"))
     if "filters" in cell.settings:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import shown
 
-Parse = Callable[[object, str], Any]  # takes a value and its name for messages; raises InvalidInputError
+Parse = Callable[[object, str], Any]  # called with a value and its name for messages; raises InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Section:
         return self.parsed(key, self.values[key], parse) if key in self.values else default
 
     def parsed(self, key: str, value: object, parse: Parse) -> Any:
-        """Return the value of a key as ``parse`` converts it. Raises ``InvalidInputError`` if ``parse`` refuses it."""
+        """Parse the value of a key with ``parse``. Raises ``InvalidInputError`` if ``parse`` refuses it."""
         try:
             return parse(value, key)
         except InvalidInputError as error:
@@ -60,12 +60,12 @@ class Section:
                 self.refuse(key, f"is not known; {hint}allowed are {', '.join(names)}")
 
     def refuse(self, key: str, what: str) -> NoReturn:
-        """Raise ``InvalidInputError`` with file and line of a key, and with what is wrong with its value."""
+        """Raise ``InvalidInputError`` with file and line of a key, and a description of the fault of its value."""
         section = f"[{self.name}] " if self.name else ""
         raise InvalidInputError(f"{self.place(key)}: {section}{key} {what}")
 
     def place(self, key: str) -> str:
-        """Return file and line of a key as a text, or only the file if the line is not found."""
+        """Return file and line of a key as text, or only the file if the line is not found."""
         line = _line_of(self.text, self.name, key)
         return str(self.path) if line is None else f"{self.path}, line {line}"
 

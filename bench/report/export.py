@@ -35,7 +35,7 @@ def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write one JSON object, with null for infinity and NaN; the file is replaced as a whole."""
+    """Write one JSON object, with null for infinity and NaN. The file is replaced as a whole."""
     with whole_text(path) as stream:
         stream.write(json_text(record))
 
@@ -51,7 +51,7 @@ def json_line(record: Mapping[str, Any]) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV, with the keys of the first row as columns; an empty file if there are no rows."""
+    """Write rows as CSV, with the keys of the first row as columns; write an empty file if there are no rows."""
     with whole_text(path) as stream:
         writer = csv.DictWriter(stream, rows[0] if rows else ())
         if rows:
@@ -60,7 +60,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_csv_of(path: Path, frame: pandas.DataFrame) -> None:
-    """Write a data frame as CSV, without its index and with all digits of numbers; the file is replaced as a whole."""
+    """Write a data frame as CSV, without its index and with all digits of numbers. The file is replaced as a whole."""
     with whole_text(path) as stream:
         frame.to_csv(stream, index=False)
 

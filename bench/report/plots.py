@@ -1,4 +1,4 @@
-"""Draws plots by matplotlib, without its global state. matplotlib is optional, and imported when a figure is drawn."""
+"""Draws plots with matplotlib, but without its global state. matplotlib is optional, and imported to draw a figure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 TORCH_COLOUR, OTHER_COLOUR, OURS_COLOUR, ALARM_COLOUR = "#7a7a7a", "#e08214", "#1b6ca8", "#c0202b"
 _PNG_DPI = 130
-_SVG_DPI = 72  # fixed in matplotlib's SVG
+_SVG_DPI = 72  # resolution of matplotlib's SVG, which is fixed
 
 
 def require_matplotlib() -> None:
-    """Raise ``UnavailableError`` if matplotlib is not installed; to be called before a long measurement."""
+    """Raise ``UnavailableError`` if matplotlib is not installed. Call this before a long measurement."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -45,7 +45,7 @@ def save_png(figure: Figure, path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as an SVG file if the file name ends in .svg, else as a PNG file."""
+    """Write a figure as an SVG file if the file name ends in .svg, otherwise as a PNG file."""
     if path.suffix.lower() != ".svg":
         save_png(figure, path)
         return
@@ -56,12 +56,12 @@ def save_figure(figure: Figure, path: Path) -> None:
 def write_figure(figure: Figure, stream: IO[Any], form: str, dpi: int = _SVG_DPI, **rest: Any) -> None:
     """Write a figure made by ``new_figure`` as ``png`` or ``svg``. rest: passed to ``Figure.savefig``.
 
-    The layout is computed first, since ``savefig`` would draw the figure twice, once only for the layout.
+    The layout is computed first, because ``savefig`` would draw the figure twice, once only for the layout.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    (FigureCanvasSVG if form == "svg" else FigureCanvasAgg)(figure)  # the layout depends on the canvas's text widths
+    (FigureCanvasSVG if form == "svg" else FigureCanvasAgg)(figure)  # The layout depends on the canvas's text widths.
     figure.set_dpi(dpi)
     if layout := figure.get_layout_engine():
         layout.execute(figure)
@@ -76,14 +76,14 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y)
     for axis, text in ((axes.xaxis, x), (axes.yaxis, y)):
         if not text:
-            axis.set_label_coords(0, 0)  # skips matplotlib's slow search for a place clear of tick labels
+            axis.set_label_coords(0, 0)  # Skips matplotlib's slow search for a place that is clear of tick labels.
     axes.grid(alpha=0.3, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def batch_axis(axes: Axes, up_to: int) -> None:
-    """Make the x axis one of batch sizes from 1 to ``up_to``: logarithmic, ticks at powers of two and the end."""
+    """Make the x axis one of batch sizes from 1 to ``up_to``: logarithmic, with ticks at powers of two and the end."""
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
     axes.set_xscale("log", base=2)
@@ -112,7 +112,7 @@ _Segment = tuple[str, int, int]  # name; bytes assigned; additional bytes for th
 
 
 def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours: tuple[str, str] | None = None) -> None:
-    """Draw the least time that each workspace budget allows.
+    """Draw the least time for each workspace budget.
 
     here: the given budget in bytes, and its time in seconds.
     """
@@ -129,11 +129,11 @@ def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours:
 
 
 def draw_segments(axes: Axes, segments: Sequence[_Segment], colours: tuple[str, str] | None = None) -> None:
-    """Draw bars of the problems with the largest demand: bytes they got, and bytes for the next faster choice."""
+    """Draw bars for the problems with the largest demand: bytes assigned, and bytes for the next faster choice."""
     ours, other = colours or (OURS_COLOUR, OTHER_COLOUR)
     ranked = sorted(segments, key=lambda segment: -(segment[1] + segment[2]))[:MOST_SEGMENTS]
     sizes, extra = [own / _MIB for _, own, _ in ranked], [more / _MIB for _, _, more in ranked]
-    places = range(len(ranked))  # names are not unique: a module may be called with several shapes
+    places = range(len(ranked))  # Names are not unique, because a module may be called with several shapes.
     axes.barh(places, sizes, color=ours, label="its segment")
     axes.barh(places, extra, left=sizes, color=other, alpha=0.6, label="more for the next faster configuration")
     axes.set_yticks(places, [name for name, *_ in ranked], fontsize=8)

@@ -1,4 +1,4 @@
-"""JSON objects that describe tunings and benchmarks, as plain dictionaries, in seconds and bytes."""
+"""Converts tunings and benchmarks to JSON objects: plain dictionaries, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.words.config import Config
 from mucudnn.words.results import Configuration
 
-FORMAT_VERSION = 1  # of all records; raised when a key is removed or changes its meaning
+FORMAT_VERSION = 1  # Format version of all records, increased when a key is removed or changes its meaning.
 
 Record = dict[str, Any]
 
@@ -19,7 +19,7 @@ _DECIDE_NOTHING = ("confirm", "first_call_time", "background", "database")
 
 
 def stamp() -> Record:
-    """Return the first keys of every JSON object: versions of the format and of mucudnn, and the current time."""
+    """Return the first keys of every JSON object: the versions of the format and of mucudnn, and the current time."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"format_version": FORMAT_VERSION, "mucudnn": mucudnn.__version__, "date": date}
 

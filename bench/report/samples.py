@@ -36,7 +36,7 @@ def wanted(
 ) -> list[Row]:
     """Return the database rows (measurements and whole runs) that match all conditions.
 
-    algorithms: names of algorithms or sources of algorithms, at least one of which a row must use, or None for all
+    algorithms: names of algorithms or sources of algorithms; a row must use at least one of them. None selects all
     rows. parts: texts that must all occur in the problem's description, ignoring case.
     """
 
@@ -56,7 +56,7 @@ def wanted(
 
 
 def series(rows: Iterable[Row]) -> Iterator[Record]:
-    """Yield each series of samples in database rows as a JSON object; rows without samples have none.
+    """Yield each series of samples in database rows as a JSON object; rows without samples have no series.
 
     The last key is ``samples_s``, in seconds.
     """
@@ -75,7 +75,7 @@ def environment_of(values: Mapping[str, Any]) -> Environment:
 
 
 def in_words(rows: Sequence[Row]) -> str:
-    """Return a sentence on the number of samples in database rows, and of measurements without any sample."""
+    """Return a sentence on the number of samples in database rows, and the number of measurements without samples."""
     without = sum(all(row[column] is None for column in SAMPLES[row["kind"]]) for row in rows)
     samples = sum(len(one["samples_s"]) for one in series(rows))
     told = f"{samples} samples of {len(rows) - without} measurements and whole runs"
@@ -83,7 +83,7 @@ def in_words(rows: Sequence[Row]) -> str:
 
 
 def sample_rows(every: Iterable[Record]) -> list[Record]:
-    """Return a row for each sample of all series: its series, its number there from 0, and ``sample_s`` in seconds."""
+    """Return a row for each sample of all series: its series, its index there, and ``sample_s`` in seconds."""
     return [
         {**{name: value for name, value in one.items() if name != "samples_s"}, "sample": number, "sample_s": sample}
         for one in every
@@ -124,7 +124,7 @@ def samples_table(environment: Environment, every: Sequence[Record]) -> Table:
 
 
 def _measured(one: Mapping[str, Any]) -> str:
-    """Return the name of what a series timed: algorithm and size, ``gemm 8``, or the configuration of a whole run."""
+    """Return the name of the timed item of a series: algorithm and size, ``gemm 8``, or a whole run's configuration."""
     if one["configuration"] is None:
         return f"{one['algorithm']} {one['micro_batch_size']}"
     micro_configs, _, how = whole_run_from(one["configuration"])

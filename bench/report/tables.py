@@ -27,7 +27,7 @@ def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: t
 
 
 def memory_bound(config: Config) -> str:
-    """Return the workspace limit or budget of a config as a text for titles, such as ``workspace limit 64 MiB``."""
+    """Return the workspace limit or budget of a config as text for titles, such as ``workspace limit 64 MiB``."""
     if config.workspace_budget_bytes is not None:
         return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
     if config.has_headroom_limit:
@@ -36,7 +36,7 @@ def memory_bound(config: Config) -> str:
 
 
 def bound_in_words(settings: Mapping[str, Any]) -> str:
-    """Return the workspace limit or budget in a folder's settings as a text, such as ``workspace limit 64 MiB``."""
+    """Return the workspace limit or budget in a folder's settings as text, such as ``workspace limit 64 MiB``."""
     return memory_bound(Config(**{name: settings[name] for name in _BOUNDS}))
 
 
@@ -55,7 +55,7 @@ def spread(samples_s: Sequence[float]) -> dict[str, float | None]:
 
 
 def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each kind of layer in the sum of all seconds.
+    """Return the share of each kind of layer in the total time.
 
     >>> shares({"3x3": 3.0, "rest": 1.0})
     {'3x3': 0.75, 'rest': 0.25}
@@ -65,7 +65,7 @@ def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def kinds_table(title: str, left: tuple[str, ...], rows: Sequence[tuple[Sequence[str], Mapping[str, float]]]) -> Table:
-    """Return a table of the share of each kind of layer in per cent.
+    """Return a table of the share of each kind of layer in percent.
 
     left: titles of the first columns. rows: the texts in these columns, and the seconds by kind of layer.
     """
@@ -85,7 +85,7 @@ def short_name(names: Sequence[str]) -> str:
 
 
 def some(texts: Sequence[str], most: int = 3) -> str:
-    """Join the first ``most`` texts by semicolons, and say how many others there are.
+    """Join the first ``most`` texts with semicolons, and append the number of remaining texts.
 
     >>> some(["a", "b", "c"], most=2)
     'a; b; and 1 more'
@@ -95,7 +95,7 @@ def some(texts: Sequence[str], most: int = 3) -> str:
 
 
 def long_name(names: Sequence[str]) -> str:
-    """Join all names of equal layers as ``a, b, c``, for CSV and JSON files."""
+    """Join the names of equal layers in full, as ``a, b, c``, for CSV and JSON files."""
     return ", ".join(names)
 
 

@@ -1,4 +1,4 @@
 """Predictions of data-parallel training from measurements on one device, and batches divided over unequal devices.
 
-The package ``solver`` has the models of all-reduce and of gradient buckets.
+The models of all-reduce and of gradient buckets are in the package ``solver``.
 """

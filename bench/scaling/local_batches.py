@@ -16,7 +16,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 class Convolutions(StrEnum):
-    """Convolutions that a step runs: torch's on the whole batch, or mucudnn's fastest configurations."""
+    """The convolutions of a step: torch's on the whole batch, or mucudnn's fastest configurations."""
 
     TORCH = "torch"
     MUCUDNN = "mucudnn"
@@ -24,7 +24,7 @@ class Convolutions(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatches:
-    """Seconds of all convolutions of a step, in arrays indexed by number of samples: (largest + 1,).
+    """The seconds of all convolutions of a step, as arrays indexed by the number of samples: (largest + 1,).
 
     measured: sizes at which all of torch's convolutions were measured undivided. Their times are interpolated linearly
     between these sizes, and extrapolated with the slope from the first to the last.
@@ -64,7 +64,7 @@ def along(known: Mapping[int, float], largest: int) -> FloatArray:
     """Interpolate known values linearly at each integer n from 0 to ``largest``.
 
     Extrapolate with the slope from the first to the last, which is least sensitive to noise, or from (0, 0) if one
-    value is known; the slope is at least 0. All results are at least 0; they are infinite if no value is known.
+    value is known; the slope is at least 0. All results are at least 0, and infinite if no value is known.
     """
     n = np.arange(largest + 1)
     if not known:
@@ -79,7 +79,7 @@ def along(known: Mapping[int, float], largest: int) -> FloatArray:
 
 
 def _undivided_s(row: TunedLayer, fold: int) -> dict[int, float]:
-    """Return the measured seconds of torch's own algorithm in one call, by number of samples of the network.
+    """Return the measured seconds of torch's own algorithm in one call, by the network's number of samples.
 
     fold: number of samples that the layer gets for one sample of the network.
     """

@@ -1,7 +1,7 @@
-"""Measures a batch shared out to ranks of unlike speed on one machine: fewer threads, or other processes beside them.
+"""Measures a batch divided over ranks of unequal speed on one machine, with fewer threads or competing processes.
 
-Each rank measures steps of several local batches while the others compute. The shares that follow, and equal ones, are
-then run on all ranks, interleaved, beside the predicted times.
+Each rank measures steps of several local batches while the others compute. The best shares, and equal ones, are then
+run on all ranks, interleaved, and compared with the predicted times.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.progress import progress_bar, silent
 
-_SIZES = 5  # local batches at which whole steps are measured
+_SIZES = 5  # number of local batches at which whole steps are measured
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The processor of a rank: its threads, each on a core of its own, and the busy processes on the same cores."""
+    """The processor of a rank: its threads, each on its own core, and the number of busy processes on these cores."""
 
     threads: int
     load: int = 0
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShares:
-    """Predicted and measured steps of a batch that is shared out to the ranks ``places``.
+    """Predicted and measured steps of a batch that is divided over the ranks ``places``.
 
     best, equal: shares with predicted seconds. best_s, equal_s: measured seconds by round and rank. alone_s: predicted
     seconds of the whole batch on each rank.
@@ -71,22 +71,22 @@ class MeasuredShares:
 
     @property
     def speedup_over_equal(self) -> float:
-        """Median over the rounds of the ratio of both measured steps."""
+        """The median over the rounds of the measured time with equal shares over that with the best shares."""
         return median(max(equal) / max(best) for best, equal in zip(self.best_s, self.equal_s, strict=True))
 
     @property
     def over_predicted(self) -> float:
-        """Measured over predicted time of a step with the best shares."""
+        """The measured time of a step with the best shares over the predicted time."""
         return _step_s(self.best_s) / self.best.step_s
 
 
 def measure_shares(
     source: str, sizes: dict[str, Any], places: Sequence[Place], batch: int, config: Config, rounds: int
 ) -> MeasuredShares:
-    """Share a batch out to the ranks of the default process group, and run the shares; every rank must call this.
+    """Divide a batch over the ranks of the default process group, and run the shares; every rank must call this.
 
-    sizes: further arguments of ``seeded_model``. places: one for each rank, on the CPU. Gradients are not exchanged,
-    since that takes the same time with any shares.
+    sizes: additional arguments of ``seeded_model``. places: one for each rank, on the CPU. Gradients are not exchanged,
+    because that takes the same time with any shares.
 
     Raises ``UnavailableError`` if the machine has too few cores, and the errors of ``optimize``.
     """
@@ -125,7 +125,7 @@ def measure_shares(
 
 
 def _step_of(model: torch.nn.Module, arguments: tuple[Any, ...]) -> Callable[[], None]:
-    """Return a function that trains for one step; one that does nothing if there are no samples."""
+    """Return a function that trains for one step; it does nothing if there are no samples."""
     if not len(arguments[0]):
         return lambda: None
     own, optimizer = OwnStep(arguments), torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
@@ -140,13 +140,13 @@ def _step_of(model: torch.nn.Module, arguments: tuple[Any, ...]) -> Callable[[],
 def _interleaved(
     steps: Sequence[Callable[[], None]], clock: Clock, rounds: int
 ) -> Iterator[tuple[tuple[float, ...], ...]]:
-    """Time the steps of all ranks, which begin together; yield for each step the seconds by round and rank."""
+    """Time the steps of all ranks, which start together; yield for each step the seconds by round and rank."""
     own: list[list[float]] = [[] for _ in steps]
     for number in range(rounds + 1):
         for times, step in zip(own, steps, strict=True):
             dist.barrier()
             seconds = clock.time(step, 1)
-            if number:  # the first round warms up
+            if number:  # The first round is a warm-up.
                 times.append(seconds)
     dist.barrier()
     for times in own:
@@ -177,7 +177,7 @@ def _on_own_cores(threads: Sequence[int], rank: int) -> Iterator[set[int]]:
 
 @contextmanager
 def _busy(cores: set[int], processes: int) -> Iterator[None]:
-    """Keep processes busy on these cores within the block."""
+    """Keep processes busy on these cores within the context."""
     loads = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         for load in loads:
@@ -193,7 +193,7 @@ _COLUMNS = ("samples", "predicted ms", "measured ms", "equal share", "predicted 
 
 
 def measured_shares_table(result: MeasuredShares) -> Table:
-    """Return a table with a row for each rank; the footer has the step, which lasts as long as the slowest rank."""
+    """Return a table with a row for each rank. The footer has the time of the step, that of the slowest rank."""
     title = f"{result.source}, {result.batch} samples on {len(result.places)} ranks, {memory_bound(result.config)}"
     predicted = [milliseconds(shares.step_s) for shares in (result.best, result.equal)]
     measured = [milliseconds(_step_s(times)) for times in (result.best_s, result.equal_s)]
@@ -209,7 +209,7 @@ def measured_shares_table(result: MeasuredShares) -> Table:
 
 
 def measured_in_words(result: MeasuredShares) -> str:
-    """Return a text on the measured speedup over equal shares, and on the prediction."""
+    """Describe the measured speedup over equal shares, and the accuracy of the prediction."""
     return (
         f"measured {ratio(result.speedup_over_equal)} as fast as equal shares (predicted "
         f"{ratio(result.equal.step_s / result.best.step_s)}); the step takes {result.over_predicted:.2f} times the "

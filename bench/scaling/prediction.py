@@ -29,7 +29,7 @@ from mucudnn.words.errors import InvalidInputError
 
 
 class Scaling(StrEnum):
-    """Growth of a batch with the number of ranks (processes, each with its own device).
+    """The way a batch grows with the number of ranks (processes, each with its own device).
 
     Strong scaling divides a fixed batch among more ranks; weak scaling keeps the batch of each rank.
     """
@@ -42,7 +42,7 @@ class Scaling(StrEnum):
 class Cluster:
     """The link between ranks (processes, each with its own device), and the algorithm of their all-reduces.
 
-    overlaps: whether all-reduces overlap with the backward pass; if not, all-reduces begin after the backward pass.
+    overlaps: whether all-reduces overlap with the backward pass; if not, they start after it.
     """
 
     link: Link
@@ -57,7 +57,7 @@ class Device:
     convolutions: times in isolation; the times below extend to the largest of these local batches. steps: steps of the
     device alone, with torch's convolutions. together: steps of the same local batches while other ranks compute at the
     same time, or None. ours: steps of the device alone, with mucudnn's convolutions; if None, the ratio of a
-    convolution's time in a step to its time in isolation is assumed to be as for torch's.
+    convolution's time in a step to its time in isolation is assumed to be the same as torch's.
 
     Raises ``InvalidInputError`` if a time of torch's own convolutions is unknown.
     """
@@ -77,7 +77,7 @@ class Device:
 
     @cached_property
     def rest_s(self) -> FloatArray:
-        """Seconds of a step outside of convolutions: torch's measured steps minus torch's convolutions."""
+        """The seconds of a step outside of convolutions: torch's measured steps minus torch's convolutions."""
         left = {n: max(step_s - torch_s, 0.0) for n, step_s, torch_s in self._measured}
         return along(left, self.convolutions.largest)
 
@@ -85,8 +85,8 @@ class Device:
     def _in_step(self) -> dict[Convolutions, FloatArray]:
         """Ratios of the convolutions' time within a step to their time in isolation, by local batch.
 
-        Torch's ratios are at most 1, since additional time counts as the rest. The ratios of mucudnn's convolutions are
-        the measured steps minus the rest, over the time in isolation.
+        Torch's ratios are at most 1, because additional time counts as the rest. The ratios of mucudnn's convolutions
+        are the measured steps minus the rest, over the time in isolation.
         """
         factors = {n: min(step_s / torch_s, 1.0) for n, step_s, torch_s in self._measured}
         torchs = np.interp(np.arange(self.convolutions.largest + 1), [*factors], [*factors.values()])
@@ -102,7 +102,7 @@ class Device:
 
     @property
     def _measured(self) -> list[tuple[int, float, float]]:
-        """Measured steps: local batch, seconds of torch's step, and seconds of torch's convolutions alone."""
+        """The measured steps: local batch, seconds of torch's step, and seconds of torch's convolutions alone."""
         return [(s.local_batch, s.step_s, float(self._torch_s[s.local_batch])) for s in self.steps.steps]
 
     def compute_s(self, which: Convolutions) -> FloatArray:
@@ -117,7 +117,7 @@ class Device:
 
     @cached_property
     def slowdown(self) -> FloatArray:
-        """Ratio of a step's time while other ranks compute to the step's time alone, by local batch.
+        """The ratio of a step's time while other ranks compute to the step's time alone, by local batch.
 
         Other ranks slow a step down if they share memory, caches or cores with it.
         """
@@ -137,7 +137,7 @@ class Device:
         return n > max(self.convolutions.measured, default=0) or n > self.steps.steps[-1].local_batch
 
     def gradients(self, which: Convolutions, n: int) -> tuple[list[Gradient], float]:
-        """Return a step's gradients in the order they become ready, and the second at which its backward pass ends.
+        """Return a step's gradients in the order they become ready, and the seconds until the backward pass ends.
 
         The optimizer's update follows, and takes the same time with torch's convolutions as with mucudnn's.
         """
@@ -150,7 +150,7 @@ class Device:
 
     @cached_property
     def _parts(self) -> list[tuple[list[float], float]]:
-        """Fractions of a step at which each gradient is ready, and at which the backward pass ends, by local batch."""
+        """The fractions of a step at which each gradient is ready and the backward pass ends, by local batch."""
         largest = self.convolutions.largest
         rows = [(*step.ready, step.backward_end) for step in self.steps.steps]
         sizes = [step.local_batch for step in self.steps.steps]
@@ -160,14 +160,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A predicted training step on a number of ranks, a row of the CSV file. Times in seconds.
+    """A predicted training step on a number of ranks, which is a row of the CSV file. Times are in seconds.
 
     compute_s: time without communication. exposed_s: the part of all-reduces that the backward pass does not hide, with
     DistributedDataParallel's default buckets. throughput: samples a second. efficiency: throughput per rank over that
-    with the fewest ranks. sent_bytes: what a rank sends in the all-reduces of a step. communication: share of the step
-    spent waiting for communication. all_reduces_s: total time of all-reduces. bound_s: lower bound of an all-reduce of
-    all gradients. best_bucket_cap_mb: the best ``bucket_cap_mb``; best_cap_buckets, best_cap_exposed_s: number of its
-    buckets, and the time that is not hidden; merged_buckets, merged_exposed_s: the same of the best buckets of any
+    with the fewest ranks. sent_bytes: bytes that a rank sends in the all-reduces of a step. communication: share of the
+    step spent waiting for communication. all_reduces_s: total time of all-reduces. bound_s: lower bound of an
+    all-reduce of all gradients. best_bucket_cap_mb: the best ``bucket_cap_mb``; best_cap_buckets, best_cap_exposed_s:
+    its number of buckets and exposed time; merged_buckets, merged_exposed_s: the same for the best buckets of any
     sizes.
     """
 
@@ -284,7 +284,7 @@ class ScaleResult:
 
     @property
     def is_link_measured(self) -> bool:
-        """Whether the link between ranks was measured, and not given by the user."""
+        """Whether the link between ranks was measured, rather than given by the user."""
         return self.device.together is not None
 
     def of(self, scaling: Scaling, which: Convolutions) -> list[Point]:
@@ -307,8 +307,8 @@ def predict_from(
 ) -> ScaleResult:
     """Predict data-parallel training as ``predict`` does, from a tuning at batch size ``up_to``.
 
-    steps: the fields ``steps``, ``together`` and ``ours`` of ``Device``. Raises ``InvalidInputError`` where
-    ``local_batches`` or ``Device`` does.
+    steps: the fields ``steps``, ``together`` and ``ours`` of ``Device``. Raises the ``InvalidInputError`` of
+    ``local_batches`` and ``Device``.
     """
     largest = max(up_to, local_batch, -(-batch // ranks[0]))
     device = Device(local_batches(tuning, up_to, largest), *steps)

@@ -49,7 +49,7 @@ def scale_tables(result: ScaleResult) -> Iterator[Table]:
 
 
 def in_words(result: ScaleResult) -> str:
-    """Return a text on local batches too small for the device, on what was measured, and on the link between ranks."""
+    """Describe local batches too small for the device, the measurements, and the link between ranks."""
     device, link = result.device, result.cluster.link
     lines = [
         f"{shown_name(which)}: a device starves below a local batch of {device.starving_below(which)}, where it falls "
@@ -188,7 +188,7 @@ def _draw_points(axes: Axes, result: ScaleResult, value: Callable[[Point], float
 
 
 def _draw_local(axes: Axes, result: ScaleResult) -> None:
-    """Draw the throughput of one rank alone by local batch, and the batch below which its device is not busy."""
+    """Draw the throughput of one rank alone by local batch, and the batch below which its device is underused."""
     samples = np.arange(1, result.device.convolutions.largest + 1)
     for which, colour in _COLOURS.items():
         axes.plot(samples, samples / result.device.compute_s(which)[1:], color=colour)

@@ -17,7 +17,7 @@ from mucudnn.solver.shares import Shares, best_shares, equal_shares
 
 @dataclass(frozen=True, slots=True)
 class SharedBatch:
-    """A batch divided over unequal devices, in the order of ``names``, by the best shares and by equal shares.
+    """A batch divided over unequal devices, in the order of ``names``, with the best shares and with equal shares.
 
     tunings: measurements of each device. rest_s: seconds per sample outside of convolutions. alone_s: seconds of the
     whole batch on each device alone.
@@ -43,8 +43,8 @@ class SharedBatch:
 def share_out(devices: Sequence[tuple[str, TableTuning]], batch: int, rest_s: Sequence[float]) -> SharedBatch:
     """Divide a batch over devices so that all finish at the same time.
 
-    rest_s: seconds per sample outside of convolutions, for each device. Communication is ignored, since its time does
-    not depend on the shares. Raises ``InvalidInputError`` and ``InfeasibleError`` where ``best_shares`` does.
+    rest_s: seconds per sample outside of convolutions, for each device. Communication is ignored, because its time does
+    not depend on the shares. Raises the ``InvalidInputError`` and ``InfeasibleError`` of ``best_shares``.
 
     devices: name of each device, and its tuning at this batch size.
     """
@@ -68,7 +68,7 @@ _COLUMNS = ("samples", "ms", "equal share", "ms", "whole batch alone ms")
 
 
 def shares_table(result: SharedBatch) -> Table:
-    """Return a table with a row for each device; the footer has the time of the step, which is the slowest device's."""
+    """Return a table with a row for each device. The footer has the time of the step, that of the slowest device."""
     first = result.tunings[0]
     title = f"{first.source}, {result.batch} samples on {len(result.names)} devices, {memory_bound(first.config)}"
     steps = ("the step", "", "", milliseconds(result.best.step_s), "", milliseconds(result.equal.step_s), "")
@@ -87,7 +87,7 @@ def shares_table(result: SharedBatch) -> Table:
 
 
 def in_words(result: SharedBatch) -> str:
-    """Return a text on the speedup from dividing a batch over devices, and on the limits of the prediction."""
+    """Describe the speedup from dividing a batch over devices, and the limits of the prediction."""
     rest = (
         "and the given rest of the step" if any(result.rest_s) else "alone, without the rest of the step (give --rest)"
     )

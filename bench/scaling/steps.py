@@ -1,6 +1,6 @@
 """Measures training steps at several local batches (samples on one device): times, and when each gradient is ready.
 
-Timed steps alternate with instrumented ones, which read the clock at every gradient; the readings are stored as
+Timed steps alternate with instrumented ones, which read the clock at every gradient. The readings are stored as
 fractions of the step.
 """
 
@@ -87,7 +87,7 @@ def measure_steps(
 
 @dataclass(slots=True, eq=False)
 class _WatchedStep:
-    """Measures steps of one local batch in pairs: a timed step, and one that reads the clock at every gradient."""
+    """A recorder of steps of one local batch in pairs: a timed step, and one that reads the clock at every gradient."""
 
     model: nn.Module
     arguments: tuple[Any, ...]
@@ -124,7 +124,7 @@ class _WatchedStep:
         self.optimizer.step()
 
     def _looked_into(self) -> tuple[dict[str, float], float]:
-        """Make a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
+        """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
         moments: dict[str, float] = {}
         begun_s = self.clock.now()
         with _noted(self.model, moments, self.clock):

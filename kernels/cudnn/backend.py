@@ -47,8 +47,7 @@ class _DeviceState:
         self.lock = threading.RLock()
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # the current stream of the handle, once set
-        # Making a variant pack takes six calls of cuDNN. Packs are cached because addresses repeat in every training
-        # step.
+        # Making a variant pack takes six calls of cuDNN. Packs are cached: addresses repeat in every training step.
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
 
 
