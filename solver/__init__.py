@@ -1,4 +1,4 @@
 """Pure functions that choose configurations (algorithms and micro-batch sizes) from measurements, without torch.
 
-The packages numpy and PuLP are used.
+They use numpy and PuLP.
 """

@@ -1,4 +1,4 @@
-"""The base class of the solvers' answers: predicted time, lower bound, optimality gap, status and solve time."""
+"""The base class of solver answers: predicted time, lower bound, optimality gap, status and solve time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Base class of solver answers: ``objective_s`` is the predicted time, ``bound_s`` a lower bound of the best time.
+    """Base class of solver answers: ``objective_s`` is the predicted time, ``bound_s`` a lower bound on the best time.
 
     ``solve_time_s`` is the wall time of the solver, which is ignored when answers are compared.
     """
@@ -30,7 +30,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The answer's quality in words: optimal, or the fraction of its time that could at most be saved."""
+        """The quality of the answer in words: optimal, or the fraction of its time that a better answer could save."""
         return "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
 
     def proof(self) -> dict[str, object]:

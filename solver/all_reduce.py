@@ -1,11 +1,11 @@
 """The time of an all-reduce over p ranks in the alpha-beta model.
 
-A message of n bytes takes alpha + n beta: alpha is the latency, beta the inverse of the bandwidth. In each round a rank
-sends one message and receives one. An algorithm is described by two numbers: its rounds, and its volume, which is the
-bytes on the critical path as a multiple of the data. The additions are not counted.
+A message of n bytes takes alpha + n beta, where alpha is the latency and beta the inverse of the bandwidth. In each
+round a rank sends one message and receives one. An algorithm is described by two numbers: its rounds, and its volume,
+the bytes on the critical path as a multiple of the data. The additions are not counted.
 
-If p is not a power of two, the butterfly and Rabenseifner's algorithm begin and end with a round in which the ranks
-beyond the largest power of two below p send all their data to a partner and receive the sum, as the library MPICH does.
+If p is not a power of two, the butterfly and Rabenseifner's algorithm begin and end with an additional round, in which
+the ranks beyond the largest power of two below p send all their data to a partner and receive the sum, as in MPICH.
 
 Sources: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH (2005); Chan,
 Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience (2007).
@@ -71,7 +71,7 @@ def all_reduce_s(algorithm: AllReduce, ranks: int, size_bytes: float, link: Link
 
 
 def lower_bound_s(ranks: int, size_bytes: float, link: Link) -> float:
-    """Return the least seconds that any all-reduce of ``size_bytes`` can take.
+    """Return a lower bound on the seconds of any all-reduce of ``size_bytes``.
 
     Each rank must send and receive 2 (p - 1) / p of the bytes, and its data needs at least log2 p rounds to reach all
     ranks.
@@ -83,7 +83,7 @@ def lower_bound_s(ranks: int, size_bytes: float, link: Link) -> float:
 
 
 def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) -> Link:
-    """Return the latency and bandwidth that fit measured all-reduces best: least squares of the relative errors.
+    """Fit latency and bandwidth to measured all-reduces, by least squares of the relative errors.
 
     times_s: measured seconds by message size in bytes. A latency below 0 becomes 0.
 
@@ -110,9 +110,9 @@ def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) 
 
 
 def _least_squares(columns: Sequence[FloatArray], times_s: FloatArray) -> list[float]:
-    """Return the factors whose combination of columns fits the times with the least squares of relative errors."""
+    """Return the factors for a linear combination of columns that fits the times with least squared relative errors."""
     matrix = np.stack(columns, axis=1) / times_s[:, None]
-    scale = matrix.max(axis=0)  # bytes and rounds differ by orders of magnitude
+    scale = matrix.max(axis=0)  # Bytes and rounds differ by orders of magnitude.
     solution = np.linalg.lstsq(matrix / scale, np.ones(times_s.size), rcond=None)[0]
     return [float(factor) for factor in solution / scale]
 

@@ -1,9 +1,9 @@
 """Buckets of gradients for all-reduces that overlap with the backward pass.
 
-Gradients become ready in a known order. A bucket is a run of neighbouring gradients that is sent as one message, once
-its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small buckets
-start earlier. The best buckets are found exactly, for any message cost. The idea of merging gradients is due to MG-WFBP
-(Shi, Chu and Li, 2019).
+Gradients become ready in a known order. A bucket is a sequence of consecutive gradients that is sent as one message,
+once its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small
+buckets start earlier. The best buckets are found exactly, for any message cost. The idea of merging gradients is due to
+MG-WFBP (Shi, Chu and Li, 2019).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mucudnn.solver.costs import IntArray
 from mucudnn.words.errors import InvalidInputError
 
 DDP_CAP_BYTES = 25 * 2**20  # DistributedDataParallel's default bucket_cap_mb ...
-DDP_FIRST_CAP_BYTES = 2**20  # ... and the cap of its first bucket, which is to be sent early
+DDP_FIRST_CAP_BYTES = 2**20  # ... and the smaller cap of its first bucket, so that it is sent early
 
 MessageCost = Callable[[int], float]  # bytes of a bucket -> seconds of its all-reduce
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient to be all-reduced: its size in bytes, and when it is ready, in seconds from the start of the step."""
+    """A gradient to be all-reduced: its size in bytes, and when it is ready, in seconds from the step's start."""
 
     size_bytes: int
     ready_s: float
@@ -36,8 +36,8 @@ class Gradient:
 class Buckets:
     """Gradients merged into buckets, each of which is sent as one message.
 
-    ends: number of gradients up to the end of each bucket, ascending. end_s: when the last message has been sent, in
-    seconds from the start of the step. cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these
+    ends: cumulative number of gradients up to the end of each bucket. end_s: time when the last message has been sent,
+    in seconds from the start of the step. cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these
     buckets, in bytes; None if no single cap makes them, or if no cap was searched for.
     """
 
@@ -47,7 +47,7 @@ class Buckets:
 
 
 def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost) -> float:
-    """Return when the last of these buckets has been sent, in seconds from the start of the step; 0 without gradients.
+    """Return when the last of these buckets has been sent, in seconds from the step's start; 0 without gradients.
 
     gradients: all gradients, in the order in which they become ready. Each bucket is sent as one message.
     """
@@ -59,7 +59,7 @@ def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost
 
 
 def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets of gradients whose last message ends earliest; among equals, the largest last bucket.
+    """Return the buckets whose last message ends earliest; ties go to the largest last bucket.
 
     gradients: in the order in which they become ready. Dynamic programming over the end of the last bucket is exact,
     because sending the first buckets earlier never delays the following ones.
@@ -68,7 +68,7 @@ def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
     """
     _require_order(gradients)
     sums = _sums(gradients).tolist()
-    least_s, begins = [0.0], [0]  # for the first n gradients: when they have been sent, where their last bucket begins
+    least_s, begins = [0.0], [0]  # for n gradients: when they are sent, where their last bucket begins
     for last in range(1, len(gradients) + 1):
         ready_s = gradients[last - 1].ready_s
         times_s = [max(least_s[first], ready_s) + cost(sums[last] - sums[first]) for first in range(last)]
@@ -83,10 +83,10 @@ def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:
-    """Return where DistributedDataParallel's buckets end: the number of gradients up to the end of each bucket.
+    """Return the end of each of DistributedDataParallel's buckets, as cumulative numbers of gradients.
 
-    This is the division after DistributedDataParallel has learned the order of the gradients. The gradient with which a
-    bucket reaches its cap ends the bucket. first_cap_bytes: cap of the first bucket, which differs from ``cap_bytes``
+    These are the buckets after DistributedDataParallel has learned the order of the gradients. The gradient with which
+    a bucket reaches its cap ends the bucket. first_cap_bytes: cap of the first bucket, which differs from ``cap_bytes``
     if the user sets no cap; None if it does not differ.
     """
     ends: list[int] = []
@@ -112,9 +112,9 @@ def ddp_default(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets of the ``bucket_cap_mb`` whose last message ends earliest; among equals, of the largest cap.
+    """Return the buckets of the ``bucket_cap_mb`` whose last message ends earliest; ties go to the largest cap.
 
-    The search tries every cap that can matter: buckets change only where the cap passes the sum of some neighbouring
+    The search tries every cap that can matter: buckets change only where the cap passes the sum of some consecutive
     gradients.
 
     Raises ``InvalidInputError`` for gradients out of order.
@@ -140,7 +140,7 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def _sums(gradients: Sequence[Gradient]) -> IntArray:
-    """Return the cumulative bytes of the gradients: entry i is the sum of the first i, so the first entry is 0."""
+    """Return the cumulative bytes of the gradients. Entry i is the sum of the first i gradients."""
     sizes = np.array([gradient.size_bytes for gradient in gradients], dtype=np.int64)
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 

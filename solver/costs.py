@@ -31,7 +31,7 @@ PICOSECONDS = 1e12  # per second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """The measurements of one problem as arrays, repeated ones merged. Algorithms are numbered in the order of names.
+    """The measurements of one problem as arrays, repeated ones merged. Algorithms are numbered in order of their names.
 
     setup_ps, prepared_bytes: (algorithms,). step_ps, scratch_bytes: (algorithms, batch_size + 1), indexed by the
     micro-batch size; ``step_ps`` is infinite for sizes that were not measured.
@@ -45,7 +45,7 @@ class Costs:
 
     @property
     def free_algorithms(self) -> frozenset[int]:
-        """Numbers of the algorithms without setup time and prepared bytes, which cost only their steps' time."""
+        """Numbers of the algorithms without setup time and prepared bytes, which cost only the time of steps."""
         return frozenset(np.flatnonzero((self.setup_ps == 0) & (self.prepared_bytes == 0)).tolist())
 
     def setup_of(self, algorithms: Collection[int]) -> float:

@@ -1,4 +1,4 @@
-"""The least time of a network as a function of its workspace budget, and the effect of a larger or smaller budget."""
+"""A network's least time as a function of its workspace budget, and the effect of a larger or smaller budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mucudnn.words.units import format_bytes
 Key = TypeVar("Key", bound=Hashable)
 
 POINTS = 50
-LEAST_SHOWN = 0.0005  # smaller changes of the time, as a fraction, are not shown
+LEAST_SHOWN = 0.0005  # Changes of the time below this fraction are not shown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class BudgetPoint:
 class BudgetCurve:
     """A network's least time for each workspace budget, smallest budget first; a larger budget is never slower.
 
-    The first point is the smallest feasible budget. Beyond ``enough_bytes`` more memory saves no time. Between two
-    points the least time is at most that of the smaller budget.
+    The first point is the smallest feasible budget. Beyond ``enough_bytes``, more memory saves no time. Between two
+    points, the least time is at most that of the smaller budget.
     """
 
     points: tuple[BudgetPoint, ...]
@@ -58,12 +58,12 @@ def time_curve(
     constant_s: float = 0.0,
     time_limit_s: float | None = TIME_LIMIT_S,
 ) -> BudgetCurve:
-    """Return a network's least time at budgets from the smallest feasible one to the one beyond which none is faster.
+    """Return a network's least time at budgets from the smallest feasible one up to the largest that saves time.
 
     The times are those of ``solve_wd``. The curve has at most ``points`` budgets (at least 2), and ``budgets`` in
-    addition. The budgets are breakpoints of the linear relaxation, at which the bounds alone prove the answer, sampled
-    at even steps of time and bytes if there are more breakpoints than ``points``. ``constant_s``, which the budget does
-    not change, is added to every time. ``time_limit_s`` is for each point.
+    addition. The budgets are breakpoints of the linear relaxation, at which the bounds alone prove the answer; if there
+    are more breakpoints than ``points``, they are sampled at even steps of time and bytes. ``constant_s``, a time that
+    does not depend on the budget, is added to every time. ``time_limit_s`` applies to each point.
 
     Raises the errors of ``solve_wd``.
     """
@@ -74,7 +74,7 @@ def time_curve(
     found: list[BudgetPoint] = []
     for budget in sorted({*turns, *budgets}):
         point = network.at(budget)
-        if found and point.time_s > found[-1].time_s:  # after a timeout: the last division still fits
+        if found and point.time_s > found[-1].time_s:  # After a timeout, the last division still fits.
             last = found[-1]
             point = BudgetPoint(budget, last.workspace_bytes, last.time_s, min(point.bound_s, last.time_s))
         found.append(point)
@@ -83,7 +83,7 @@ def time_curve(
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """Effects of a larger and a smaller workspace budget than ``here``; ``str`` describes them in words.
+    """The effects of a larger and of a smaller workspace budget than ``here``; ``str`` describes them in words.
 
     ``more`` is None if no larger budget saves time, ``less`` is None if no smaller budget is feasible.
     """
@@ -119,7 +119,7 @@ class Marginal:
         return words
 
     def _change(self, other: BudgetPoint) -> str:
-        """Describe in percent how much slower or faster the other budget is than ``here``."""
+        """Describe, in percent, how much slower or faster the other budget is than ``here``."""
         change = (other.time_s - self.here.time_s) / self.here.time_s if self.here.time_s else 0.0
         if abs(change) < LEAST_SHOWN:
             return "no slower"
@@ -135,11 +135,11 @@ def marginal(
     *,
     constant_s: float = 0.0,
 ) -> Marginal:
-    """Return what about a quarter more and a quarter less workspace than ``budget_bytes`` would change.
+    """Return the effects of about a quarter more and a quarter less workspace than ``budget_bytes``.
 
     budget_bytes: None for the smallest budget with the least time. The step is a power of two in bytes; upwards it is
-    doubled until the time changes, downwards it ends at the smallest feasible budget. constant_s: time that the budget
-    does not change, added to every time.
+    doubled until the time changes, downwards it ends at the smallest feasible budget. constant_s: time that does not
+    depend on the budget, added to every time.
 
     Raises the errors of ``solve_wd``.
     """
@@ -159,7 +159,7 @@ def marginal(
 def next_faster(options: Iterable[Configuration], chosen: Configuration) -> Configuration | None:
     """Return the configuration faster than ``chosen`` that needs the least additional workspace, or None.
 
-    Among configurations that need equally much additional workspace, the fastest is returned.
+    If several need the same additional workspace, the fastest of them is returned.
     """
     faster = [c for c in options if c.time_s < chosen.time_s]
     chosen_bytes = chosen.workspace_bytes
@@ -190,7 +190,7 @@ class _Network:
         return BudgetPoint(budget_bytes, division.workspace_bytes, time_s, bound_s)
 
     def faster(self, here: BudgetPoint, step: int) -> BudgetPoint | None:
-        """Try ``step`` bytes more than ``here``, then twice and four times as many, ...; return the first faster point.
+        """Try ``step`` bytes more than ``here``, then twice, four times ... as many; return the first faster point.
 
         Returns None if no larger budget is faster.
         """
@@ -205,7 +205,7 @@ class _Network:
 
 
 def _spread(turns: list[tuple[int, int]], most: int) -> set[int]:
-    """Return the bytes of at most ``most`` points of a falling curve, at even steps along the curve, with both ends."""
+    """Return the bytes of at most ``most`` points of a decreasing curve, at even steps along it, with both ends."""
     if len(turns) <= most:
         return {size for size, _ in turns}
     (first_bytes, first_ps), (last_bytes, last_ps) = turns[0], turns[-1]

@@ -1,7 +1,7 @@
 """Workspace division (WD): one budget divided over all problems of a network (Oyama et al., μ-cuDNN, section III).
 
-One configuration is chosen for each problem, so that the sum of times is least and the sum of workspaces within the
-budget: a multiple-choice knapsack problem. ``knapsack.py`` solves it in whole picoseconds and bytes, so the answer
+One configuration is chosen for each problem, so that the sum of times is minimal and the sum of workspaces is within
+the budget: a multiple-choice knapsack problem. ``knapsack.py`` solves it in whole picoseconds and bytes, so the answer
 depends neither on the tolerances of an external solver nor on the order of the input.
 """
 
@@ -26,9 +26,9 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 
-_LONGEST = 100  # characters of a variable's name in a file
-NAMED = 5  # problems listed in a message
-TIME_LIMIT_S = 60.0  # an external solver might not terminate
+_LONGEST = 100  # maximum length of a variable's name in a file
+NAMED = 5  # number of problems that a message lists
+TIME_LIMIT_S = 60.0  # An external solver might not terminate.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Division(Answer, Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class DivisionProblem(Generic[Key]):
-    """The configurations of each problem, checked and converted to whole numbers, to be solved for any budgets.
+    """The configurations of each problem, checked and converted to whole numbers, ready to be solved for any budget.
 
     ``configurations`` of each problem are in the order of their names; ``rows`` are those that no other dominates in
     time and workspace.
@@ -116,16 +116,16 @@ class DivisionProblem(Generic[Key]):
 
     @property
     def smallest_bytes(self) -> int:
-        """The smallest feasible budget: every problem runs with its least workspace."""
+        """The smallest feasible budget, with which every problem runs its configuration with the least workspace."""
         return sum(rows[0][0] for rows in self.rows)
 
     @property
     def enough_bytes(self) -> int:
-        """The smallest budget within which every problem runs its fastest configuration."""
+        """The smallest budget with which every problem runs its fastest configuration."""
         return sum(rows[-1][0] for rows in self.rows)
 
     def program(self, budget_bytes: int | None, suffix: str = ".lp") -> str:
-        """Return the integer linear program as the text of a file, in CPLEX's LP format or, for ``.mps``, as MPS.
+        """Return the integer linear program as text, in CPLEX's LP format or, if suffix is ``.mps``, in MPS format.
 
         A variable is named after the number of its problem, its own number and its configuration. Times are whole
         picoseconds, multiplied by the counts of the problems.
@@ -135,7 +135,7 @@ class DivisionProblem(Generic[Key]):
             for i, (named, rows) in enumerate(zip(self.configurations, self.rows, strict=True))
         ]
         with warnings.catch_warnings(), TemporaryDirectory() as folder:
-            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 on names that PuLP 4 changes
+            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
             program, _ = integer_program(self.rows, budget_bytes, names)
             file = Path(folder) / "program"
             write = program.writeMPS if suffix == ".mps" else program.writeLP
@@ -188,10 +188,10 @@ def solve_wd(
 ) -> Division[Key]:
     """Choose a configuration for each problem, with the least sum of count x time within the workspace budget.
 
-    budget_bytes: None if there is no budget. counts: how often each problem occurs, None if once each; all occurrences
-    of a problem share one segment of the workspace. Ties: less workspace, then fewer micro-batches, then the names,
-    problem by problem in the order of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on every machine.
-    If the proof exceeds the time limit or ``MOST_SUMS``, the answer is the best so far, with its proven gap.
+    budget_bytes: None if there is no budget. counts: how often each problem occurs; None if each occurs once. All
+    occurrences of a problem share one segment of the workspace. Ties: less workspace, then fewer micro-batches, then by
+    name, problem by problem in the order of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on every
+    machine. If the proof exceeds the time limit or ``MOST_SUMS``, the answer is the best so far, with its proven gap.
 
     Raises ``InfeasibleError`` with the smallest feasible budget and the problems that need the most of it, and
     ``InvalidInputError`` for invalid times, workspaces, counts or limits.
@@ -203,7 +203,7 @@ def solve_wd(
 
 
 def check_limits(budget_bytes: int | None, time_limit_s: float | None) -> None:
-    """Raise ``InvalidInputError`` if the budget (bytes) or the time limit is not valid."""
+    """Raise ``InvalidInputError`` if the budget (bytes) or the time limit is invalid."""
     if budget_bytes is not None and not (isinstance(budget_bytes, int) and budget_bytes >= 0):
         raise InvalidInputError(
             f"the workspace budget is {budget_bytes} bytes; it must be a whole number from 0 on, or None for no limit"

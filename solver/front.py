@@ -20,14 +20,14 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
     """Return the micro-batches that cover ``n`` samples with the least sum of step times, in running order.
 
     The micro-batches use only ``algorithms``, and at most ``scratch_bytes`` of scratch. Ties: fewer micro-batches, then
-    by name, then larger micro-batches first. The caller guarantees that ``n`` samples can be covered.
+    by name, then larger micro-batches first. The caller must ensure that ``n`` samples can be covered.
     """
     allowed = sorted(algorithms)
     fits = costs.scratch_bytes[allowed, : n + 1] <= scratch_bytes
     step_ps = np.where(fits, costs.step_ps[allowed, : n + 1], np.inf)
-    least_ps, least_at = step_ps.min(axis=0), step_ps.argmin(axis=0)  # argmin: ties go to the first name
+    least_ps, least_at = step_ps.min(axis=0), step_ps.argmin(axis=0)  # argmin breaks ties by the first name
     sizes = np.flatnonzero(np.isfinite(least_ps))
-    # One number orders by time, then by number of micro-batches: a picosecond outweighs n micro-batches of 1 each.
+    # One number orders by time, then by number of micro-batches: one picosecond outweighs n micro-batches.
     costs_of_sizes = least_ps[sizes] * 2.0 ** n.bit_length() + 1
     table = _least_costs(n, sizes, costs_of_sizes)
     parts = []
@@ -43,7 +43,7 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
 def _least_costs(n: int, sizes: IntArray, costs_of_sizes: FloatArray) -> FloatArray:
     """Return the least cost of covering i samples, T[i] = min over sizes of T[i - size] + cost, for i in 0..n.
 
-    The sizes ascend.
+    sizes: ascending.
     """
     table = np.full(n + 1, np.inf)
     table[0] = 0
@@ -64,12 +64,12 @@ class DesirableSets:
     batch_size: int
     _costs: Costs
     _sets: tuple[AlgorithmSet, ...]
-    _front: ConfigurationColumns  # sorted by n, then workspace; a point has several rows if sets tie
+    _front: ConfigurationColumns  # Sorted by n, then workspace; a point has several rows if sets tie.
 
     def of(self, n: int) -> tuple[Configuration, ...]:
-        """Return the desirable configurations for ``n`` samples, least workspace first, fastest last.
+        """Return the desirable configurations for ``n`` samples, from the least workspace to the fastest.
 
-        Empty if no micro-batch sizes add up to n.
+        The result is empty if no micro-batch sizes add up to n.
         """
         return tuple(self._configuration(n, point) for point in self._points(n))
 
@@ -89,7 +89,7 @@ class DesirableSets:
         return self._configuration(n, fitting[-1]) if fitting else None
 
     def fastest_s(self, limit_bytes: int | None = None) -> FloatArray:
-        """Return the time of the fastest configuration for each n from 0 to ``batch_size``: (batch_size + 1,), seconds.
+        """Return the seconds of the fastest configuration for each n from 0 to ``batch_size``: (batch_size + 1,).
 
         Only configurations within ``limit_bytes`` of workspace count; the time is infinite if none fits.
         """
@@ -145,7 +145,7 @@ def _small_sets(costs: Costs) -> list[AlgorithmSet]:
 
 
 def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> list[AlgorithmSet]:
-    """Return the sets of three or more algorithms all of whose pairs the sweep found useful; no other sets can matter.
+    """Return the sets of three or more algorithms in which the sweep found every pair useful; no others can matter.
 
     If the sweep finds nothing for a pair, another set covers the same samples with no more scratch in less time, or in
     the same time with fewer prepared bytes. That set can replace the pair in any larger configuration, which is
@@ -173,7 +173,7 @@ def _pareto(found: ConfigurationColumns) -> ConfigurationColumns:
     """
     found = found.take(np.lexsort((found.time_ps, found.workspace_bytes, found.n)))
     times, rank = np.unique(found.time_ps, return_inverse=True)
-    key = rank - found.n * (times.size + 1)  # decreases from one n to the next, so one running minimum serves all
+    key = rank - found.n * (times.size + 1)  # decreases from one n to the next, so that one running minimum serves all
     new_point = (np.diff(found.n, prepend=-1) != 0) | (np.diff(found.workspace_bytes, prepend=-1) != 0)
     least = key[new_point]
     least_before = np.minimum.accumulate(np.concatenate([[1], least[:-1]]))

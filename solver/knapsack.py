@@ -1,8 +1,8 @@
-"""An exact solver of the multiple-choice knapsack: take one row for each problem, within a budget, in the least time.
+"""An exact solver of the multiple-choice knapsack problem: choose one row per problem, within a budget, in least time.
 
-A row is a configuration as whole numbers: bytes, picoseconds, and how to settle ties. Exact bounds remove rows that
-cannot be in the best answer, PuLP solves the remaining integer linear program, and a search proves or improves its
-answer and settles ties. All arithmetic of bounds and search is in whole numbers.
+A row is a configuration as whole numbers: bytes, picoseconds, and numbers that break ties. Exact bounds remove rows
+that cannot be in the best answer, PuLP solves the remaining integer linear program, and a search proves or improves its
+answer and breaks ties. All arithmetic of bounds and search is in whole numbers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import pulp
 
 # An option, or a sum of options of several problems: workspace in bytes, time in ps, number of micro-batches, and a
-# number that orders as the names do. Comparing rows, or sums of rows, settles ties.
+# number that is ordered like the names. Comparing rows, or sums of rows, breaks ties.
 Row: TypeAlias = tuple[int, int, int, int]
 
-MOST_SUMS = 200_000  # the search gives up beyond it, at a few hundred MB and a few seconds
-FEW_SUMS = 5_000  # up to here the search takes no longer than starting an external solver
-PROGRAM_GAP = 1e-7  # the gap at which external solvers stop, near their precision; the search closes the rest
+MOST_SUMS = 200_000  # The search gives up beyond this, at a few hundred MB and a few seconds.
+FEW_SUMS = 5_000  # Up to this many, the search takes no longer than starting an external solver.
+PROGRAM_GAP = 1e-7  # External solvers stop at this gap, near their precision; the search closes the rest.
 
 
 def undominated(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows not dominated in workspace and time, least workspace first, fastest last.
+    """Return the rows not dominated in workspace and time, from the least workspace to the fastest.
 
     Rows of equal workspace and time are compared by the remaining fields of ``Row``; the first is kept.
     """
@@ -49,7 +49,7 @@ def total(rows: Sequence[Row]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class KnapsackAnswer:
-    """The rows chosen by the solver, one for each problem. If ``proven``, they are optimal, with ties settled."""
+    """The rows chosen by the solver, one for each problem. If ``proven``, they are optimal, with ties broken."""
 
     rows: list[Row]
     bound_ps: int
@@ -63,7 +63,7 @@ class KnapsackAnswer:
 class _Price:
     """A price of workspace (Lagrange multiplier of the budget): ``ps`` picoseconds for ``bytes`` bytes.
 
-    Any price gives a lower bound of the time: the sum of each problem's least cost (time plus price of the workspace),
+    Any price gives a lower bound on the time: the sum of each problem's least cost (time plus price of the workspace),
     minus the price of the whole budget.
     """
 
@@ -71,7 +71,7 @@ class _Price:
     bytes: int
 
     def cost(self, row: Row) -> int:
-        """Return the row's time plus the price of its workspace, in units of 1/bytes picoseconds, a whole number."""
+        """Return the row's time plus the price of its workspace, a whole number in units of 1/bytes picoseconds."""
         return self.bytes * row[1] + self.ps * row[0]
 
 
@@ -115,7 +115,7 @@ def breakpoints(choices: list[list[Row]]) -> list[tuple[int, int]]:
 def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
     """Round the linear relaxation down: take the steps to faster rows that save most per byte, while they fit.
 
-    Returns the chosen rows, and the price per byte of the first step that does not fit (Sinha and Zoltners, 1979); 0 if
+    Return the chosen rows, and the price per byte of the first step that does not fit (Sinha and Zoltners, 1979); 0 if
     all steps fit.
     """
     chosen = [rows[0] for rows in choices]
@@ -132,7 +132,7 @@ def _greedy(choices: list[list[Row]], budget: int) -> tuple[list[Row], _Price]:
 
 
 def _steps(choices: list[list[Row]]) -> list[tuple[int, Row, Row]]:
-    """Return the steps from each row of a convex hull to the next faster one, the largest saving per byte first.
+    """Return the steps from each row of a convex hull to the next faster one, in descending order of saving per byte.
 
     A step is (number of the problem, slower row, faster row).
     """
@@ -156,7 +156,7 @@ def _hull(rows: list[Row]) -> list[Row]:
 
 
 def _within_bounds(choices: list[list[Row]], budget: int, price: _Price, chosen: list[Row]) -> list[list[Row]]:
-    """Return, for each problem, the rows that a solution as fast as ``chosen`` may contain, by a lower bound."""
+    """Return, for each problem, the rows that a solution as fast as ``chosen`` may contain, using a lower bound."""
     least = [min(map(price.cost, rows)) for rows in choices]
     slack = price.bytes * total(chosen)[1] + price.ps * budget - sum(least)
     return [[row for row in rows if price.cost(row) - least[i] <= slack] for i, rows in enumerate(choices)]
@@ -171,18 +171,18 @@ def programs() -> list[str]:
 
 
 def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list[str]) -> tuple[str, list[Row] | None]:
-    """Run the external solvers until one finds a feasible answer. Returns the solver's description and the answer.
+    """Run the external solvers until one finds a feasible answer; return the solver's description and the answer.
 
     Feasibility is checked in whole numbers. The answer is None if all solvers fail.
     """
     for name in programs():
-        left_s = (deadline - time.perf_counter()) / 2  # the other half is left for the proof
+        left_s = (deadline - time.perf_counter()) / 2  # The other half is left for the proof.
         if left_s <= 0:
             notes.append(f"{name} was not started: time limit reached")
             break
         try:
             answer, in_time = _run_program(name, core, budget, left_s)
-        except Exception as error:  # the search does not need the external solver
+        except Exception as error:  # The search does not need the external solver.
             reason = " ".join(str(error).split())
             notes.append(f"{name} failed ({type(error).__name__}: {reason}); solved without it")
             continue
@@ -199,9 +199,9 @@ def integer_program(
 ) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable]]]:
     """Return the integer linear program of a division, and a variable for each row, which is 1 if the row is chosen.
 
-    The objective is in picoseconds, the constraint ``budget`` in bytes; None is no budget. names: of the variables.
+    The objective is in picoseconds. budget: bytes; None if there is no limit. names: of the variables.
     """
-    import pulp  # imported here because it takes 0.1 s, and only workspace division needs it
+    import pulp  # Imported here because it takes 0.1 s, and only workspace division needs it.
 
     program = pulp.LpProblem("division", pulp.LpMinimize)
     picks = [[pulp.LpVariable(name, cat="Binary") for name in own] for own in names]
@@ -215,14 +215,14 @@ def integer_program(
 
 
 def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) -> tuple[list[Row] | None, bool]:
-    """Solve the integer linear program with PuLP. Returns the answer, and whether its solver ended in time.
+    """Solve the integer linear program with PuLP; return the answer, and whether the solver ended in time.
 
     The answer is None if the solver found no feasible one.
     """
     import pulp
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 on names that PuLP 4 changes
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
         names = [[f"x_{i}_{j}" for j in range(len(rows))] for i, rows in enumerate(core)]
         program, picks = integer_program(core, budget, names)
         settings: dict[str, Any] = {"msg": False, "threads": 1, "gapRel": PROGRAM_GAP}
@@ -240,14 +240,14 @@ def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) 
 def _search(
     core: list[list[Row]], budget: int, price: _Price, incumbent_ps: int, deadline: float, most_sums: int
 ) -> tuple[list[Row] | None, int]:
-    """Return the best rows and a lower bound in picoseconds; None for the rows beyond ``deadline`` or ``most_sums``.
+    """Return the best rows and a lower bound in picoseconds; the rows are None after ``deadline`` or ``most_sums``.
 
     Dynamic programming over the undominated partial sums (Nemhauser and Ullmann, 1969), without sums that cannot be
     completed in the time of the best answer so far. Problems whose second cheapest row costs much more than the
-    cheapest come first, which keeps the sums few.
+    cheapest come first, which keeps the number of sums small.
     """
     base = 1 + max((row[3] for rows in core for row in rows), default=0)
-    digits = [base**place for place in reversed(range(len(core)))]  # of the name; the first problem is most significant
+    digits = [base**place for place in reversed(range(len(core)))]  # of the name's number, the first problem's first
     order = sorted(range(len(core)), key=lambda i: (-_regret(core[i], price), i))
     ordered = [[(b, t, m, name * digits[i]) for b, t, m, name in core[i]] for i in order]
     least_cost = _sums_from([min(map(price.cost, rows)) for rows in ordered])
@@ -265,9 +265,9 @@ def _search(
 
 
 def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int, price: _Price) -> Iterator[Row]:
-    """Yield each partial sum extended by each row, if within both limits.
+    """Yield each partial sum extended by each row, if it is within both limits.
 
-    Arithmetic is inlined: this is the inner loop.
+    The arithmetic is inlined because this is the inner loop.
     """
     for b, t, m, name in sums:
         for row_b, row_t, row_m, row_name in rows:
@@ -277,11 +277,11 @@ def _extended(sums: list[Row], rows: list[Row], most_bytes: int, most_cost: int,
 
 
 def _regret(rows: list[Row], price: _Price) -> float:
-    """Return the difference in cost between a problem's second cheapest row and its cheapest row."""
+    """Return the difference in cost between a problem's cheapest row and its second cheapest."""
     costs = sorted(map(price.cost, rows))
     return costs[1] - costs[0] if len(costs) > 1 else math.inf
 
 
 def _sums_from(numbers: list[int]) -> list[int]:
-    """Return the sums of the tails: for each i the sum of ``numbers[i:]``, and 0 at the end."""
+    """Return the suffix sums: ``numbers[i:]`` summed for each i, and 0 at the end."""
     return [*accumulate(reversed(numbers), initial=0)][::-1]

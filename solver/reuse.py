@@ -15,7 +15,7 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account(Answer):
-    """The best configuration of one problem, with figures that tell how it was found. It is always optimal.
+    """The best configuration of one problem, with figures on how it was found. It is always optimal.
 
     ``front_size`` is the size of the desirable set (the Pareto front of time and workspace),
     ``smallest_feasible_bytes`` the least workspace in the set.
@@ -69,7 +69,7 @@ def solve_wr(
 def account_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
 ) -> Account:
-    """Find the fastest configuration as ``solve_wr``, and return it with figures that tell how it was found."""
+    """Find the fastest configuration like ``solve_wr``, and return it with figures on how it was found."""
     start = time.perf_counter()
     if limit_bytes is not None and limit_bytes < 0:
         raise InvalidInputError(
@@ -88,7 +88,7 @@ def account_wr(
         )
     chosen = (
         sets.fastest(batch_size, limit_bytes) or smallest
-    )  # never smallest, because something fits; for the type checker
+    )  # The result is never ``smallest``, because something fits; this is for the type checker.
     return Account(
         objective_s=chosen.time_s,
         bound_s=chosen.time_s,

@@ -1,4 +1,4 @@
-"""Division of one batch over devices of different speed, so that the slowest device ends as early as possible."""
+"""Division of one batch over devices of unequal speed, so that the slowest device ends as early as possible."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mucudnn.solver.costs import FloatArray, IntArray
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.values import whole
 
-Curve = Sequence[float]  # seconds for 0, 1, 2, ... samples; infinite for sizes that cannot run
+Curve = Sequence[float]  # Seconds for 0, 1, 2, ... samples; infinite for sizes that cannot run.
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The number of samples of each device, and the time of each device. A step lasts as long as the slowest device."""
+    """The number of samples and the time of each device. A step lasts as long as the slowest device."""
 
     samples: tuple[int, ...]
     times_s: tuple[float, ...]
@@ -57,7 +57,7 @@ def equal_shares(curves: Sequence[Curve], batch_size: int) -> Shares:
 
 
 def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
-    """Return the devices' time curves up to ``batch_size`` as one array (devices, batch_size + 1), after checks."""
+    """Check the devices' time curves; return them as one array (devices, batch_size + 1)."""
     if not curves:
         raise InvalidInputError("there is no device to divide the batch over; give at least one")
     for number, curve in enumerate(curves):
@@ -74,11 +74,11 @@ def _checked(curves: Sequence[Curve], batch_size: int) -> FloatArray:
 
 
 def _fold(table: FloatArray, combine: Callable[[FloatArray, float], FloatArray]) -> tuple[float, list[int]]:
-    """Return the least time for the whole batch, and each device's number of samples.
+    """Return the least time for the whole batch, and the number of samples of each device.
 
-    combine: how the time of the devices so far and the time of the next device become one time.
+    combine: combines the time of the devices so far with the time of the next device.
     """
-    least = np.full(table.shape[1], np.inf)  # for n samples on the devices so far
+    least = np.full(table.shape[1], np.inf)  # The least time for n samples on the devices so far.
     least[0] = 0
     taken: list[IntArray] = []
     for times in table:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mucudnn.solver.costs import Costs, FloatArray, IntArray
 
-AlgorithmSet = frozenset[int]  # numbers of algorithms; the free ones belong to every set and are not listed
+AlgorithmSet = frozenset[int]  # Numbers of algorithms; the free ones belong to every set and are not listed.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +49,8 @@ def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> ConfigurationColumns:
     """Return the candidates for the desirable sets (Pareto fronts) of every n, as configurations of ``sets``.
 
     The candidates include all desirable configurations. The sweep leaves out configurations dominated, at the same
-    scratch, by one of the ``sets`` of at most one algorithm: one that takes less time with no more prepared bytes, or
-    the same time with fewer.
+    scratch, by one of the ``sets`` of at most one algorithm that takes less time with no more prepared bytes, or the
+    same time with fewer.
     """
     table = _Table(costs, sets)
     return ConfigurationColumns.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
@@ -96,11 +96,11 @@ class _Table:
     def _relax(self, sets: IntArray, size: int, step_ps: float) -> tuple[FloatArray, FloatArray]:
         """Update T with any number of micro-batches of this size.
 
-        Returns T[sets, size:] before and after the update.
+        Return T[sets, size:] before and after the update.
         """
         table = self._steps_ps[sets]
         before = table[:, size:].copy()
-        # Allow one more step, then two more, four more, ...: together any number.
+        # Allow one more step, then two more, four more, ..., which covers any number of steps.
         while size < table.shape[1]:
             np.minimum(table[:, size:], table[:, :-size] + step_ps, out=table[:, size:])
             size, step_ps = 2 * size, 2 * step_ps
@@ -116,7 +116,7 @@ class _Bounds:
         self._rank = {single: rank for rank, single in enumerate(singles)}
         self._least_ps = np.full(
             (len(singles) + 1, like.shape[1]), np.inf
-        )  # [i]: of the i singles with the fewest prepared bytes
+        )  # Entry [i] is for the i singles with the fewest prepared bytes.
         self._preparing_less = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="left")
         self._preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
 
@@ -128,9 +128,9 @@ class _Bounds:
                 np.minimum(least, row, out=least)
 
     def of(self, sets: IntArray, first_n: int) -> FloatArray:
-        """Return the times from which on entries are dominated, for each of ``sets`` and each n from ``first_n`` on."""
+        """Return the least times that are dominated, for each of ``sets`` and each n from ``first_n`` on."""
         less = self._least_ps[self._preparing_less[sets], first_n:]
         no_more = self._least_ps[self._preparing_no_more[sets], first_n:]
-        # Times are whole numbers. A tie with equal prepared bytes is kept: it may need fewer micro-batches.
+        # Times are whole numbers. A tie with equal prepared bytes is kept, because it may need fewer micro-batches.
         bounds: FloatArray = np.minimum(less, no_more + 1)
         return bounds

@@ -1,4 +1,4 @@
-"""Labelled images: CIFAR-10 and MNIST from their published files, scikit-learn's digits, and synthetic ones."""
+"""Labelled images: CIFAR-10 and MNIST from their published files, scikit-learn's digits, and synthetic images."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 
-CLASSES = 10  # of every kind
-_CIFAR_BYTES = 1 + 3 * 32 * 32  # label, then red, green and blue rows
+CLASSES = 10  # number of classes in every data set
+_CIFAR_BYTES = 1 + 3 * 32 * 32  # A record is a label, followed by red, green and blue rows.
 _CIFAR_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _CIFAR_TEST = "test_batch.bin"
 _IDX_BYTES = 0x08  # type code of unsigned bytes
@@ -28,7 +28,7 @@ _WHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images, (N, 3, H, W) of float32 with mean 0 and deviation 1 over all, and labels, (N,), to train and to test."""
+    """Images, (N, 3, H, W) of float32, overall mean 0 and deviation 1, with labels, (N,), for training and testing."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
@@ -40,7 +40,7 @@ class Images:
 
 
 def load_images(name: str) -> Images:
-    """Return the images that a text such as ``digits``, ``cifar-shaped``, ``cifar10:DIR`` or ``mnist:DIR`` names.
+    """Load the images named by a text such as ``digits``, ``cifar-shaped``, ``cifar10:DIR`` or ``mnist:DIR``.
 
     Raises ``InvalidInputError`` for other texts, and for files that are missing or not as published, with the place to
     get them; ``UnavailableError`` if scikit-learn, which has the digits, is not installed.
@@ -61,7 +61,7 @@ def _standardized(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> 
 
 
 def _digits() -> Images:
-    """Return the 1797 digits of scikit-learn, 8x8, one half to train."""
+    """Return the 1797 digits of scikit-learn, 8x8 pixels, half of them for training."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -72,7 +72,7 @@ def _digits() -> Images:
 
 
 def _cifar_shaped() -> Images:
-    """Return synthetic images, 3x32x32: each class has a pattern, shifted and of any contrast, under noise."""
+    """Return synthetic images, 3x32x32: each class has a pattern, which is shifted, scaled in contrast, and noisy."""
     count, generator = 1536, torch.Generator().manual_seed(0)
     patterns = F.interpolate(torch.randn(CLASSES, 3, 8, 8, generator=generator), size=(32, 32), mode="bilinear")
     labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -83,7 +83,7 @@ def _cifar_shaped() -> Images:
 
 
 def _halves(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Divide images at random, but always in the same way."""
+    """Divide images into two halves at random, but in the same way every time."""
     train, test = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).chunk(2)
     return (images[train], labels[train]), (images[test], labels[test])
 
@@ -118,7 +118,7 @@ def _mnist(folder: Path) -> Images:
 
 
 def _idx_file(path: Path, dimensions: int) -> Tensor:
-    """Return the tensor of bytes in an IDX file: two zero bytes, type, number of dimensions, sizes, then the values."""
+    """Read the bytes of an IDX file as a tensor. Format: two zero bytes, type, number of dimensions, sizes, values."""
     content = _content(path, "mnist")
     start = 4 + 4 * dimensions
     sizes = np.frombuffer(content[4:start], ">u4").astype(np.int64)

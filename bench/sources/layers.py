@@ -20,7 +20,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
 
-TRACKED = "tracked layers"  # the source in result folders of ``tracked_layers``
+TRACKED = "tracked layers"  # the source named in result folders of ``tracked_layers``
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _OPTIONAL = MappingProxyType({"n": 1, "dilation": 1, "groups": 1, "count": 1})
@@ -31,7 +31,7 @@ _TEXT = ("name", "set")
 class Layer:
     """A convolution geometry that occurs in a network, as its forward problem, with the number of its occurrences.
 
-    names: module names, several where modules have the same geometry; a single string is one name. batch_size: samples
+    names: module names, several if modules have the same geometry; a single string is one name. batch_size: samples
     in a call. input_needs_gradient: False for the first layer, which has no BACKWARD_DATA. transposed: whether the
     module is an ``nn.ConvTranspose2d``; its output is then x of the problem, its forward pass BACKWARD_DATA, and its dx
     FORWARD. has_bias: whether any of the modules adds a bias; False for layer tables, and ignored by ``==``.
@@ -61,7 +61,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """All names of this layer's modules, joined as ``a, b``."""
+        """The names of all modules of this layer, joined as ``a, b``."""
         return ", ".join(self.names)
 
 
@@ -73,7 +73,7 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
     def problems(self, operations: Iterable[Operation]) -> list[tuple[Layer, ConvProblem]]:
-        """Return each layer with the problem of each operation; FORWARD is the forward pass of the layer's module."""
+        """Return each layer with the problem of each operation. FORWARD is the forward pass of the layer's module."""
         wanted = [member(Operation, operation, "operation") for operation in operations]
         return [
             (layer, layer.problem.with_operation(problem_operation(operation, transposed=layer.transposed)))
@@ -125,7 +125,7 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
     Raises ``InvalidInputError`` with file and line if the file is invalid.
     """
     try:
-        # csv and not pandas: error messages need line numbers, and importing pandas takes longer than reading.
+        # csv, because error messages need line numbers, and importing pandas takes longer than reading.
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
             _check_columns(path, reader.fieldnames or ())
@@ -139,7 +139,7 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
 def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
     """Keep only layers whose filter size is in ``filters``, as (height, width).
 
-    Raises ``InvalidInputError`` if none is.
+    Raises ``InvalidInputError`` if no layer is left.
     """
     layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
     if not layers:
@@ -185,7 +185,7 @@ def _allowed_sources(source: str) -> str:
 def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
     """Run the model on one sample, and return its convolution calls as layers for ``batch`` samples.
 
-    Batch sizes of the calls are multiplied by ``batch``, since some models fold other axes into the batch axis.
+    Batch sizes of the calls are multiplied by ``batch``, because some models fold other axes into the batch axis.
     """
     with blamed_in_computing(source, (1, *input_shape)):
         calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
@@ -228,7 +228,7 @@ def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
 
 
 def _geometry(problem: ConvProblem) -> str:
-    """Return a name made of a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
+    """Return a name for a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
     stride = "" if problem.stride == (1, 1) else f"/{_size_in_short(problem.stride)}"
     parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}{stride}"]
     parts += [f"pad {_size_in_short(problem.padding)}"] if any(problem.padding) else []
@@ -242,7 +242,7 @@ def _size_in_short(pair: Pair) -> str:
 
 
 def _distinct(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers, with the batch size appended to geometry names that several layers share."""
+    """Append the batch size to geometry names that several layers share, and return all layers."""
     counts = Counter(layer.names for layer in layers)
     return tuple(
         replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
@@ -291,7 +291,7 @@ def _together(first: Layer, second: Layer) -> Layer:
 def tracked_layers() -> LayerTable:
     """Return the layers whose times are compared from version to version: a few small layers, one of each kind.
 
-    Each layer has its own batch size. Give a layer another name if you change its geometry, since results are compared
-    by name and geometry.
+    Each layer has its own batch size. Rename a layer if you change its geometry, because results are compared by name
+    and geometry.
     """
     return LayerTable(TRACKED, tuple(read_csv(_DATA / "tracked.csv")))

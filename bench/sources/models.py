@@ -1,4 +1,4 @@
-"""Builds models, built-in networks or the user's own, and reports errors in the user's code as errors of the model."""
+"""Builds models (built-in networks or the user's own), and reports errors in the user's code as errors of the model."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def load_model(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     initialised: bool = True,
 ) -> tuple[nn.Module, tuple[int, int, int]]:
-    """Return the model that ``source`` names, on the CPU, and the (C, H, W) of one sample.
+    """Return the model that ``source`` names, on the CPU, and the shape (C, H, W) of one sample.
 
-    dtype, memory_format: those of the parameters. initialised: whether the parameters of built-in networks are drawn
-    from torch's random state; if not, which is faster, their values are arbitrary. ``networks.arguments_for`` makes the
+    dtype, memory_format: of the parameters. initialised: whether the parameters of built-in networks are drawn from
+    torch's random state; if not, which is faster, their values are arbitrary. ``networks.arguments_for`` makes the
     arguments to call the model with.
 
-    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and where ``load_source`` does.
+    Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source`` does.
     """
     with importable(source):
         found = model_of(source, checked_shape(input_shape), initialised=initialised)
@@ -57,12 +57,13 @@ def load_model(
 def model_of(
     source: str, input_shape: tuple[int, int, int] | None, *, initialised: bool
 ) -> tuple[nn.Module, tuple[int, int, int]] | None:
-    """Return the model that ``source`` names and the (C, H, W) of one sample; None for a table or CSV file."""
+    """Return the model that ``source`` names and the shape (C, H, W) of one sample; None for a table or CSV file."""
     if source in NETWORKS:
         shape = input_shape or input_shape_of(source)
         if initialised:
             return build(source), shape
-        # Meta tensors only for building: a forward pass on them would load torch's compiler, which takes longer.
+        # Meta tensors are used for building only: a forward pass on them would load torch's compiler, which takes
+        # longer.
         with torch.device("meta"):
             model = build(source)
         return model.to_empty(device="cpu"), shape
@@ -74,7 +75,7 @@ def model_of(
 
 
 def checked_shape(shape: object) -> tuple[int, int, int] | None:
-    """Return a checked (C, H, W) of one sample, or None for None. Raises ``InvalidInputError`` for anything else."""
+    """Check a sample's shape (C, H, W) and return it; None stays None. Raises ``InvalidInputError`` if it is wrong."""
     if shape is None:
         return None
     if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
@@ -94,8 +95,8 @@ def seeded_model(
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return the model that ``source`` names, on a device, and the arguments to call it with.
 
-    Weights and inputs are the same every time, since they are drawn on the CPU with a fixed seed. Raises
-    ``InvalidInputError`` where ``load_model`` does.
+    Weights and inputs are the same every time, because they are drawn on the CPU with a fixed seed. Raises
+    ``InvalidInputError`` as ``load_model`` does.
     """
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
@@ -127,7 +128,7 @@ def _user_model(source: str) -> nn.Module:
 def _attribute_of(module: ModuleType, name: str) -> Any:
     """Return the model or factory of this name in a module.
 
-    Raises ``InvalidInputError``, which lists the module's own names, if there is none.
+    Raises ``InvalidInputError``, which lists the names that the module defines, if there is none.
     """
     if not hasattr(module, name):
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -138,7 +139,7 @@ def _attribute_of(module: ModuleType, name: str) -> Any:
 
 @contextmanager
 def importable(source: str) -> Iterator[None]:
-    """Within this context, have the folder of the model's file, or else the current folder, on the import path.
+    """Add the folder of the model's file, or else the current folder, to the import path within this context.
 
     ``python -m`` does the same, but an installed command has its own folder on the path, not the user's. Child
     processes inherit the path.
@@ -155,9 +156,8 @@ def importable(source: str) -> Iterator[None]:
 def _module_of_file(path: Path) -> ModuleType:
     """Import a file as a module of the file's name; its folder must be on ``sys.path``.
 
-    Raises ``InvalidInputError`` if another module has that name. Errors of the import propagate.
-
-    Child processes can then import the module too, and unpickle its classes.
+    Child processes can then import the module too, and unpickle its classes. Raises ``InvalidInputError`` if another
+    module has that name. Errors of the import propagate.
     """
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}")
@@ -168,17 +168,17 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _is_file(place: str) -> bool:
-    """Whether the part before the colon is a file, ``folder/file.py``, and not a module, ``package.module``."""
+    """Return whether the part before the colon is a file, ``folder/file.py``, and not a module, ``package.module``."""
     return place.endswith(".py")
 
 
 def blamed_in_building(source: str) -> AbstractContextManager[None]:
-    """Return a context in which errors from building a model become ``InvalidInputError`` that names the model."""
+    """Return a context that converts errors from building a model to ``InvalidInputError`` with the model's name."""
     return _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module")
 
 
 def blamed_in_computing(source: str, shape: Sequence[int]) -> AbstractContextManager[None]:
-    """Return a context in which errors of the forward pass become ``InvalidInputError`` that names the model.
+    """Return a context that converts errors of the forward pass to ``InvalidInputError`` with the model's name.
 
     shape: (N, C, H, W) of the input.
     """
@@ -186,7 +186,7 @@ def blamed_in_computing(source: str, shape: Sequence[int]) -> AbstractContextMan
 
 
 def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextManager[None]:
-    """Return a context in which errors of a training step become ``InvalidInputError`` that names the model.
+    """Return a context that converts errors of a training step to ``InvalidInputError`` with the model's name.
 
     shape: (N, C, H, W) of the input. mucudnn's own errors are not changed.
     """
@@ -196,9 +196,9 @@ def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextMana
 
 @contextmanager
 def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Within this context, raise any error of the user's code as ``InvalidInputError`` that names the model.
+    """Convert any error of the user's code within this context to ``InvalidInputError`` with the model's name.
 
-    what: what failed. advice: what the user can do. passing: exceptions that are not changed.
+    what: the part that failed. advice: what the user can do. passing: exceptions that are not changed.
     """
     try:
         yield
@@ -211,7 +211,7 @@ def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tupl
 
 
 def _told(source: str, error: BaseException) -> str:
-    """Return a text that describes an error, with the line of the model's own file that caused it."""
+    """Describe an error, with the line of the model's own file that caused it."""
     happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
     line = _line_of(source, error)
     place = type(error).__name__ if line is None else f"{type(error).__name__} in {line}"
@@ -219,7 +219,7 @@ def _told(source: str, error: BaseException) -> str:
 
 
 def _line_of(source: str, error: BaseException) -> str | None:
-    """Return the last file and line of an error's traceback that is in the model's own file, or None if none is."""
+    """Return the last file and line of an error's traceback that is in the model's own file; None if there is none."""
     place = source.rpartition(":")[0]
     module = sys.modules.get(place)
     file = place if place.endswith(".py") else getattr(module, "__file__", None)

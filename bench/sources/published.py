@@ -1,6 +1,6 @@
 """Published times of DeepBench's convolutions, and the speedups published with μ-cuDNN.
 
-pandas is imported only when a table is read, since help texts import this module for the tables' names.
+pandas is imported only when a table is read, because help texts import this module for the tables' names.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ OPERATIONS = ("forward", "backward_data", "backward_filter")
 
 
 def published_times(operations: Iterable[str] = OPERATIONS) -> pandas.DataFrame:
-    """Return the published times, a row for each geometry, operation and machine: of inference for forward alone.
+    """Return the published times, with a row for each geometry, operation and machine.
 
-    The GPUs of inference multiply 8-bit integers and sum in 32 bits.
+    If only FORWARD is asked for, inference results are included, whose GPUs multiply 8-bit integers and sum in 32 bits.
 
     Columns: ``GEOMETRY``, where n is the mini-batch; ``operation``; ``machine``, such as ``V100 float16``; ``time_s``
     in seconds, the shorter time if two are published for a machine.
@@ -55,12 +55,12 @@ _DIVIDED_FILE = _FILE.with_name("ucudnn_reference.csv")
 
 
 def published_gains() -> pandas.DataFrame:
-    """Return the speedups that the authors of μ-cuDNN published for DeepBench, a row for each geometry.
+    """Return the speedups that the authors of μ-cuDNN published for DeepBench, with a row for each geometry.
 
     Columns: ``DIVIDED_GEOMETRY``; ``128MiB``, ``256MiB``, ``512MiB``: speedup of micro-batched over undivided
     convolutions under this workspace limit, with 256 samples on a P100-SXM2. They were read to 0.01 from bar charts in
-    https://github.com/spcl/ucudnn, which do not say which operations were summed, and averaged where a geometry has
-    several. Geometries not listed had 1.00 to 1.02.
+    https://github.com/spcl/ucudnn, which do not say which operations were summed, and averaged if a geometry occurs
+    several times. Geometries not listed had 1.00 to 1.02.
     """
     import pandas
 

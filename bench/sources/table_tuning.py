@@ -54,23 +54,23 @@ class TableTuning:
 
     @property
     def baseline_s(self) -> float | None:
-        """PyTorch's own time for all rows, each counted as often as the layer occurs; None if a row's is unknown."""
+        """PyTorch's own time for all rows, each multiplied by the layer's occurrences; None if one is unknown."""
         known = [row.count * row.tuned.baseline_s for row in self.rows if row.tuned.baseline_s is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     @property
     def time_s(self) -> float:
-        """Time of all chosen configurations, each counted as often as the layer occurs."""
+        """The time of all chosen configurations, each multiplied by the layer's occurrences."""
         return sum(row.count * row.tuned.time_s for row in self.rows)
 
     @property
     def speedup(self) -> float | None:
-        """PyTorch's time over the chosen configurations'; None if PyTorch's is unknown or there are no rows."""
+        """PyTorch's time over that of the chosen configurations; None if PyTorch's is unknown or there are no rows."""
         return self.baseline_s / self.time_s if self.baseline_s is not None and self.rows else None
 
     @property
     def workspace_bytes(self) -> int:
-        """Workspace of all rows: the largest, since rows share one buffer, or the sum if a budget was divided."""
+        """The workspace of all rows: the largest, because rows share a buffer, or the sum if a budget was divided."""
         each = [row.tuned.configuration.workspace_bytes for row in self.rows]
         return max(each, default=0) if self.divided is None else sum(each)
 
@@ -86,7 +86,7 @@ def tune_table(
     """Tune every layer at its own batch size, together with the other ranks of a process group if there is one.
 
     On Ctrl-C, return the rows tuned so far. limits: workspace that is free at each module, as for ``table_tasks``.
-    progress: called with a description and the fraction done. Raises what ``tune`` raises.
+    progress: called with a description and the fraction done. Raises the errors of ``tune``.
     """
     tasks = table_tasks(table, config, limits)
     try:
@@ -124,7 +124,7 @@ def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, Con
     Raises ``InvalidInputError`` if there are none.
     """
     wanted = table.problems(config.operations)
-    if not wanted:  # such as backward_data of a network with a single layer
+    if not wanted:  # for example backward_data of a network with a single layer
         raise InvalidInputError(
             f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
         )
@@ -140,7 +140,7 @@ def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
-    """Return the layers of a table with the results of their tasks, or of the first tasks if interrupted."""
+    """Return the layers of a table with the results of their tasks, or of the first tasks if tuning was interrupted."""
     wanted = table.problems(tuning.config.operations)
     rows = [
         TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
@@ -159,13 +159,11 @@ def table_with_headroom(
 ) -> tuple[LayerTable, Headroom]:
     """Return the layers of a model, and the headroom of a training step with ``batch`` samples (by default 1).
 
-    Modules with the same geometry stay separate layers, since each has its own headroom. Other arguments are those of
-    ``load_source``.
+    Headroom is the workspace that each convolution can use without raising the step's peak memory. Modules with the
+    same geometry stay separate layers, because each has its own headroom. Other arguments are those of ``load_source``.
 
-    Raises what ``load_source`` and ``find_headroom`` raise, and ``InvalidInputError`` for sources without a model, and
-    for models that cannot be trained on this input or run no convolution in a training step.
-
-    Headroom is the workspace that each convolution can use without raising the step's peak memory.
+    Raises the errors of ``load_source`` and ``find_headroom``, and ``InvalidInputError`` for sources without a model,
+    and for models that cannot be trained on this input or run no convolution in a training step.
     """
     table = load_source(source, batch=batch, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     model, shape = load_model(
@@ -181,7 +179,7 @@ def table_with_headroom(
 
 
 def module_by_module(table: LayerTable) -> LayerTable:
-    """Return a layer table with one layer for each module, counted as often as the module is called."""
+    """Return a layer table with a separate layer for each module, counted as often as the module is called."""
     return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
 
 

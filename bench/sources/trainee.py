@@ -1,4 +1,4 @@
-"""Training of a model on random images, step by step."""
+"""Training of a model, step by step, on random images."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """Seconds and loss of one training step."""
+    """The seconds and the loss of one training step."""
 
     time_s: float
     loss: float
 
 
 class Trainee:
-    """A model in training, with optimizer (stochastic gradient descent with momentum) and training objective."""
+    """A model in training, with its optimizer (stochastic gradient descent with momentum) and training objective."""
 
     def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
         self.model = model
@@ -32,20 +32,20 @@ class Trainee:
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
-        """Make one training step, wait for the device, and return seconds and loss.
+        """Run one training step, wait for the device, and return the seconds and the loss.
 
         images: (N, C, H, W). labels: (N,). seed: for dropout.
         """
         torch.manual_seed(seed)
         start = time.perf_counter()
-        loss = self.learn((images,), labels).item()  # waits for the GPU
+        loss = self.learn((images,), labels).item()  # This waits for the GPU.
         return TrainedStep(time.perf_counter() - start, loss)
 
     def learn(self, arguments: tuple[Tensor, ...], target: Tensor, autocast: torch.dtype | None = None) -> Tensor:
-        """Make one training step without waiting for the device, and return the loss.
+        """Run one training step without waiting for the device, and return the loss.
 
-        arguments: those of the model. target: what the objective compares the output with. autocast: dtype for torch's
-        autocast of forward pass and loss, or None.
+        arguments: of the model. target: the value that the objective compares the output with. autocast: dtype for
+        torch's autocast of forward pass and loss, or None.
         """
         self.optimizer.zero_grad()
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
@@ -58,7 +58,7 @@ class Trainee:
 def labelled_batches(
     steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10, stream: int = 0
 ) -> Iterator[Batch]:
-    """Yield random images with labels that can be learnt: each class is a random pattern, covered by noise.
+    """Yield random images with learnable labels: each class is a random pattern, covered by noise.
 
     stream: seed of the images, but not of the patterns; ranks that train together use different seeds.
 

@@ -1,6 +1,6 @@
-"""Published networks in plain torch: the table of their names here, a file for each family. Loads no torch.
+"""Published networks in plain torch: the table of their names, and a file for each family. Imports no torch.
 
-Geometries and numbers of parameters are torchvision's, or the paper's where torchvision has none or deviates from it.
+Geometries and numbers of parameters are torchvision's, or the paper's if torchvision lacks the network or deviates.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from mucudnn.bench.sources.networks.objectives import Objective
 
-INPUT_SHAPE = (3, 224, 224)  # of most networks
+INPUT_SHAPE = (3, 224, 224)  # shape of most networks' images
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A built-in network: how to build it, and what it is trained for.
+    """A built-in network: how to build it, and its training objective.
 
     factory: takes the number of classes. num_classes: the published number; ignored by networks that do not classify.
     input_shape: (C, H, W) of one image. objective: name of its training objective in ``objectives``.
@@ -84,7 +84,7 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
 
 
 def input_shape_of(name: str) -> tuple[int, int, int]:
-    """Return the (C, H, W) of one image that a network was published for.
+    """Return the shape (C, H, W) of one image that a network was published for.
 
     Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
 
@@ -112,7 +112,7 @@ def objective_for(source: str) -> Objective:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the question whether the closest of ``names`` was meant, or an empty string if none is close."""
+    """Return a question that suggests the closest of ``names``, or an empty string if none is close."""
     close = get_close_matches(name, [*names], n=1)
     return f"did you mean {close[0]}? " if close else ""
 

@@ -1,4 +1,4 @@
-"""Building blocks that several families of networks share."""
+"""Building blocks shared by several families of networks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Added(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Stochastic depth: in training, zeroes random samples and scales the other samples up (Huang et al., 2016)."""
+    """Stochastic depth: in training, zeroes random samples and scales up the others (Huang et al., 2016)."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class StochasticDepth(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales the channels of x by factors from their means and two pointwise convolutions (Hu et al., 2018)."""
+    """Squeeze-and-excitation: scales channels by factors computed from the channels' means (Hu et al., 2018)."""
 
     def __init__(self, channels: int, squeezed: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -96,5 +96,5 @@ def activated(
 
 
 def named(**modules: nn.Module) -> nn.Sequential:
-    """Return a sequential module of these modules, under their argument names."""
+    """Return a sequential module that contains these modules under their argument names."""
     return nn.Sequential(OrderedDict(modules))

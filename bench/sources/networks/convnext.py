@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mucudnn.bench.sources.networks.blocks import Added, ChannelNorm, StochasticDepth, named
 
-_STAGES = ((96, 3), (192, 3), (384, 9), (768, 3))  # channels, blocks
+_STAGES = ((96, 3), (192, 3), (384, 9), (768, 3))  # (channels, number of blocks) of each stage
 _DROPPED = 0.1  # drop probability of the last block; it grows linearly with depth
 _EPSILON = 1e-6
 
@@ -29,14 +29,14 @@ def convnext_t(num_classes: int) -> nn.Module:
 
 
 def _entry(in_channels: int, channels: int) -> nn.Module:
-    """Return the first module of a stage: in the first stage it cuts patches, in the others it halves the size."""
+    """Return the first module of a stage: it cuts patches in the first stage, and halves the size in the others."""
     if in_channels == 3:
         return nn.Sequential(nn.Conv2d(3, channels, 4, stride=4), ChannelNorm(channels, eps=_EPSILON))
     return nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), nn.Conv2d(in_channels, channels, 2, stride=2))
 
 
 class _Body(nn.Module):
-    """Body of a ConvNeXt block: depthwise convolution, two linear layers at each pixel, a scale for each channel."""
+    """The body of a ConvNeXt block: depthwise convolution, two linear layers at each pixel, and a scale per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Networks of diffusion models: the UNet of DDPM (Ho et al., 2020) and the autoencoder of latent diffusion.
 
-The UNet is the one for CIFAR-10, and the autoencoder is that of Rombach et al., 2022 (latents 8 times smaller, of 4
-channels). Here the UNet has three quarters and the autoencoder half of the published width, 128. At full width the
+The UNet is the one for CIFAR-10, and the autoencoder is that of Rombach et al., 2022 (latents 8 times smaller, with 4
+channels). Here the UNet has three quarters, and the autoencoder half, of the published width, 128. At full width the
 networks have the published 35,746,307 and 83,653,863 parameters.
 """
 
@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from mucudnn.bench.sources.networks.blocks import named
 
-_UNET_WIDTHS = (1, 2, 2, 2)  # width factors of the levels
-_ATTENDED = 1  # index of the level with attention, 16x16 for images of 32x32
+_UNET_WIDTHS = (1, 2, 2, 2)  # width of each level, as a multiple of the UNet's width
+_ATTENDED = 1  # index of the level with attention, 16x16 pixels for images of 32x32
 _VAE_WIDTHS = (1, 2, 4, 4)
-_LATENT = 4  # channels
+_LATENT = 4  # number of channels of a latent
 _BLOCKS = 2  # residual blocks per level
 
 
@@ -67,9 +67,9 @@ class UNet(nn.Module):
 
 
 class VAE(nn.Module):
-    """Encodes images x, (N, 3, H, W), samples a latent (in evaluation mode, takes its mean), and decodes the latent.
+    """Encodes images x, (N, 3, H, W), samples a latent (in evaluation mode, takes its mean), and decodes it.
 
-    Returns the decoded image, (N, 3, H, W), and mean and log-variance of the latent, (N, 4, H / 8, W / 8). H and W:
+    Returns the decoded images, (N, 3, H, W), and mean and log-variance of the latents, (N, 4, H / 8, W / 8). H and W:
     multiples of 8.
     """
 
@@ -124,7 +124,7 @@ def _decoder(widths: list[int]) -> nn.Module:
 
 
 class _Level(nn.Module):
-    """A residual block, which adds the embedded time step if there is one; attention follows if ``attends``."""
+    """A residual block, which adds the embedded time step if there is one, followed by attention if ``attends``."""
 
     def __init__(self, in_channels: int, channels: int, time_width: int | None = None, attends: bool = False) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Halve(nn.Module):
 
 
 class _Double(nn.Module):
-    """Doubles height and width by repeating pixels, followed by a convolution."""
+    """Doubles height and width by repeating pixels, then applies a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -6,11 +6,11 @@ from torch import nn
 
 from mucudnn.bench.sources.networks.blocks import Added, SqueezeExcitation, StochasticDepth, named, normalised
 
-_MOBILENET = (  # expansion, channels, blocks, stride of the first: table 2 of the paper
+_MOBILENET = (  # (expansion, channels, blocks, stride of the first block), as in table 2 of the paper
     *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
     *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
 )
-_EFFICIENTNET = (  # expansion, size of the filter, stride of the first block, channels, blocks: table 1 of the paper
+_EFFICIENTNET = (  # (expansion, filter size, stride of the first block, channels, blocks), as in table 1 of the paper
     *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
     *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
 )

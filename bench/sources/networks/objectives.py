@@ -1,4 +1,4 @@
-"""Training objectives: how to make a network's arguments and targets from images, and the loss."""
+"""Training objectives: the loss, and how to make a network's arguments and targets from images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from mucudnn.words.errors import InvalidInputError
 
 _TIMES = 1000  # number of diffusion steps
-_KL_WEIGHT = 1e-6  # as in latent diffusion
+_KL_WEIGHT = 1e-6  # the weight in latent diffusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def _images(x: Tensor) -> tuple[Tensor]:
 
 
 def _images_and_times(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x and random time steps, one for each image, which depend only on the number of images."""
+    """Return x and one random time step per image. The time steps depend only on the number of images."""
     generator = torch.Generator().manual_seed(0)
     return x, torch.randint(_TIMES, (len(x),), generator=generator).to(x.device)
 
@@ -58,12 +58,12 @@ def _image(x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _segmentation_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy over pixels, after enlarging scores, (N, classes, h, w), to the labels' size."""
+    """Return the mean cross entropy over pixels, after scaling scores, (N, classes, h, w), up to the labels' size."""
     return F.cross_entropy(F.interpolate(scores, labels.shape[1:], mode="bilinear", align_corners=False), labels)
 
 
 def _reconstruction_loss(output: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
-    """Return the loss of an autoencoder: squared error of the image plus the weighted KL divergence of the latent.
+    """Return the loss of an autoencoder: squared error of the image plus weighted KL divergence of the latent.
 
     The divergence is that from a standard normal distribution.
     """
@@ -73,7 +73,7 @@ def _reconstruction_loss(output: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Te
 
 
 def _mean_square(output: Any, target: Tensor) -> Tensor:
-    """Return the sum of the mean squares of all outputs of a model: a loss for models whose task is unknown."""
+    """Return the sum of the mean squares of all outputs of a model, a loss for models whose task is unknown."""
     outputs = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
     if not outputs:
         raise InvalidInputError("no output of the model has a gradient, so the model cannot be trained")

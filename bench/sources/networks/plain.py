@@ -37,7 +37,7 @@ def vgg19(num_classes: int) -> nn.Module:
 
 
 def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build a VGG network: stages of as many convolutions as ``repeats`` says, then the classifier."""
+    """Build a VGG network with ``repeats`` convolutions in each stage."""
     features = nn.Sequential()
     in_channels = 3
     for channels, count in zip(_VGG_WIDTHS, repeats, strict=True):
@@ -67,7 +67,7 @@ def squeezenet(num_classes: int) -> nn.Module:
 
 
 def _fire(in_channels: int, squeezed: int, expanded: int) -> nn.Module:
-    """Return a fire module: 1x1 filters to ``squeezed`` channels, then ``expanded`` each of 1x1 and 3x3 filters."""
+    """Return a fire module: 1x1 filters to ``squeezed`` channels, then ``expanded`` each of 1x1 and of 3x3 filters."""
     return nn.Sequential(
         *(nn.Conv2d(in_channels, squeezed, 1), nn.ReLU()),
         Branches(
@@ -84,7 +84,7 @@ def _halve(size: int) -> nn.Module:
 def googlenet(num_classes: int) -> nn.Module:
     """Build GoogLeNet (Szegedy et al., 2014) with batch norm and without auxiliary heads: 7,005,832 parameters.
 
-    The network has the paper's 5x5 filters, where torchvision has 3x3 filters by a known mistake.
+    The network has the paper's 5x5 filters, which torchvision replaces with 3x3 filters by a known mistake.
     """
     return named(
         conv1=activated(3, 64, 7, stride=2, padding=3).append(_halve(3)),
@@ -118,7 +118,7 @@ def _inception(
 
 
 _DENSENET_GROWTH = 12
-_DENSENET_LAYERS = 12  # per block
+_DENSENET_LAYERS = 12  # number of layers per block
 
 
 def densenet40(num_classes: int) -> nn.Module:

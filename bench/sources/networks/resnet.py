@@ -1,4 +1,4 @@
-"""Networks of bottlenecks with shortcuts: ResNet and RegNet."""
+"""Networks with bottlenecks and shortcuts: ResNet and RegNet."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def resnet18(num_classes: int) -> nn.Module:
 
 
 def resnet50(num_classes: int) -> nn.Module:
-    """Build ResNet-50 (He et al., 2015), with bottlenecks strided at the 3x3 filter and 25,557,032 parameters."""
+    """Build ResNet-50 (He et al., 2015), with 25,557,032 parameters; the stride of bottlenecks is at the 3x3 filter."""
     return _resnet(_bottleneck, (3, 4, 6, 3), width=256).append(nn.Linear(2048, num_classes))
 
 
 def _resnet(block: Callable[[int, int, int], nn.Module], repeats: tuple[int, ...], width: int) -> nn.Sequential:
-    """Build a ResNet: its first layers, then stages of as many blocks as ``repeats`` says, then the classifier.
+    """Build a ResNet with ``repeats`` blocks in each stage.
 
     width: output channels of the first stage; each further stage doubles them.
     """
@@ -57,8 +57,8 @@ def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     return nn.Identity() if same else normalised(in_channels, channels, 1, stride=stride)
 
 
-_REGNET = ((48, 1), (104, 3), (208, 6), (440, 6))  # channels, blocks
-_REGNET_GROUP = 8  # channels of a group
+_REGNET = ((48, 1), (104, 3), (208, 6), (440, 6))  # (channels, number of blocks) of each stage
+_REGNET_GROUP = 8  # number of channels per group
 
 
 def regnety_400mf(num_classes: int) -> nn.Module:

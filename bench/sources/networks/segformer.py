@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from mucudnn.bench.sources.networks.blocks import StochasticDepth, activated
 
-_STAGES = ((32, 1, 8), (64, 2, 4), (160, 5, 2), (256, 8, 1))  # channels, heads, reduction of keys and values
-_BLOCKS = 2  # of each stage
-_DECODED = 256  # channels of the head
+_STAGES = ((32, 1, 8), (64, 2, 4), (160, 5, 2), (256, 8, 1))  # (channels, heads, reduction) of each stage
+_BLOCKS = 2  # number of blocks per stage
+_DECODED = 256  # number of channels in the head
 _DROPPED = 0.1  # drop probability of the last block; it grows linearly with depth
 _EPSILON = 1e-6
 
 
 class SegFormer(nn.Module):
-    """Scores the classes in images x, (N, 3, H, W), at every fourth pixel: (N, num_classes, H / 4, W / 4)."""
+    """Computes class scores of images x, (N, 3, H, W), at every fourth pixel: (N, num_classes, H / 4, W / 4)."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class SegFormer(nn.Module):
 
 
 class _Stage(nn.Module):
-    """A stage of the encoder: embeds overlapping patches as tokens, then runs transformer blocks on the tokens."""
+    """A stage of the encoder, which embeds overlapping patches as tokens and runs transformer blocks on them."""
 
     def __init__(self, index: int, in_channels: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _MixedFeedForward(nn.Module):
 
 
 class _Head(nn.Module):
-    """Brings the features of all stages to the same width and size, and computes the class scores pixel by pixel."""
+    """The head, which resizes the features of all stages to one size and computes the class scores of each pixel."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -148,5 +148,5 @@ def _tokens(x: Tensor) -> Tensor:
 
 
 def _image(tokens: Tensor, size: tuple[int, int]) -> Tensor:
-    """Reshape tokens, (N, H W, C), to the image whose pixels they are: (N, C, H, W), where ``size`` is (H, W)."""
+    """Reshape tokens, (N, H W, C), to an image, (N, C, H, W), with a pixel for each token. size: (H, W)."""
     return tokens.transpose(1, 2).reshape(*tokens.shape[::2], *size)
