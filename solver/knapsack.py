@@ -247,7 +247,7 @@ def _search(
     cheapest come first, which keeps the number of sums small.
     """
     base = 1 + max((row[3] for rows in core for row in rows), default=0)
-    digits = [base**place for place in reversed(range(len(core)))]  # of the name's number, the first problem's first
+    digits = [base**place for place in reversed(range(len(core)))]  # place value of each problem's name number
     order = sorted(range(len(core)), key=lambda i: (-_regret(core[i], price), i))
     ordered = [[(b, t, m, name * digits[i]) for b, t, m, name in core[i]] for i in order]
     least_cost = _sums_from([min(map(price.cost, rows)) for rows in ordered])

@@ -25,7 +25,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
-ENOUGH = 0.8  # A device with less than this share of its best throughput is underused.
+ENOUGH = 0.8  # The device counts as underused below this share of its best throughput.
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def kind_of_layer(problem: ConvProblem) -> str:
 
 
 def means_by_kind(over_bound: Iterable[tuple[ConvProblem, float]]) -> dict[str, float]:
-    """Return the geometric mean of time over lower bound for each kind of layer. over_bound: that ratio by problem."""
+    """Return the geometric mean of time over lower bound by kind of layer. over_bound: problems with their ratios."""
     by_kind: dict[str, list[float]] = {}
     for problem, value in over_bound:
         by_kind.setdefault(kind_of_layer(problem), []).append(value)

@@ -64,7 +64,7 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: boo
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started within this context, and restore them afterwards."""
+    """Set environment variables for processes that are started within this context, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -28,7 +28,7 @@ CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
-# Columns of ``bench metrics`` only: time samples of the algorithm called without a module, and numbers.
+# Columns of ``bench metrics`` only: samples of the algorithm without its module, and numeric metrics.
 _ALONE = "alone_samples_s"
 _METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
 
@@ -294,7 +294,7 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
 
 
 def _mean_speedup(group: pandas.DataFrame) -> Estimate:
-    """Return the geometric mean of the rows' speedups over torch; without a value for torch's own rows."""
+    """Return the geometric mean of the rows' speedups over torch, ignoring torch's own rows."""
     of = group.dropna(subset=["speedup"])
     return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
 

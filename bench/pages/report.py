@@ -99,7 +99,7 @@ class Report:
 
     @cached_property
     def missing(self) -> dict[str, list[str]]:
-        """The items that the report does not show, grouped by reason."""
+        """The items that the report does not show, grouped by the reason."""
         found: dict[str, list[str]] = {}
         for reason, text in _missing(self.folder, self.rows):
             found.setdefault(reason, []).append(text)

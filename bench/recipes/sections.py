@@ -60,7 +60,7 @@ class Section:
                 self.refuse(key, f"is not known; {hint}allowed are {', '.join(names)}")
 
     def refuse(self, key: str, what: str) -> NoReturn:
-        """Raise ``InvalidInputError`` with file and line of a key, and a description of the fault of its value."""
+        """Raise ``InvalidInputError`` with file and line of a key. what: the fault of its value."""
         section = f"[{self.name}] " if self.name else ""
         raise InvalidInputError(f"{self.place(key)}: {section}{key} {what}")
 

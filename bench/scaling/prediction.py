@@ -29,7 +29,7 @@ from mucudnn.words.errors import InvalidInputError
 
 
 class Scaling(StrEnum):
-    """The way a batch grows with the number of ranks (processes, each with its own device).
+    """The way in which a batch grows with the number of ranks (processes, each with its own device).
 
     Strong scaling divides a fixed batch among more ranks; weak scaling keeps the batch of each rank.
     """

@@ -129,7 +129,7 @@ def _idx_file(path: Path, dimensions: int) -> Tensor:
 
 
 def _content(path: Path, kind: str) -> bytes:
-    """Return the content of a file, or of the file with the suffix ``.gz``."""
+    """Return the content of a file, or if it is missing, of the compressed file with the suffix ``.gz``."""
     compressed = path.with_name(f"{path.name}.gz")
     try:
         return (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SOURCE = "DeepBench's repository, https://github.com/baidu-research/DeepBench"
 GEOMETRY = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _FILE = Path(__file__).parent / "data" / "deepbench_reference.csv"
-_INFERENCE = _FILE.with_name("deepbench_inference.csv")  # with the name of each result's file in the repository
+_INFERENCE = _FILE.with_name("deepbench_inference.csv")  # also has the name of each result's file
 TABLES = MappingProxyType(
     {
         "deepbench-train": "training_set",

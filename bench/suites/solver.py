@@ -1,4 +1,4 @@
-"""Benchmarks of the solvers against their time limits, and of dividing budgets over a network's problems.
+"""Times of the solvers compared with their limits, and of dividing budgets over a network's problems.
 
 The solvers run on synthetic measurements. They compute the fronts of all batch sizes at once, with setup costs and
 prepared bytes, and divide one workspace budget over the problems of a network.

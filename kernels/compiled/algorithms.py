@@ -1,4 +1,4 @@
-"""The algorithms that are written entirely in C++, for the CPU. The C++ sources of each are in a folder of their own.
+"""The algorithms written entirely in C++, for the CPU; the C++ sources of each algorithm have a folder.
 
 Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32.
 """

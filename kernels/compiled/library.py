@@ -29,7 +29,7 @@ BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # build by torch.backends.cpu.get_cpu_capability()
 
 _LARGEST_SIZE = 2**30
-_NO_MEMORY = -5  # result of a C++ function that lacks memory
+_NO_MEMORY = -5  # error code of the C++ functions when out of memory
 # Numbers of the dtypes in the C++ code.
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")

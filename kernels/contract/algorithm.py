@@ -239,7 +239,7 @@ Algorithm = BaseAlgorithm
 
 
 class BoundStage(Protocol):
-    """A callable that runs one algorithm's micro-batches, with all arguments resolved that no call changes."""
+    """A callable that runs one algorithm's micro-batches, with all arguments resolved that are constant over calls."""
 
     @property
     def entry(self) -> tuple[int, int] | None:

@@ -117,7 +117,7 @@ class CudnnEngine(BaseAlgorithm):
         return self.local
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        """Return why micro-batches of this size are not supported, None if they are.
+        """Return why micro-batches of this size are not supported; None if they are.
 
         The limits are 2^31 - 1 elements in x and y, and sizes for which cuDNN cannot plan this engine configuration.
         """

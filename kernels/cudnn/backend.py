@@ -71,7 +71,7 @@ class CudnnBackend:
 
     def __init__(self) -> None:
         self._library = library()
-        # The keys begin with the device number.
+        # All keys begin with the device number.
         self._offered: dict[tuple[int, ConvProblem, int], Sequence[Engine]] = {}
         self._engines: dict[tuple[int, Plan], Engine] = {}
         self._own_bytes: dict[tuple[int, Plan], int] = {}

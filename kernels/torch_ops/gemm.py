@@ -62,7 +62,7 @@ class Gemm(BaseAlgorithm):
         return problem.item_bytes < 4  # In half precision, oneDNN's matmul is not the code of its convolution.
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Return True; in half precision on the CPU, only if a test finds that torch's matmul does not spread NaN."""
+        """Return True, but in half precision on the CPU only if a test shows that torch's matmul spreads no NaN."""
         if self.device_type != "cpu" or problem.item_bytes >= 4:
             return True
         return _product_is_local(torch_dtype(problem), torch.get_num_threads())

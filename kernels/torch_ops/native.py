@@ -25,7 +25,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.torch_settings import TORCHS_OWN, TorchSettings
 
-_LARGE_BATCH = 64  # above all thresholds on N in torch's choice of a backend
+_LARGE_BATCH = 64  # larger than all thresholds on N in torch's choice of a backend
 _ONEDNN = "Mkldnn"
 _CUDNN = "Cudnn"
 

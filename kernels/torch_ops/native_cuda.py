@@ -67,7 +67,7 @@ class NativeBenchmark(Native):
         _thread_of(self.limit).submit(call).result()
 
 
-BENCHMARKS = tuple(  # with torch's default limit, and without a limit
+BENCHMARKS = tuple(  # torch's default limit, and no limit
     NativeBenchmark(f"{TORCHS_OWN}-benchmark-{limit}", limit=limit) for limit in (10, 0)
 )
 

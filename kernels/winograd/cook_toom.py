@@ -115,7 +115,7 @@ def _unit_stride(m: int, r: int, points: Row | None) -> tuple[Matrix, Matrix, Ma
     a_t = _transposed([*(_powers(p, m) for p in finite), _unit(m)])
     g = [*(_scaled(_powers(p, r), 1 / _spread(p, finite)) for p in finite), _unit(r)]
     b_t = [*(_padded(_monic(_without(p, finite)), count + 1) for p in finite), _monic(finite)]
-    if finite and b_t[0][0] < 0:  # a convention
+    if finite and b_t[0][0] < 0:  # normalizes the sign by convention
         b_t[0], g[0] = _scaled(b_t[0], -1), _scaled(g[0], -1)
     return a_t, tuple(g), tuple(b_t)
 

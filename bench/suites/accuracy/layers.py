@@ -264,7 +264,7 @@ class _OfProblem:
 
 
 def configuration_of(*micro_configs: MicroConfig) -> Configuration:
-    """Return a configuration of these micro-batches. Its time and workspace are unknown and set to 0."""
+    """Return a configuration of these micro-batches, with time and workspace set to 0 because they are unknown."""
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
 
 

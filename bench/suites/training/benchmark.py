@@ -168,7 +168,7 @@ def _measure_source(
     if not settings:
         return
     source = settings[0].network
-    torch.manual_seed(0)  # Draw the same parameters, independent of earlier models.
+    torch.manual_seed(0)  # parameters do not depend on earlier models
     model, _ = load_model(source, input_shape=shape)
     (batch,) = labelled_batches(1, settings[0].batch_size, shape)
     subject = Subject(model.train(), batch, objective_for(source))
