@@ -22,7 +22,7 @@ from mucudnn.bench.report.tables import (
 from mucudnn.bench.suites.training.step_job import COLUMNS
 from mucudnn.words.units import format_bytes
 
-Cell = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``torch``, torch's row beside it
+Cell = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``torch``, torch's row of the setting
 
 _NUMBERS: Mapping[str, Callable[[Cell], str]] = {
     "step ms": lambda cell: milliseconds(cell["time_s"]),
