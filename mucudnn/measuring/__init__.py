@@ -1,4 +1,4 @@
-"""Measuring for tuning: candidate algorithms, their errors against float64, their times, and whole calls against torch.
+"""Measurements for tuning: errors and times of candidate algorithms, and comparisons of whole calls with torch.
 
 Benchmarks are in ``mucudnn.bench``.
 """

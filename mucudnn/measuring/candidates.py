@@ -14,7 +14,7 @@ from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_bac
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, package_of
 
-_IN_A_TURN = 8  # algorithms of a source that are measured at all sizes before the next ones
+_IN_A_TURN = 8  # number of a source's algorithms that are measured at all sizes before its next ones
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Candidate:
     """A pair of algorithm and micro-batch size (a micro-config) that can run on a convolution problem.
 
     smaller: the candidate of the same algorithm with the next smaller micro-batch. stored: the measurement of an
-    earlier run. proofs: of foreign code (of other libraries), which a separate process must run correctly before it
-    runs here; None if all code is checked in this process.
+    earlier run. proofs: results of the separate process that must first run foreign code (of other libraries); None if
+    all code is checked in this process.
     """
 
     problem: ConvProblem
@@ -49,10 +49,10 @@ class Candidate:
 
     @cached_property
     def scratch_bytes(self) -> int:
-        """Scratch bytes: the buffer that the caller passes, and what the algorithm allocates by itself.
+        """Scratch bytes: the buffer that the caller passes plus the memory that the algorithm allocates itself.
 
-        Reading this property may run the algorithm, so read it late. Raises what that run raised, for lack of memory
-        for instance.
+        Reading this property may run the algorithm, so read it late. Raises the error of that run, such as out of
+        memory.
         """
         if self.stored is not None:
             return self.stored.scratch_bytes
@@ -62,7 +62,7 @@ class Candidate:
 
     @cached_property
     def _internal(self) -> int | Exception:
-        """Bytes that the algorithm allocates itself, or the error of counting them, which is not tried again."""
+        """Bytes that the algorithm allocates itself, or the error raised while counting them; there is no retry."""
         try:
             if (proof := self.proof()) is not None:
                 return proof.internal_bytes
@@ -82,17 +82,17 @@ class Candidate:
 
     @property
     def is_countable(self) -> bool:
-        """Whether the candidate's workspace is known or a run can count it: false after a failing run."""
+        """Whether the candidate's workspace is known or can be counted by a run; false after a failed run."""
         return self.stored is not None or not isinstance(self._internal, Exception)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the bytes that the algorithm allocates by itself were counted already."""
+        """Whether the bytes that the algorithm allocates itself have already been counted."""
         return "_internal" in self.__dict__ and not isinstance(self._internal, Exception)
 
     @property
     def counts_any_run(self) -> bool:
-        """Whether bytes that the algorithm allocates itself are known only after a run, since there is no formula."""
+        """Whether only a run shows how many bytes the algorithm allocates itself, since it declares no formula."""
         return type(self.algorithm).internal_bytes is BaseAlgorithm.internal_bytes
 
     @property
@@ -107,20 +107,20 @@ class Candidate:
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """Exception types that a run may raise: any for foreign code, few for ours, whose bugs must not be hidden."""
+        """Exception types to catch in a run: all for foreign code, few for our own, whose bugs must surface."""
         return (Exception,) if self.is_foreign else CANDIDATE_ERRORS
 
     @property
     def workspace_bytes(self) -> int:
-        """Workspace in bytes if all micro-batches are computed by this candidate: prepared bytes and scratch."""
+        """Workspace in bytes if this candidate computes all micro-batches: prepared plus scratch bytes."""
         return self.workspace.prepared_bytes + self.scratch_bytes
 
     def fits(self, limit_bytes: int | None) -> bool:
         """Whether the candidate's workspace is within the limit.
 
-        Larger micro-batches need more workspace, so after the first size that exceeds the limit, no larger one is run
-        to count its bytes. Algorithms of an ``AlgorithmSource`` declare their workspace without a run, and may need
-        less for larger sizes.
+        Larger micro-batches need more workspace, so if a size exceeds the limit, no larger size is run to count its
+        bytes. Algorithms of an ``AlgorithmSource`` declare their workspace without a run, and may need less for larger
+        sizes.
         """
         if limit_bytes is None:
             return True
@@ -131,7 +131,7 @@ class Candidate:
         return self.is_countable and self.workspace_bytes <= limit_bytes
 
     def at_any_time(self) -> Measurement:
-        """A measurement with the candidate's workspace and made-up times, to find out what fits before timing."""
+        """Return a measurement with the candidate's workspace and placeholder times, for checks before timing."""
         return Measurement(
             micro_config=self.micro_config,
             setup_s=1.0,
@@ -143,10 +143,10 @@ class Candidate:
 
 
 def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:
-    """Return whether a problem is computed by foreign code that must be proven first.
+    """Return whether the algorithm computes the problem by foreign code, which must be proven first.
 
-    Every form of torch's own convolution is foreign. The form that the user's training step calls without mucudnn may
-    run even if it cannot be proven.
+    All variants of torch's own convolution are foreign. The variant that the user's training step calls without mucudnn
+    may run even if it cannot be proven.
     """
     is_others = algorithm.source is not None or package_of(algorithm.name) is not None
     return is_others or algorithm.is_foreign(problem)
@@ -159,11 +159,11 @@ def find_candidates(
     known: Sequence[Measurement] = (),
     proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
-    """Return the candidates that can run, in the order of measuring, and failures with the reasons of the others.
+    """Return the candidates that can run, in measuring order, and a failure with its reason for each of the others.
 
-    Small micro-batches come first, since their results rule out larger ones. An ``AlgorithmSource`` offers its best
-    algorithms first, possibly more than there is time for, so all sizes of its best algorithm come before any of the
-    next. The largest size is the whole mini-batch, which is always among the sizes.
+    Small micro-batches come first, since their results rule out larger ones. An ``AlgorithmSource`` lists its best
+    algorithms first, possibly more than there is time for, so they are measured in groups, best group first. The
+    largest of ``micro_batch_sizes`` must be the whole mini-batch.
     """
     stored = {m.micro_config: m for m in known}
     batch_size = max(micro_batch_sizes)

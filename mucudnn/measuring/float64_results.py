@@ -1,8 +1,8 @@
-"""Float64 results to compare candidates with: of some samples, or at a few places, which takes milliseconds.
+"""Float64 reference results for candidates: for whole samples, or at a few positions, which takes milliseconds.
 
-Each number that a convolution writes is a sum over one window of the image. So a few numbers can be computed exactly
-from their windows, gathered into a matrix. The places are the corners of the first and the last sample, where the
-padding is, and random ones.
+Each output element of a convolution is a sum over one window of the image, so a few elements can be computed exactly
+from their windows, gathered into a matrix. The positions are the corners of the first and last sample, which padding
+affects, and random ones.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.torch_settings import computed_without_libraries
 
 _FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
-_BYTES = 64 * 2**20  # the most for one result, and for one piece of the work
-_FEWEST_SAMPLES = 3  # the first, the last and one between, at any cost
+_BYTES = 64 * 2**20  # limit for one result, and for one piece of the work
+_FEWEST_SAMPLES = 3  # first, last and middle, at any cost
 
 _PLACES = 64
 _MOST_GROUPS = 4
 _MOST_CHANNELS = 8  # of each group
-_SAMPLED_FLOPS = 2e7  # the most for the gradient of the filter in float64, a few milliseconds
+_SAMPLED_FLOPS = 2e7  # limit for the filter gradient in float64: a few milliseconds
 
-_Places = tuple[Tensor, ...]  # indices into what is written; empty: all of it
+_Places = tuple[Tensor, ...]  # indices into the written tensor; empty for the whole tensor
 
 
 class Float64Results(ABC):
-    """Float64 results for the first samples of some operands; the operands must not change while it is used.
+    """Float64 results for the first samples of given operands, which must not change meanwhile.
 
-    Only the last result is kept, since candidates are compared in the order of their micro-batch size.
+    Only the last result is cached, since candidates are checked in the order of their micro-batch size.
     """
 
     def __init__(self, problem: ConvProblem, operands: Operands) -> None:
@@ -46,18 +46,18 @@ class Float64Results(ABC):
     @property
     @abstractmethod
     def affordable(self) -> int:
-        """The number of samples with float64 results at little cost; 0 if one micro-batch is enough."""
+        """Number of samples for which float64 results are cheap; 0 if one micro-batch is enough."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """Most bytes allocated at once while comparing, for a mini-batch as large as that of the operands."""
+        """Return the peak of allocated bytes while comparing the operands' whole mini-batch."""
 
     @abstractmethod
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
         """Compute float64 results for ``n`` samples; return the indices of the compared places, and the results."""
 
     def expected(self, n: int) -> tuple[_Places, Tensor]:
-        """Return the indices at which a result of ``n`` samples is compared, and the float64 numbers expected there."""
+        """Return the indices at which a result of ``n`` samples is compared, and the expected float64 values."""
         if self._last is None or self._last[0] != n:
             self._last = (n, *self._computed(n))
         return self._last[1:]
@@ -69,10 +69,10 @@ class Float64Results(ABC):
 
 
 class ExactResults(Float64Results):
-    """Float64 results without gaps: whole samples, as many as are affordable in time and memory.
+    """Float64 results for whole samples, as many as time and memory allow.
 
-    Outputs and data gradients are compared in some of the samples, evenly spread. The filter gradient is the sum over
-    all samples, so that it is compared as a whole.
+    Outputs and data gradients are compared for some samples, evenly spread. The filter gradient, a sum over all
+    samples, is compared as a whole.
     """
 
     @property
@@ -83,15 +83,15 @@ class ExactResults(Float64Results):
         return min(samples, _BYTES // (8 * prod(written_shape(self._problem, 1))))
 
     def compared(self, n: int) -> list[int]:
-        """Indices of those of the first ``n`` samples whose outputs or data gradients are compared, ascending."""
+        """Return the sorted indices of the samples among the first ``n`` that are compared (outputs or data
+        gradients)."""
         return _spread(n, max(_FEWEST_SAMPLES, self.affordable))
 
     def peak_bytes(self) -> int:
-        """Peak of allocated bytes, for a mini-batch as large as that of the operands.
+        """Return the peak of allocated bytes while comparing the operands' whole mini-batch.
 
-        There are four results in float64: the exact one, the algorithm's own, its copy in float64, and their
-        difference. Then there are the filter, and one piece of the work: samples as they are and in float64, and
-        torch's im2col matrix.
+        It consists of four float64 results (exact, the algorithm's, its copy, and the difference), the filter, and one
+        piece of the work: samples in their dtype and in float64, and torch's im2col matrix.
         """
         count = max(len(self.compared(self._operands.batch_size)), self.affordable)
         result = 8 * prod(written_shape(self._problem, count))
@@ -109,7 +109,7 @@ class ExactResults(Float64Results):
         return (), total
 
     def _pieces(self, samples: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the float64 results of the samples, in groups of samples that are small enough for the memory."""
+        """Yield the float64 results of the samples, in pieces small enough for the memory."""
         x, w, y = self._operands.x, self._operands.w, self._operands.y
         for start in range(0, len(samples), self._piece()):
             of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
@@ -118,27 +118,27 @@ class ExactResults(Float64Results):
             yield result
 
     def _piece(self) -> int:
-        """Number of samples whose float64 results are computed at once."""
+        """Return the number of samples whose float64 results are computed at once."""
         return min(self._operands.batch_size, max(1, _BYTES // (12 * self._numbers_of_sample())))
 
     def _numbers_of_sample(self) -> int:
-        """Number of elements in x, y and the im2col matrix of one sample."""
+        """Return the number of elements in x, y and the im2col matrix of one sample."""
         problem = self._problem
         columns = problem.c * problem.r * problem.s * problem.p * problem.q
         return prod(problem.x_shape(1)) + prod(problem.y_shape(1)) + columns
 
 
 class SampledResults(Float64Results):
-    """Results at some places, always the same for a problem, from which errors are estimated.
+    """Float64 results at a few fixed positions of a problem, from which errors are estimated.
 
-    Outputs and data gradients are compared at ``_PLACES`` pixels in some channels; the filter gradient is compared in
-    some pairs of channels, at all taps. The channels are from some groups, evenly spread.
+    Outputs and data gradients are compared at ``_PLACES`` pixels in some channels, the filter gradient at all taps of
+    some pairs of channels. Channels and groups are evenly spread.
     """
 
     affordable = 0
 
     def peak_bytes(self) -> int:
-        """Approximate peak of allocated bytes: windows and filters in float64, and their copies."""
+        """Return the approximate peak of allocated bytes: windows and filters in float64, and their copies."""
         problem = self._problem
         if problem.operation is Operation.BACKWARD_FILTER:
             pixels = max(problem.h * problem.w, problem.p * problem.q)
@@ -164,7 +164,7 @@ class SampledResults(Float64Results):
         return (samples, torch.cat(channels)[None, :], rows, columns), torch.cat(results, dim=1)
 
     def _outputs(self, group: int, chosen: Tensor, samples: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Compute y in float64 at the compared places, for chosen channels of a group: (places, channels)."""
+        """Compute y in float64 at the compared positions, for chosen channels of a group: (places, channels)."""
         problem, k, c = self._problem, self._problem.k // self._problem.groups, self._problem.c // self._problem.groups
         above, left = (
             place[:, None] * stride - padding + torch.arange(taps, device=place.device) * dilation
@@ -177,7 +177,7 @@ class SampledResults(Float64Results):
         return torch.einsum("pcrs,kcrs->pk", windows, filters)
 
     def _data_gradients(self, group: int, chosen: Tensor, samples: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Compute dx in float64 at the compared places, for chosen channels of a group: (places, channels)."""
+        """Compute dx in float64 at the compared positions, for chosen channels of a group: (places, channels)."""
         problem, k = self._problem, self._problem.k // self._problem.groups
         reached, inside = [], []
         for (place, taps, stride, padding, dilation), size in zip(
@@ -211,7 +211,7 @@ class SampledResults(Float64Results):
 
 
 def _places(n: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return samples, rows and columns of the places: corners of the first and the last sample, others at random."""
+    """Return samples, rows and columns of the positions: corners of the first and last sample, then random ones."""
     corners = [(i, r, c) for i in (0, n - 1) for r in (0, height - 1) for c in (0, width - 1)]
     generator = torch.Generator().manual_seed(n)
     random = [torch.randint(size, (_PLACES - len(corners),), generator=generator) for size in (n, height, width)]
@@ -230,7 +230,7 @@ def _inside(index: Tensor, size: int) -> Tensor:
 
 
 def _windows(images: Tensor, samples: Tensor, rows: Tensor, columns: Tensor, inside: Tensor) -> Tensor:
-    """Gather the images' windows in float64: (places, channels, R, S), zero where a tap is not inside the image.
+    """Gather the images' windows in float64: (places, channels, R, S), zero where a tap is outside the image.
 
     rows, columns: of the taps, (places, taps).
     """
@@ -239,7 +239,7 @@ def _windows(images: Tensor, samples: Tensor, rows: Tensor, columns: Tensor, ins
 
 
 def _spread(size: int, count: int) -> list[int]:
-    """Choose ``count`` of the indices 0 to ``size`` - 1, or all: the first, the last, and evenly spaced others."""
+    """Return ``count`` evenly spaced indices from 0 to ``size`` - 1, including both ends, or all if there are fewer."""
     if count >= size:
         return list(range(size))
     return [0] if count == 1 else [i * (size - 1) // (count - 1) for i in range(count)]

@@ -1,6 +1,6 @@
-"""Buffers between two guard zones: bytes with a known pattern that show when a run has written outside its buffer.
+"""Buffers between two guard zones: bytes with a known pattern that reveal writes outside the buffer.
 
-The method is that of XLA's red zones, but the zones are smaller: writes beyond them are not detected.
+The method is that of XLA's red zones with smaller zones; writes beyond the zones are not detected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mucudnn.running.workspace import on_huge_pages
 
-# On each side; multiples of every alignment. On the CPU the red zones of the proving process lie around them.
+# On each side; a multiple of every alignment. In the proving process, red zones surround the guard zones.
 GUARD_BYTES = 2**16
 _GUARD_BYTES_ON_GPUS = 2**20
 _PATTERN = 0xA5
@@ -21,10 +21,10 @@ _GARBAGE = 0xFF  # NaN in every floating-point type, so that reads of unwritten 
 
 
 class GuardedBuffer:
-    """A buffer between guard zones, for parts of any size up to its capacity, all beginning right after the first zone.
+    """A buffer between guard zones. Parts of any size up to its capacity begin right after the first zone.
 
-    The buffer grows on demand. The old memory is freed before the new is allocated, so call ``part`` again for every
-    use. Takes ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
+    The buffer grows on demand. Its old memory is freed first, so call ``part`` again for every use. It takes
+    ``capacity_bytes + 2 * guard_bytes`` from torch's allocator.
     """
 
     def __init__(self, device: str, guard_bytes: int | None = None) -> None:
@@ -38,9 +38,9 @@ class GuardedBuffer:
         return 0 if self._memory is None else self._memory.numel() - 2 * self._guard_bytes
 
     def require(self, size_bytes: int) -> bool:
-        """Grow the buffer to this size if needed, with arbitrary content; return whether memory was allocated.
+        """Grow the buffer to this size if needed, uninitialized; return whether memory was allocated.
 
-        Raises torch's out-of-memory error; the buffer then keeps its former capacity, if that could be allocated again.
+        Raises torch's out-of-memory error; the buffer then has its former capacity, if that could be allocated again.
         """
         if self._memory is not None and size_bytes <= self.capacity_bytes:
             return False
@@ -58,19 +58,19 @@ class GuardedBuffer:
         self._parts.clear()
 
     def part(self, size_bytes: int) -> Tensor:
-        """Return the buffer's first ``size_bytes``, 1-D uint8, valid until the buffer grows. Quick, for timed code."""
+        """Return the buffer's first ``size_bytes``, 1-D uint8, valid until the buffer grows; cached for timed code."""
         if size_bytes not in self._parts:
             self._parts[size_bytes] = self._raw[self._guard_bytes : self._guard_bytes + size_bytes]
         return self._parts[size_bytes]
 
     def arm(self, size_bytes: int) -> None:
-        """Before a run, fill the first ``size_bytes`` with NaN, and the guard zones around them with a pattern."""
+        """Prepare a run: fill the first ``size_bytes`` with NaN, and the guard zones around them with a pattern."""
         self.part(size_bytes).fill_(_GARBAGE)
         for zone in self.zones(size_bytes):
             zone.fill_(_PATTERN)
 
     def trespass(self, size_bytes: int) -> str | None:
-        """Describe where a run has written outside the buffer's first ``size_bytes``; None if nowhere."""
+        """Return a description of writes outside the buffer's first ``size_bytes``; None if there are none."""
         before, behind = map(_written, self.zones(size_bytes))
         if len(before):
             return f"{len(before)} bytes, from {self._guard_bytes - int(before[0])} bytes before the begin"
@@ -79,7 +79,7 @@ class GuardedBuffer:
         return None
 
     def zones(self, size_bytes: int) -> tuple[Tensor, Tensor]:
-        """Guard zones before and behind the buffer's first ``size_bytes`` (views)."""
+        """Return views of the guard zones before and after the buffer's first ``size_bytes``."""
         end = self._guard_bytes + size_bytes
         return self._raw[: self._guard_bytes], self._raw[end : end + self._guard_bytes]
 
@@ -94,7 +94,7 @@ class GuardedBuffer:
 
 
 def _written(zone: Tensor) -> Tensor | np.ndarray[Any, Any]:
-    """Return the indices of the zone's bytes that differ from the pattern, so that a run has written them."""
-    if zone.device.type == "cpu":  # by NumPy: torch wakes all its threads for a small step
+    """Return the indices of the zone's bytes that differ from the pattern, because a run has written them."""
+    if zone.device.type == "cpu":  # NumPy, since torch would wake all its threads
         return np.flatnonzero(zone.numpy() != _PATTERN)
     return (zone != _PATTERN).nonzero().flatten()

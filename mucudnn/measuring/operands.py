@@ -1,4 +1,4 @@
-"""Random operands of a convolution, the tensors x, w and y, on which every measurement runs."""
+"""Random operands of a convolution (the tensors x, w and y) for measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACK
 class Operands:
     """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format.
 
-    epilogue: bias, addition and activation behind a fused convolution; None without them.
+    epilogue: bias, addition and activation after a fused convolution; None for a plain convolution.
     """
 
     x: Tensor
@@ -38,17 +38,17 @@ class Operands:
         return self.x.shape[0]
 
     def slices(self, micro_batch_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Slices (x[i:j], y[i:j]) for all whole micro-batches of the mini-batch, in order."""
+        """Return slices (x[i:j], y[i:j]) for all whole micro-batches of the mini-batch, in order."""
         starts = range(0, self.batch_size - micro_batch_size + 1, micro_batch_size)
         return [(self.x[i : i + micro_batch_size], self.y[i : i + micro_batch_size]) for i in starts]
 
     def first(self, n: int) -> Operands:
-        """Operands of the first ``n`` samples (views)."""
+        """Return the operands of the first ``n`` samples (views)."""
         epilogue = None if self.epilogue is None else self.epilogue.of(slice(0, n))
         return Operands(self.x[:n], self.w, self.y[:n], epilogue)
 
     def written(self, operation: Operation) -> Tensor:
-        """The one of x, w and y that the operation writes."""
+        """Return the tensor (x, w or y) that the operation writes."""
         tensor: Tensor = getattr(self, _WRITTEN[operation])
         return tensor
 
@@ -58,17 +58,17 @@ class Operands:
         return replace(self, **own)
 
 
-_PERIOD = 2**20 - 3  # a prime, which no row, channel or sample shares
+_PERIOD = 2**20 - 3  # a prime, so that rows, channels and samples differ
 
 
 def random_operands(
     problem: ConvProblem, batch_size: int, device: str = "cpu", seed: int = 0, written: Tensor | None = None
 ) -> Operands:
-    """Return operands of normal random numbers: zeros would draw less power, so that times on them could be too short.
+    """Return operands of normal random numbers: zeros would draw less power, so their times could be too short.
 
-    x and y have variance 1, and w is scaled so that a convolution keeps it. Torch's global generator keeps its state.
-    Only the three tensors are allocated, and once ``_PERIOD`` numbers that are kept. written: memory (1-D uint8) for
-    the tensor that the operation writes; its content is unchanged.
+    x and y have variance 1, and w is scaled so that a convolution preserves it. Torch's global generator keeps its
+    state. Besides the three tensors, only ``_PERIOD`` cached numbers are allocated. written: memory (1-D uint8) for the
+    tensor that the operation writes; its content is unchanged.
 
     >>> from mucudnn.words.problem import ConvProblem, Operation
     >>> operands = random_operands(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), batch_size=2)
@@ -98,10 +98,9 @@ def random_operands(
 def followed_operands(
     problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None, device: str = "cpu"
 ) -> Operands:
-    """Return random operands for inference, where an epilogue (bias, addition or ReLU) may follow the convolution.
+    """Return random operands for inference, with an optional epilogue (bias, addition or ReLU) after the convolution.
 
-    Whole calls allocate their result, so the random y, of the same shape and format, serves as the tensor that the
-    epilogue adds.
+    Whole calls allocate their result, so the epilogue can add the random y, which has the same shape and format.
     """
     operands = random_operands(problem, batch_size, device)
     if epilogue is None:
@@ -111,14 +110,14 @@ def followed_operands(
 
 @lru_cache(maxsize=2)
 def _drawn(device: str, seed: int) -> Tensor:
-    """Draw ``_PERIOD`` normal numbers in float32, which are then copied: drawing takes ten times as long."""
+    """Return ``_PERIOD`` normal random numbers in float32 to copy from: drawing them anew takes ten times as long."""
     with torch.inference_mode(False):
         generator = torch.Generator(device).manual_seed(seed)
         return torch.empty(_PERIOD, device=device).normal_(generator=generator)
 
 
 def _fill(values: Tensor, drawn: Tensor, first: int) -> None:
-    """Fill ``values`` with the drawn numbers from index ``first`` on, starting over at their end."""
+    """Fill ``values`` with the drawn numbers from index ``first`` on, wrapping around at the end."""
     done = 0
     while done < len(values):
         some = drawn[first : first + len(values) - done]
@@ -127,7 +126,7 @@ def _fill(values: Tensor, drawn: Tensor, first: int) -> None:
 
 
 def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
-    """Shape (N, C, H, W) of a model's input. Raises ``InvalidInputError`` for more than ``MOST_ELEMENTS``.
+    """Return the shape (N, C, H, W) of a model's input. Raises ``InvalidInputError`` for more than ``MOST_ELEMENTS``.
 
     >>> input_shape(32, (3, 224, 224))
     (32, 3, 224, 224)
@@ -138,7 +137,7 @@ def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
 
 
 def written_shape(problem: ConvProblem, n: int) -> Shape:
-    """Shape of the tensor that the operation writes for ``n`` samples."""
+    """Return the shape of the tensor that the operation writes for ``n`` samples."""
     match problem.operation:
         case Operation.FORWARD:
             return problem.y_shape(n)
@@ -149,7 +148,7 @@ def written_shape(problem: ConvProblem, n: int) -> Shape:
 
 
 def operand_bytes(problem: ConvProblem, n: int) -> int:
-    """Bytes of x, w and y together, for ``n`` samples.
+    """Return the bytes of x, w and y together, for ``n`` samples.
 
     >>> from mucudnn.words.problem import ConvProblem, Operation
     >>> operand_bytes(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), 1)  # 4 x (192 + 108 + 144)

@@ -16,9 +16,9 @@ _Place = tuple[float, float, float]
 
 
 class Expectation(NamedTuple):
-    """Expectation for an algorithm before it runs: ``ratio``, its least multiple of the fastest algorithm's time.
+    """Expected time of an algorithm: ``ratio``, its lowest multiple of the fastest algorithm's time nearby.
 
-    hopeless: the multiple above which the algorithm is not worth a run.
+    The ratio is taken from similar problems. hopeless: the ratio above which the algorithm is not worth a run.
     """
 
     ratio: float
@@ -26,19 +26,19 @@ class Expectation(NamedTuple):
 
 
 class Prior:
-    """Times of algorithms, as multiples of the fastest one, by the problems on which they were measured.
+    """Times of algorithms on measured problems, as multiples of the fastest algorithm's time.
 
-    Problems are alike if they agree in operation, filter, stride, dilation, kind of groups, dtype and memory format;
-    they are near if channels and pixels differ little.
+    Similar problems have the same operation, filter size, stride, dilation, kind of groups, dtype and memory format,
+    and nearly as many channels and pixels.
     """
 
     def __init__(self) -> None:
         self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
 
     def learn(self, problem: ConvProblem, measurements: Iterable[Measurement]) -> None:
-        """Add the measurements of a problem, in place of earlier ones of it.
+        """Add the measurements of a problem; they replace its earlier ones.
 
-        The setup time is divided by the largest measured micro-batch, also for algorithms that were dropped after a run
+        Setup times are divided by the largest measured micro-batch, even for algorithms that were dropped after a run
         on a small part of the mini-batch.
         """
         measured, best = list(measurements), dict[str, float]()
@@ -51,9 +51,9 @@ class Prior:
             self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
 
     def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
-        """Return what to expect of an algorithm, from similar problems, else from other operations; None if unknown.
+        """Return the expectation for an algorithm from similar problems, else from other operations; None if unknown.
 
-        Other operations can only show that an algorithm is hopeless; they differ too much for more.
+        Other operations differ too much to show more than that an algorithm is hopeless.
         """
         if (own := self._near(problem, algorithm)) is not None:
             return own

@@ -1,4 +1,4 @@
-"""Proofs of foreign code (of other libraries): it runs in a separate process before it runs in this one."""
+"""Proofs of foreign code (of other libraries), which runs in a separate process before it may run in this one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class UnprovenError(RuntimeError):
-    """A passing reason, such as lack of memory, for which foreign code was not proven safe; so it is not run."""
+    """Foreign code was not proven safe for a transient reason, such as lack of memory, and is not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Error, memory and time of a foreign candidate that ran correctly in the separate proving process.
 
-    relative_error: against float64. internal_bytes: allocated by the candidate itself. time_s: of the fastest run,
-    including the checks of the heap.
+    relative_error: against float64. internal_bytes: bytes that the candidate allocates itself. time_s: time of the
+    fastest run, including the heap checks.
     """
 
     relative_error: float
@@ -35,7 +35,7 @@ class Proof:
 
 
 class Fault(StrEnum):
-    """Ways in which foreign code fails in the process that proves it. FAILS: the code raised an error."""
+    """Ways in which foreign code fails in the proving process. FAILS: it raised an error."""
 
     DIES = "dies"
     HANGS = "hangs"
@@ -44,10 +44,10 @@ class Fault(StrEnum):
 
 
 class BarredError(UnsoundError):
-    """Foreign code must not run in this process, since it failed in the proving process. fault: in which way."""
+    """Foreign code failed in the proving process, so it must not run in this one. fault: the way in which it failed."""
 
     def __init__(self, reason: str, fault: Fault) -> None:
-        super().__init__(reason, fault)  # all arguments, so that it can be pickled
+        super().__init__(reason, fault)  # all arguments, for pickling
         self.fault = fault
 
     def __str__(self) -> str:
@@ -55,9 +55,9 @@ class BarredError(UnsoundError):
 
 
 class Proofs:
-    """Proofs that the foreign candidates of one problem run correctly, each requested once, in batches.
+    """Proofs for the foreign candidates of one problem, each requested once, in batches.
 
-    proven: called when a batch is done.
+    proven: callback after each batch.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Proofs:
         self._found: dict[MicroConfig, Proof | Exception] = {}
 
     def ask(self, candidates: Iterable[Candidate]) -> None:
-        """Have those of the candidates that have no result yet run in the proving process, in one batch."""
+        """Run the candidates that have no result yet in the proving process, in one batch."""
         wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
         if wanted:
             self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
             self._proven()
 
     def of(self, candidate: Candidate) -> Proof | None:
-        """Return the candidate's proof; None for torch's own convolution that may run in this process though unproven.
+        """Return the candidate's proof; None for the baseline if it could not be proven, since it may run anyway.
 
-        Torch's own may do so in the form that the user's step calls without mucudnn. Raises the error that bars the
-        candidate.
+        The user's own step calls the baseline (torch's own convolution, undivided) without mucudnn. Raises the error
+        that forbids running the candidate.
         """
         self.ask([candidate])
         if (error := self.error_of(candidate)) is not None:
@@ -93,7 +93,7 @@ class Proofs:
         return found if isinstance(found, Proof) else None
 
     def error_of(self, candidate: Candidate) -> Exception | None:
-        """Return the error for which an already requested candidate must not run in this process; None if it may."""
+        """Return the error that forbids running an already requested candidate in this process; None if it may run."""
         found = self._found[candidate.micro_config]
         is_baseline = candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size)
         if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):

@@ -1,7 +1,7 @@
-"""The order of the quick race: which candidates of a problem are probed (run once) next, given the results so far.
+"""The order of the quick race: the candidates of a problem to probe (run once) next, given the results so far.
 
 Each algorithm is probed with the largest micro-batch that fits the workspace limit, unless a small part of the
-mini-batch shows that the algorithm is hopeless. Only the best algorithm is then measured at other sizes, too.
+mini-batch shows that the algorithm is hopeless. Only the best algorithms are then measured at other sizes too.
 Algorithms that were hopeless in similar problems are skipped.
 """
 
@@ -22,11 +22,11 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 @dataclass
 class QuickPlan:
-    """The order in which a quick search tries the candidates of a race.
+    """The order in which a quick race tries its candidates.
 
-    known, failed: the results so far, to which the race adds. prior: expected times from similar problems. every_size:
-    measure the two best algorithms, or torch's own, at all sizes, since each size is an option when a budget is
-    divided. flops_per_s: the device's full rate; inf if unknown.
+    known, failed: the results so far, which the race updates. prior: expected times from similar problems. every_size:
+    whether all sizes of competitive algorithms are measured, since each is an option when a workspace budget is
+    divided. flops_per_s: the device's peak rate; inf if unknown.
     """
 
     race: Race
@@ -47,26 +47,27 @@ class QuickPlan:
         return replace(self, known={**self.known, **others})
 
     def too_large(self) -> list[Failure]:
-        """Return failures for candidates that a run showed to exceed the workspace limit, so that none is run again."""
+        """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent more
+        runs."""
         asked = [c for c in self.race.candidates if c.is_counted and self._is_new(c)]
         return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.race.fits(c)]
 
     def baselines(self) -> list[Candidate]:
-        """Return torch's own undivided convolution (the baseline) if it has no result yet, even if it does not fit."""
+        """Return the baseline (torch's own, undivided) if it has no result yet, even if it exceeds the limit."""
         own = [c for c in self.race.candidates if self.race.is_baseline(c)]
         return [c for c in own if self._is_new(c)]
 
     def foreign(self) -> list[Candidate]:
-        """Return the foreign candidates to prove in the first batch: of each algorithm the largest that may fit."""
+        """Return the foreign candidates to prove in the first batch: the largest one of each algorithm that may fit."""
         fitting = [c for c in self.race.candidates if c.is_foreign and c.handed_bytes <= self.race.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
         return [c for c in largest.values() if self._is_new(c)]
 
     def parts(self) -> list[Candidate]:
-        """Return, for each algorithm without results, a candidate of a small part of the mini-batch.
+        """Return, for each algorithm without results, a candidate with a small part of the mini-batch as micro-batch.
 
-        Foreign algorithms have none, since they are proven at each size and so probed once. Last resorts (algorithms
-        for limits that no other fits) have none unless a workspace budget is divided, where they may get a share.
+        Foreign algorithms are left out: they have to be proven at each size. Last resorts (slow algorithms for tight
+        limits) are left out unless a workspace budget is divided, since then they may be part of the division.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
         small = [c for c in self.race.candidates if SMALL_PART * c.micro_batch_size <= self.race.task.batch_size]
@@ -79,18 +80,17 @@ class QuickPlan:
         return [c for c in (*others, *resorts) if self.race.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
-        """Whether the candidate's micro-batch is so large a part of the mini-batch that its time is representative."""
+        """Whether the candidate's micro-batch is a large enough part of the mini-batch to be representative."""
         return CHECKED_PART * candidate.micro_batch_size >= self.race.task.batch_size
 
     def leads(self) -> list[Candidate]:
-        """Return the candidate of each algorithm that is probed first: the largest that fits and has not failed.
+        """Return the candidate to probe first of each algorithm: the largest one that fits and has not failed.
 
-        The baseline (torch's own, undivided) comes first whether it fits or not, since everything is compared with it.
-        Then come algorithms that were fast in similar problems, then those with few FLOPs, then the others, and last
-        resorts at the end. Torch's own is also probed divided if it does not fit or gets fresh pages. Foreign code that
-        must not run is not tried at another size. A skipped candidate remains its algorithm's first. Hopeless
-        algorithms have no candidate here. A candidate that is hopeless in similar problems is returned whether it fits
-        or not, since finding out takes a run.
+        The baseline (torch's own, undivided) comes first even if it does not fit, since everything is compared with it.
+        Then come algorithms that were fast in similar problems, algorithms with few FLOPs, the others, and last
+        resorts. Torch's own is also probed divided if it does not fit or needs fresh pages. Foreign code that failed
+        its proof is not tried at another size. Algorithms found hopeless here are left out. Algorithms that were
+        hopeless in similar problems are included without checking whether they fit, which would take a run.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.race.candidates if self.race.is_baseline(c)]
@@ -106,14 +106,14 @@ class QuickPlan:
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(self) -> list[Candidate]:
-        """Candidates of ``leads``, the first one to probe of each algorithm, that have no result yet."""
+        """Return the candidates of ``leads`` (the first to probe of each algorithm) that have no result yet."""
         return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
     def _is_out(self, candidate: Candidate) -> bool:
         """Whether a candidate failed or was skipped, so that it is not probed.
 
-        A candidate skipped under another workspace limit may win under this one, and one skipped for its FLOPs may win
-        once a higher rate was measured: neither is out.
+        Not final are skips under another workspace limit, and skips for too many FLOPs, since a higher rate may have
+        been measured since.
         """
         if self.is_spared(candidate):
             return True
@@ -125,10 +125,10 @@ class QuickPlan:
         return not (is_asked_again and self.hopeless(candidate) is None)
 
     def sizes(self) -> list[Candidate]:
-        """Smaller micro-batches to measure next: all of the best algorithm, the next smaller one of a close second.
+        """Return smaller micro-batches to measure: all of the best algorithm, the next smaller one of a close second.
 
-        If a budget is divided over problems: all sizes of each algorithm that is the fastest, or close to it, among
-        those that need no more workspace.
+        If a budget is divided over problems, return all sizes of each algorithm that is the fastest or nearly the
+        fastest among the algorithms that need no more workspace.
         """
         ranked = self._ranked()
         wanted: list[Candidate] = []
@@ -143,7 +143,7 @@ class QuickPlan:
         return [c for c in wanted if self._is_new(c)]
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
-        """Return, as a failure, why a candidate cannot win, before it has run; None if it is worth a probe."""
+        """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
         if self.race.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
@@ -156,20 +156,20 @@ class QuickPlan:
         return passed_over(candidate.micro_config, reason, by_arithmetic=True)
 
     def is_spared(self, candidate: Candidate) -> bool:
-        """Whether a candidate's algorithm is a last resort, and another is within workspace limit and error bound."""
+        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
         resorts = {c.algorithm.name for c in self.race.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
 
     def total_s(self, measurement: Measurement) -> float:
-        """Seconds of a whole mini-batch at this measured micro-batch size alone; a remainder counts in proportion."""
+        """Return the seconds of the whole mini-batch with this micro-config only; a remainder counts in proportion."""
         setup_s = 0.0 if self.race.may_keep else measurement.setup_s
         return setup_s + self.race.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
     def fastest_s(self, within_bytes: float = inf) -> float:
-        """Return the seconds of the fastest candidate within limit and error bound; inf if there is none.
+        """Return the seconds of the fastest candidate within the workspace limit and error bound; inf if there is none.
 
-        within_bytes: if a budget is divided, candidates that need more workspace are ignored.
+        within_bytes: largest workspace of the candidates to consider, if a budget is divided.
         """
         winning = [m for c, m in self._measured() if self.race.can_win(c, m.relative_error)]
         if self.every_size:
@@ -177,17 +177,17 @@ class QuickPlan:
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
-        """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace rules it out."""
+        """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace is too large."""
         if not self.race.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
-        """Workspace bytes by which measurements are compared, without prepared bytes if these may be cached."""
+        """Return the workspace bytes that count in comparisons, without prepared bytes if these may be cached."""
         return measurement.scratch_bytes + (0 if self.race.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
-        """Workspace bytes by which candidates are compared, as far as they are known without running this candidate."""
+        """Return a lower bound of the workspace bytes that count in comparisons, without running the candidate."""
         scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
         return scratch + (0 if self.race.may_keep else candidate.workspace.prepared_bytes)
 
@@ -196,9 +196,9 @@ class QuickPlan:
         return expected is not None and expected.ratio > expected.hopeless * self._least_expected(candidate)
 
     def _least_expected(self, candidate: Candidate) -> float:
-        """The least expected multiple of the fastest time among candidates that fit: 1 unless the fastest does not.
+        """Return the lowest expected ratio among candidates that fit: 1 unless the fastest algorithm does not fit.
 
-        If a budget is divided, only candidates that need no more workspace than the given one count.
+        If a budget is divided, only candidates that need no more workspace than this one count.
         """
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
@@ -222,33 +222,33 @@ class QuickPlan:
 
     @cached_property
     def _expectations(self) -> Mapping[str, Expectation | None]:
-        """Expected times by algorithm name, as they were when the search began; None for an unknown one."""
+        """Expected times by algorithm name, fixed when the race begins; None for an unknown one."""
         names = {candidate.algorithm.name for candidate in self.race.candidates}
         return {name: self.prior.expected(self.race.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
-        """Return the seconds that the candidate's FLOPs for the mini-batch take at the device's full rate."""
+        """Return the seconds that the candidate's FLOPs for the mini-batch take at the device's peak rate."""
         if self.flops_per_s == inf:
             return 0.0
         return self._least_flops(candidate) / self._full_rate()
 
     def _full_rate(self) -> float:
-        """Return the highest rate seen, in FLOP/s: of the sampled rate and of all candidates measured so far."""
+        """Return the highest rate seen in FLOP/s: the sampled peak rate, or a higher one of a measured candidate."""
         return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in self._measured()), 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
-        """Return the least FLOPs of the candidate for the mini-batch; torch's own counts as a direct convolution."""
+        """Return the fewest FLOPs of the candidate for the mini-batch; the baseline counts as direct convolution."""
         problem, n = self.race.task.problem, self.race.task.batch_size
         return problem.flops(n) if self.race.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
-        """Return a sort key for candidates: expected to be fast, then of few FLOPs, last resorts at the end."""
+        """Return a sort key for candidates: by expected time, then by FLOPs, with last resorts at the end."""
         expected = self._expected(candidate)
         rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
         return candidate.algorithm.is_last_resort, expected is None, rank
 
     def _ranked(self) -> list[tuple[Candidate, float]]:
-        """Measured candidates that may win, the best of each algorithm, fastest first, with their times in seconds."""
+        """Return the best measured candidate of each algorithm that may win, with its seconds, fastest first."""
         measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
         winning = [(c, self.total_s(m)) for c, m in measured if self.race.can_win(c, m.relative_error)]
         best: dict[str, tuple[Candidate, float]] = {}
@@ -267,7 +267,7 @@ class QuickPlan:
 
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
-    """Whether the candidate allocates so much that malloc gets new, zeroed pages from the system in each call."""
+    """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
     return candidate.is_countable and candidate.scratch_bytes >= MAPPED_BYTES
 
 

@@ -1,7 +1,7 @@
-"""The quick race: measures the candidates of a problem that can win, and probes the others once or not at all.
+"""The quick race: measure the candidates of a problem that can win, and probe the others once or not at all.
 
-``QuickPlan`` determines the order. For a skipped candidate the reason is stored. Between candidates that are close,
-whole calls decide later.
+``QuickPlan`` determines the order. The reason for skipping a candidate is stored. Close candidates are decided later by
+whole runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mucudnn.words.results import Failure, Measurement
 
 @dataclass(eq=False)
 class QuickRace(Race):
-    """A race of the candidates that can win, in the order of a ``QuickPlan``; errors are checked at some places only.
+    """A race that follows a ``QuickPlan`` to measure only candidates that can win, and checks errors by sampling.
 
     prior, every_size, flops_per_s: as in ``QuickPlan``; the results are added to the prior.
     """
@@ -31,28 +31,28 @@ class QuickRace(Race):
     every_size: bool = False
     flops_per_s: float = inf
 
-    warms_up = False  # the check has run before
+    warms_up = False  # the check is warm-up enough
     checks_samples = True
 
     def __post_init__(self) -> None:
-        if any(c.smaller is not None for c in self.candidates):  # the workspace of smaller ones may take a run to know
+        if any(c.smaller is not None for c in self.candidates):  # counting their workspace may take a run
             self.candidates = [replace(c, smaller=None) for c in self.candidates]
         super().__post_init__()
         self.rule = replace(EVERY_ROUND, sample_s=self.machine.clock.step_rule.sample_s, max_calls=4)
         self.setup_rule = StoppingRule(time_limit_s=0.0)  # one sample
-        # What was too large under another limit may fit.
+        # A candidate too large under another limit may fit.
         kept = [f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > self.limit]
         self.failed = {failure.micro_config: failure for failure in kept}
         self._plan = QuickPlan(self, self.known, self.failed, self.prior, self.every_size, self.flops_per_s)
         self._has_run: set[str] = set()  # algorithms that have run at another size
-        self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on one
+        self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on a small part
 
     def missing(self) -> list[Candidate]:
         return self._plan.unseen() or self._plan.sizes()
 
     @property
     def is_done(self) -> bool:
-        """Whether every candidate has the results it needs. If torch's own has none, the answer needs no run."""
+        """Whether every candidate has the results it needs. The baseline is checked first, which needs no run."""
         return not (self._plan.baselines() or self.missing())
 
     def _run(self) -> Iterator[Measurement | Failure]:
@@ -71,11 +71,11 @@ class QuickRace(Race):
             for candidate in sizes:
                 if candidate.micro_config not in self.failed:
                     yield from self._look_at(candidate)
-            yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, never by probes
+            yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
         self.prior.learn(self.task.problem, self.known.values())
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return all candidates; if time is up, only torch's own, or the first while none that fits was measured."""
+        """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
         if not self._is_late():
             return candidates
         return [c for c in candidates if self.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
@@ -93,9 +93,9 @@ class QuickRace(Race):
             yield from self._look_at(candidate)
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
-        """Probe algorithms on small parts of the mini-batch; hopeless and superfluous ones leave the race here."""
+        """Probe algorithms on small parts of the mini-batch; drop hopeless ones and unneeded last resorts."""
         looks = [self._try_first_sample(part) for part in self._plan.parts() if not self._is_late()]
-        entries = [entry for entry in looks if isinstance(entry, Entry)]  # what fails on a part is tried on all
+        entries = [entry for entry in looks if isinstance(entry, Entry)]  # failures on a part are retried on the whole
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
         beside = self._plan.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
         for entry in entries:
@@ -106,7 +106,7 @@ class QuickRace(Race):
                 yield entry.final()
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        """Probe a candidate. If it is hopeless, yield its result at once; otherwise it stays in the race."""
+        """Probe a candidate. If it is hopeless, yield its result; otherwise keep it in the race."""
         if self._is_late() and self._has_answer() and not self.is_baseline(candidate):
             return
         entry = self._try_first_sample(candidate)
@@ -120,10 +120,10 @@ class QuickRace(Race):
             yield entry.final()
 
     def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
-        """Replace quick probes by interleaved samples with cold caches, then take another sample of each candidate.
+        """Replace probes by interleaved samples with cold caches, then take another sample of each candidate.
 
-        A candidate that takes more than ``first`` times as long as the fastest gets no sample; more than ``second``
-        times, no further one.
+        Candidates slower than ``first`` times the fastest get no sample, and those slower than ``second`` times no
+        second one.
         """
         yield from self._sample_within(first, looks_only=True)
         yield from self._sample_within(second)
@@ -146,19 +146,19 @@ class QuickRace(Race):
                     self._add(entry)
 
     def _can_win(self, entry: Entry, margin: float) -> bool:
-        """Whether the candidate's fastest sample takes at most ``margin`` times the fastest candidate's."""
+        """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
         return self._plan.margin(entry.candidate, own) <= margin
 
     def _is_look(self, candidate: Candidate) -> bool:
-        """Whether the first sample is only a probe, since code may have to be loaded or built before it is fast."""
+        """Whether the first sample is only a probe, since the first run may have to load or build code."""
         own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
         return not (own and candidate.algorithm.name in self._has_run)
 
     def _relative_error(self, candidate: Candidate) -> float:
-        """Return a candidate's error; for algorithms of ours from few samples, and from more only if that check fails.
+        """Return a candidate's error; check our own algorithms on few samples, and on more only if that check fails.
 
-        Few are enough, since our algorithms are tested at every size.
+        Few samples are enough for our own algorithms, which are tested at every size.
         """
         own = [c for c in self.candidates if c.algorithm.name == candidate.algorithm.name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]

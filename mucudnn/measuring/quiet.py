@@ -1,4 +1,4 @@
-"""Waits for a quiet machine before measuring, and keeps track of disturbed results."""
+"""Waits for a quiet machine, and repeated measurements of disturbed results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
 from mucudnn.words.warning import say_once
 
-MOST_WAITED_S = 3.0  # in all waits of a run together; results under load are marked and can be measured again
+MOST_WAITED_S = 3.0  # total of all waits in a run; results under load are marked and can be measured again
 
 Outcomes = Sequence[WholeRun | Exception | None]
 _BUSY = (
@@ -21,9 +21,9 @@ _BUSY = (
 
 
 class Quiet:
-    """Waits for a quiet machine, repeats measurements that other processes disturbed, and warns once if some remain.
+    """Policy on a busy machine: wait, repeat measurements that other processes disturbed, and warn once if some remain.
 
-    tell: called with the reason of a wait. All waits together take at most ``most_s`` seconds.
+    tell: called with the reason of a wait. most_s: limit on the total of all waits, in seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Quiet:
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
 
     def is_now(self) -> bool:
-        """Whether the machine is known to be quiet now; to find out, this may watch the load for half a second."""
+        """Return whether the machine is known to be quiet; this may observe the load for half a second."""
         self._begin()
         if not self.watch.current().is_known and not self._load_unknown:
             self.watch.pause()
@@ -43,7 +43,7 @@ class Quiet:
         return not self._load_unknown and self.watch.current().is_quiet
 
     def wait(self) -> Load:
-        """Wait for free cores, within the remaining time; return the load afterwards."""
+        """Wait for free cores, at most for the remaining waiting time; return the load afterwards."""
         self._begin()
         self._patience_s -= self.watch.wait(self._tell, self._patience_s)
         return self.watch.current()
@@ -51,7 +51,7 @@ class Quiet:
     def measured(self, race: Race) -> Iterator[Measurement | Failure]:
         """Measure a race's missing candidates, then disturbed ones again if the machine is quiet; yield all results.
 
-        Of two results of a candidate the later one counts.
+        A later result of a candidate replaces an earlier one.
         """
         if race.is_done:
             return
@@ -63,7 +63,7 @@ class Quiet:
         sound = _undisturbed(results)
         spent_s = race.machine.clock.now() - began_s
         if len(sound) < len(results) and self.wait().is_quiet:
-            for result in results:  # the others can no longer win, so that they do not matter
+            for result in results:  # only results that may still win matter
                 self._doubtful.discard((race.task.problem, result.micro_config))
             yield from self._remembered(race.knowing(_undoubted(sound), spent_s))
 
@@ -73,7 +73,7 @@ class Quiet:
         configurations: Sequence[Configuration],
         compare: Callable[[Sequence[Configuration]], Outcomes],
     ) -> Outcomes:
-        """Compare whole calls of configurations, and once more if they were disturbed and the machine is quiet then."""
+        """Compare whole calls of configurations; repeat once if they were disturbed and the machine is quiet now."""
         if not configurations:
             return []
         self.wait()
@@ -89,12 +89,13 @@ class Quiet:
         return None if run is None or (run.is_disturbed and self.is_now()) else run
 
     def believed_results(self, results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-        """Return the stored results; if the machine is quiet now, without those that other processes disturbed."""
+        """Return the stored results; if the machine is quiet now, leave out disturbed ones so that they are
+        repeated."""
         sound = _undisturbed(results)
         return _undoubted(sound) if len(sound) < len(results) and self.is_now() else [*results]
 
     def store_rate(self) -> None:
-        """Store the best rate of the reference kernel, with which later runs are compared."""
+        """Store the best rate of the reference kernel, to which later runs relate their rates."""
         if self.watch.best_rate:
             self._store.add_rate(self.watch.best_rate)
 
@@ -105,7 +106,7 @@ class Quiet:
             say_once(_BUSY)
 
     def _begin(self) -> None:
-        """Before the first measurement, read the best rate of earlier runs, and warn of more threads than cores."""
+        """On the first call, read the best rate of earlier runs, and warn if there are more threads than cores."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -121,7 +122,7 @@ class Quiet:
             yield result
 
     def _remember(self, problem: ConvProblem, of: MicroConfig | Configuration, load: float | None) -> None:
-        """Note whether the last measurement of a micro-config or configuration was disturbed by other processes."""
+        """Record whether the last measurement of a micro-config or configuration was disturbed by other processes."""
         if is_busy(load):
             self._doubtful.add((problem, of))
         else:
@@ -133,5 +134,5 @@ def _undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement |
 
 
 def _undoubted(sound: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-    """Return the results without skipped candidates: these were skipped after a comparison with disturbed results."""
+    """Drop skipped candidates from the results, since they were skipped after a comparison with disturbed results."""
     return [result for result in sound if isinstance(result, Measurement) or not result.is_passed_over]

@@ -1,7 +1,7 @@
-"""The race of one problem's candidates: each is checked and timed on a ``Workbench``, or fails for a reason.
+"""The race of one problem's candidates, in which each is checked and timed on a ``Workbench``, or recorded as failed.
 
-This is the common part: ``thorough_race.py`` measures all candidates that can win, ``quick_race.py`` those that
-probably do.
+This is the common part: ``thorough_race.py`` measures all candidates that can win, ``quick_race.py`` only the likely
+winners.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from mucudnn.words.task import Task
 
 @dataclass(slots=True)
 class Entry:
-    """A candidate that is being measured: the timer of its steps (one micro-batch each), and its other results so far.
+    """A candidate being measured: the timer of its steps (one micro-batch each), and its other results so far.
 
-    is_look: its only sample is a probe, of a step with a warm cache.
+    is_look: whether its only sample is a probe: one step with a warm cache.
     """
 
     candidate: Candidate
@@ -66,15 +66,14 @@ class Entry:
 
 @dataclass(eq=False)
 class Race(ABC):
-    """A race of the candidates of a task on a machine. Subclasses decide which of them run, in which order, how often.
+    """A race of a task's candidates on a machine. Subclasses decide which candidates run, in which order and how often.
 
-    Candidates that need more workspace than the task's limit are left out, except torch's own. stored, stored_failures:
-    results of earlier runs, not measured again. max_relative_error: an algorithm above it gets no more than one sample.
-    time_limit_s: for all measuring together; torch's own and the first candidate that fits are measured even after it.
-    may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the setup count.
-
-    warms_up: whether the samples of a step and of a setup follow a warm-up call. checks_samples: as of ``Workbench``.
-    rule, setup_rule: when steps and setups have enough samples.
+    Candidates that need more workspace than the task's limit are left out, except the baseline. stored,
+    stored_failures: results of earlier runs, not measured again. max_relative_error: an algorithm above it gets one
+    sample at most. time_limit_s: limit for the whole race; the baseline and the first fitting candidate are measured
+    even after it. may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the
+    setup time count. warms_up: whether a warm-up call precedes the samples of a step and of a setup. checks_samples:
+    see ``Workbench``. rule, setup_rule: stopping rules of steps and setups.
     """
 
     task: Task
@@ -94,10 +93,10 @@ class Race(ABC):
         of_candidates = {candidate.micro_config for candidate in self.candidates}
         self.known = {m.micro_config: m for m in self.stored if m.micro_config in of_candidates}
         self.failed = {failure.micro_config: failure for failure in self.stored_failures}
-        self.fastest_s: dict[MicroConfig, float] = {}  # the fastest sample of what runs now
+        self.fastest_s: dict[MicroConfig, float] = {}  # fastest samples in this race
         self.entries: dict[MicroConfig, Entry] = {}
         self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
-        self._relative_errors: dict[str, float] = {}  # by algorithm, for those that are checked once
+        self._relative_errors: dict[str, float] = {}  # by algorithm, for algorithms that are checked only once
 
     @property
     def limit(self) -> float:
@@ -121,7 +120,7 @@ class Race(ABC):
 
     @abstractmethod
     def missing(self) -> list[Candidate]:
-        """Return candidates that may still need measuring, in order; empty if the results of all are known."""
+        """Return the candidates that may still need measuring, in order; empty if all results are known."""
 
     @property
     def is_done(self) -> bool:
@@ -129,7 +128,7 @@ class Race(ABC):
         return not self.missing()
 
     def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
-        """Return a new race with these results among the known ones, and a time limit reduced by ``spent_s``."""
+        """Return a new race that knows these results too, with a time limit reduced by ``spent_s``."""
         left_s = None if self.time_limit_s is None else max(0.0, self.time_limit_s - spent_s)
         stored = [*self.stored, *(result for result in results if isinstance(result, Measurement))]
         failures = [*self.stored_failures, *(result for result in results if isinstance(result, Failure))]
@@ -138,8 +137,8 @@ class Race(ABC):
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure the missing candidates, and yield each result as soon as it is final.
 
-        Raises ``BrokenDeviceError`` after the failure of a candidate that left the device unusable, and
-        ``UnavailableError`` if there is no memory for a single sample.
+        Raises ``BrokenDeviceError`` if a failing candidate left the device unusable, and ``UnavailableError`` if there
+        is not enough memory for a single sample.
         """
         if self.is_done:
             return
@@ -153,9 +152,9 @@ class Race(ABC):
         """Measure the missing candidates on the workbench until the deadline, and yield their results."""
 
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
-        """Have foreign candidates proven (first run in a separate process) in one batch; yield failures of barred ones.
+        """Prove foreign candidates (run them in a separate process) in one batch; yield failures of barred ones.
 
-        Candidates of an ``AlgorithmSource`` are not in the batch: they are proven one by one, within the time limit.
+        Candidates of an ``AlgorithmSource`` are proven later, one by one, within the time limit.
         """
         wanted = [c for c in candidates if c.is_foreign and not c.from_source]
         if not wanted or (proofs := wanted[0].proofs) is None:
@@ -169,7 +168,7 @@ class Race(ABC):
         return self.machine.clock.now() > self.deadline
 
     def _has_answer(self) -> bool:
-        """Whether a candidate within the workspace limit was measured. From then on the time limit applies."""
+        """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
         known = (c for c in self.candidates if c.micro_config in self.known)
         fitting = (c for c in known if c.fits(self.task.limit_bytes))
         return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
@@ -181,7 +180,7 @@ class Race(ABC):
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> Entry:
-        """Check the candidate's result, then take a sample of its time, or a probe. Raises the candidate's errors."""
+        """Check the candidate's result, then take one sample or a probe of its time. Raises the candidate's errors."""
         relative_error = self._relative_error(candidate)
         began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
@@ -203,7 +202,8 @@ class Race(ABC):
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
 
-        Our algorithms are tested at every size, so one check is enough. Foreign code is checked at each size.
+        One check is enough for our own algorithms, which are tested at every size. Foreign code is checked at each
+        size.
         """
         if candidate.is_foreign:
             proof = candidate.proof()
@@ -233,7 +233,7 @@ class Race(ABC):
         return self._setup_samples_s[name]
 
     def _add(self, entry: Entry) -> None:
-        """Add the samples of this entry to the known results, with which other candidates are compared."""
+        """Add this entry's samples to the known results, to which other candidates are compared."""
         self.known[entry.candidate.micro_config] = entry.measurement()
         self.fastest_s[entry.candidate.micro_config] = min(entry.timer.samples_s)
 
@@ -245,7 +245,7 @@ class Race(ABC):
             yield from self._failed(entry.candidate, entry.timer.error)
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
-        """Record the candidate's failure and yield it. Raise an error if this process can measure nothing more."""
+        """Record the candidate's failure and yield it. Raise ``BrokenDeviceError`` if the device is unusable."""
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
@@ -265,7 +265,7 @@ class Race(ABC):
         yield failure
 
     def _why_unusable(self) -> str | None:
-        """Return the error with which every call on the device fails (CUDA calls it sticky); None if calls work."""
+        """Return the text of a sticky CUDA error, with which every call on the device fails; None if calls work."""
         try:
             self.machine.clock.now()
         except RuntimeError as error:

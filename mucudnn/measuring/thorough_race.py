@@ -1,4 +1,4 @@
-"""The thorough race: every candidate is timed once, and those that can still win are timed again, in turns."""
+"""The thorough race: every candidate is timed once, and those that can still win are timed again, interleaved."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mucudnn.words.results import Failure, Measurement, MicroConfig
 
 
 class ThoroughRace(Race):
-    """A race of candidates (algorithm and micro-batch size) that drops only hopeless ones, and keeps their few samples.
+    """A race that drops only hopeless candidates, whose few samples are kept.
 
-    A candidate is hopeless if a rival is faster for the whole mini-batch by more than the noise. The rival needs no
-    more workspace, and its micro-batch divides the other's, so no configuration gains by using the hopeless one. Since
-    only divisors count, the smallest sizes stay, which remainders and small workspace limits need.
+    A candidate is hopeless if a rival that needs no more workspace, and whose micro-batch size divides the candidate's,
+    is faster for the whole mini-batch by more than the noise: then no configuration gains by the candidate. The
+    condition on divisors keeps the smallest sizes, which remainders and small workspace limits need.
 
-    A candidate is judged by its fastest sample: a slow moment of the machine is not its fault. As a rival it counts
-    with its median. Where prepared filters may be cached from call to call, it is judged without its setup time.
+    A candidate is judged by its fastest sample, in case the machine was slow for a moment, but its rivals by their
+    medians. If prepared filters may be cached between calls, it is judged without its setup time.
     """
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class ThoroughRace(Race):
         return [c for c in self.candidates if c.micro_config not in done and self._is_wanted(c)]
 
     def hurried(self) -> list[Candidate]:
-        """Measured candidates that can still win, but have too few samples because of an earlier time limit."""
+        """Return measured candidates that can still win, but have too few samples because of an earlier time limit."""
         measured = [(c, m) for c in self.candidates if (m := self.known.get(c.micro_config)) is not None]
         few = [(c, m) for c, m in measured if m.samples < self.rule.min_samples]
         # One more, for the warm-up.
@@ -46,7 +46,7 @@ class ThoroughRace(Race):
         yield from self._first_samples(missing)
         for entry in list(self.entries.values()):
             if self._is_beaten(entry.measurement()):
-                entry.timer.sample()  # the first sample may have met a slow moment of the machine
+                entry.timer.sample()  # the machine may have been slow during the first sample
                 self._add(entry)
                 if entry.timer.error is not None:
                     yield from self._end(entry)
@@ -54,7 +54,7 @@ class ThoroughRace(Race):
         yield from self._refine(list(self.entries.values()))
 
     def _first_samples(self, candidates: Sequence[Candidate]) -> Iterator[Measurement | Failure]:
-        """Take one sample of each candidate that is worth it; yield the results of those that get no further one."""
+        """Take one sample of each candidate worth measuring; yield the results of those that get no further sample."""
         for candidate in candidates:
             always = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
             in_time = always or not self._is_late() or not self._has_answer()
@@ -92,8 +92,7 @@ class ThoroughRace(Race):
     def _is_wanted(self, candidate: Candidate) -> bool:
         """Whether the candidate is worth a first sample.
 
-        Torch's own always is, since everything is compared with it. Only a run of torch's own tells its workspace,
-        which the database then has.
+        Torch's own always is, since everything is compared with it, and only a run shows its workspace.
         """
         if candidate.algorithm.is_torchs_own:
             return True
@@ -104,16 +103,16 @@ class ThoroughRace(Race):
         return self.fits(candidate) and not self._is_outclassed(candidate)
 
     def _is_beaten(self, measurement: Measurement) -> bool:
-        """Whether a measured candidate is hopeless; the margin is larger the fewer and noisier its samples are."""
+        """Whether a measured candidate is hopeless; the margin grows with fewer and noisier samples."""
         rivals = self._rivals(measurement.micro_config, _workspace_bytes(measurement))
         total_s = self._setup_s(measurement) + self._steps_s(measurement, self._fastest_s(measurement))
         return any(total_s > _margin(measurement, rival) * self._total_s(rival) for rival in rivals)
 
     def _is_outclassed(self, candidate: Candidate) -> bool:
-        """Whether an unmeasured candidate is hopeless, even if it is far better than its smaller micro-batch sizes.
+        """Whether an unmeasured candidate is hopeless even if it scales much better than its smaller micro-batch sizes.
 
-        The candidate needs no less workspace than these sizes. So its own workspace is not asked for, unless it is
-        known without running.
+        The candidate needs at least as much workspace as those sizes, so its own workspace is used only if it is known
+        without a run.
         """
         name, size = candidate.algorithm.name, candidate.micro_batch_size
         own = [m for c, m in self.known.items() if c.algorithm == name and c.micro_batch_size < size]
@@ -145,7 +144,8 @@ class ThoroughRace(Race):
         return rival.setup_s + self._steps_s(rival, rival.step_s)
 
     def _steps_s(self, measurement: Measurement, step_s: float) -> float:
-        """Seconds of the whole mini-batch if one micro-batch takes ``step_s``; a remainder counts in proportion."""
+        """Return the seconds of the whole mini-batch if a micro-batch takes ``step_s``, counting remainders in
+        proportion."""
         return self.task.batch_size / measurement.micro_config.micro_batch_size * step_s
 
 

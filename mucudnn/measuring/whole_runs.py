@@ -1,4 +1,4 @@
-"""Whole runs: complete calls of tuned convolutions, as users make them, compared with torch's own."""
+"""Whole runs: complete calls of tuned convolutions, as users make them, compared with torch's own convolution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mucudnn.words.results import Configuration, WholeRun, WithEpilogue
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
-    """Return random operands for training: in FORWARD autograd records the call, as the filter needs a gradient."""
+    """Return random operands for training: in FORWARD the filter requires a gradient, so autograd records."""
     with torch.inference_mode(False):
         operands = random_operands(problem, batch_size, device)
         operands.w.requires_grad_(problem.operation is Operation.FORWARD)
@@ -41,12 +41,11 @@ def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu"
 def whole_run(
     problem: ConvProblem, configuration: Configuration, operands: Operands, *, keeps_workspace: bool = True
 ) -> Callable[[], Tensor]:
-    """Return a function to time that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
+    """Return a function that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
 
-    For the baseline, torch's own convolution is called. keeps_workspace: whether the workspace is kept between calls.
-    If the operands have an epilogue (such as ReLU), a ``FusedConvolution`` is called, without gradients.
-
-    Raises the errors of ``Executable.of`` and ``Executable.build``. The function has no fallback: it raises any error.
+    For the baseline, it calls torch's own convolution. keeps_workspace: whether the workspace is kept between calls. If
+    the operands have an epilogue (such as ReLU), it calls a ``FusedConvolution`` without gradients. Raises the errors
+    of ``Executable.of`` and ``Executable.build``. The returned function has no fallback and raises all errors.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)
@@ -81,12 +80,11 @@ def _call(
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that tuning runs on; tests put another in its place.
+    """The machine that tuning runs on; tests substitute another.
 
-    algorithms: those offered for every problem. sources: objects that offer algorithms for one problem. whole_run:
-    returns a call to time, as the function ``whole_run`` does. run_torch: makes one call of torch's own. watch:
-    observer of the load. prover: client of the process that proves foreign code; None if such code is checked in this
-    process.
+    algorithms: offered for every problem. sources: objects that offer algorithms for single problems. whole_run,
+    run_torch: replacements of the functions with these names. watch: observer of the load. prover: client of the
+    process that proves foreign code; None if foreign code is checked in this process.
     """
 
     environment: Environment
@@ -112,7 +110,7 @@ class Machine:
         """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover."""
         if self.prover is None:
             return None
-        forget = self.watch.forget  # the proving process must not count as foreign load
+        forget = self.watch.forget  # the proving process must not count as load of others
         return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples, proven=forget)
 
     def compare(
@@ -128,8 +126,8 @@ class Machine:
         """Compare whole calls of the configurations with torch's own, interleaved; return a result or error for each.
 
         keeps_workspace: whether the workspace is kept between calls. epilogue: computed after every convolution,
-        torch's own included; None for none, with y recorded for gradients as in training. The result is None for all if
-        there is no memory for the mini-batch or for torch's own.
+        including torch's own; None for training, where autograd records the calls. All results are None if there is not
+        enough memory for the mini-batch or for torch's own.
         """
         try:
             operands = self._operands(problem, batch_size, epilogue)
@@ -160,9 +158,9 @@ class Machine:
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
     ) -> Callable[[], object]:
-        """Return a call of the configuration, or, if that cannot be prepared, a call that raises the error when timed.
+        """Return a call of the configuration, or one that raises the error of preparing it.
 
-        So the other configurations are still compared.
+        The error is raised when the call is timed, so that the other configurations are still compared.
         """
         try:
             return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)

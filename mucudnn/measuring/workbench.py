@@ -30,7 +30,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 class Workbench:
-    """Operands of a problem, one scratch buffer for all candidates, and prepared buffers; so candidates can take turns.
+    """Operands of a problem, a scratch buffer shared by all candidates, and prepared buffers, for interleaved timing.
 
     The peak of memory, for any number of candidates, is (G: bytes of a guard zone)::
 
@@ -44,10 +44,11 @@ class Workbench:
 
     For BACKWARD_FILTER the prepared buffers hold sums, and timed steps may share one.
 
-    checks_samples: results are compared with float64 at some places only (``SampledResults``), which is quick.
+    checks_samples: whether results are compared with float64 at some positions only (``SampledResults``), which is
+    fast.
 
-    If the whole mini-batch does not fit in memory, the samples of ``operands`` are halved until they do. Then larger
-    micro-batches fail with a ``MemoryError``.
+    If the whole mini-batch does not fit in memory, the number of samples in ``operands`` is halved until it does, and
+    larger micro-batches fail with a ``MemoryError``.
 
     Raises ``UnavailableError`` if not even one sample fits.
     """
@@ -65,10 +66,10 @@ class Workbench:
         self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
 
     def stream(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a function that computes the next micro-batch at each call, and starts over after the last one.
+        """Return a function that computes the next micro-batch at each call and wraps around after the last one.
 
-        So caches are as cold as in a run of the whole mini-batch. Raises ``MemoryError`` and torch's out-of-memory
-        errors.
+        The caches are then as cold as in a run of the whole mini-batch. Raises ``MemoryError`` and torch's
+        out-of-memory errors.
         """
         self._require(candidate)
         if self._opened.get(self._place(candidate)) != _content(candidate):
@@ -84,11 +85,11 @@ class Workbench:
         return next_step
 
     def slice_count(self, candidate: Candidate) -> int:
-        """Number of calls after which ``stream`` begins again with the first micro-batch."""
+        """Return the number of calls after which ``stream`` wraps around to the first micro-batch."""
         return self.operands.batch_size // candidate.micro_batch_size
 
     def set_up(self, candidate: Candidate) -> Callable[[], None]:
-        """Return a function that opens and closes the algorithm, which happens once for all micro-batches."""
+        """Return a function that opens and closes the algorithm: its setup, once per mini-batch."""
         self._require(candidate)
         algorithm, problem, w = candidate.algorithm, self.problem, self.operands.w
 
@@ -99,10 +100,10 @@ class Workbench:
         return open_and_close
 
     def proof(self, candidate: Candidate, *, has_bias: bool = True) -> Proof:
-        """Check the candidate's result, and count the bytes that it allocates. Raises the errors of ``relative_error``.
+        """Check the candidate's result and count the bytes that it allocates. Raises the errors of ``relative_error``.
 
-        On the CPU one run does both. has_bias: add a bias to y, which is a stricter check: oneDNN pads the bias to
-        whole blocks, and some of its code is wrong only with a bias.
+        On the CPU one run does both. has_bias: whether to add a bias to y, which is a stricter check: oneDNN pads the
+        bias to whole blocks, and some of its code is wrong only with a bias.
         """
         counts = candidate.counts_any_run and self._device == "cpu"
         internal_bytes = 0 if counts else candidate.scratch_bytes - candidate.workspace.scratch_bytes
@@ -128,11 +129,11 @@ class Workbench:
     ) -> float:
         """Run the candidate between guard zones; return its relative L2 error against float64.
 
-        The run has at least one micro-batch, and as many samples as can be compared at little cost. around: function
-        that calls the run. has_bias: add a bias of zeros.
+        The run covers at least one micro-batch, and more samples if comparing them is cheap. around: wrapper that calls
+        the run. has_bias: whether to add a bias of zeros.
 
         Raises ``UnsoundError`` if the candidate writes outside its result or workspace, or if the result is not finite
-        or too wrong for rounding.
+        or has a larger error than rounding can cause.
         """
         size = candidate.micro_batch_size
         self._require(candidate)
@@ -172,7 +173,7 @@ class Workbench:
         slices = operands.slices(candidate.micro_batch_size)
         adds = self.problem.operation is Operation.BACKWARD_FILTER
         is_others = candidate.is_foreign and not candidate.algorithm.is_torchs_own
-        repeats = 2 if adds and is_others and len(slices) == 1 else 1  # to see whether it adds
+        repeats = 2 if adds and is_others and len(slices) == 1 else 1  # the second run shows whether it accumulates
         for x, y in slices * repeats:
             candidate.algorithm.step(self.problem, x, operands.w, y, bias, prepared, scratch)
         candidate.algorithm.close(self.problem, operands.w, prepared)
@@ -191,7 +192,7 @@ class Workbench:
             )
         self._require_memory(candidate.handed_bytes)
         if candidate.proofs is not None or not (candidate.is_foreign and candidate.counts_any_run):
-            self._require_memory(candidate.workspace_bytes)  # known only after a run, for which there is room now
+            self._require_memory(candidate.workspace_bytes)  # counting may take a run, which fits now
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)
@@ -199,7 +200,7 @@ class Workbench:
             self._scratch.part(candidate.workspace.scratch_bytes).zero_()  # the first touch of a page takes long
 
     def _place(self, candidate: Candidate) -> str:
-        """Return the name of the prepared buffer that the candidate uses; candidates with the same name share it."""
+        """Return the key of the prepared buffer that the candidate uses; candidates with the same key share it."""
         shared = self.problem.operation is Operation.BACKWARD_FILTER or not candidate.workspace.prepared_bytes
         return "" if shared else candidate.algorithm.name
 
@@ -242,7 +243,7 @@ class Workbench:
         return operands
 
     def _require_memory(self, size_bytes: int) -> None:
-        """Raise ``MemoryError`` if this many bytes are not available: Linux would grant them, then kill the process."""
+        """Raise ``MemoryError`` if this many bytes are not available: Linux would overcommit, then kill the process."""
         available = available_bytes() if self._device == "cpu" else None
         if available is not None and size_bytes > available:
             needed = format_bytes(size_bytes)

@@ -1,5 +1,4 @@
-"""Proving foreign code: its first run on this machine happens in a process of its own, under checks of the heap.
+"""Proving foreign code: its first run on this machine happens in a separate process with heap checks.
 
-This folder has the process, the code that runs in it, and its client. What to do with a proof is decided by the callers
-that measure.
+This folder holds the client, the process, and the code that runs in it. Callers decide what follows from a proof.
 """

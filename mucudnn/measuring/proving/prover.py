@@ -26,18 +26,17 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import package_of
 from mucudnn.words.torch_settings import TorchSettings
 
-_SLOWEST_FLOPS_PER_S = 1e8  # oneDNN's reference loops reach twice as much on a core
-_START_S = 60.0  # torch is loaded in one to ten seconds
+_SLOWEST_FLOPS_PER_S = 1e8  # half the rate of oneDNN's reference loops on one core
+_START_S = 60.0  # loading torch takes one to ten seconds
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.measuring.proving.server import main; main({fd})"
 _MALLOC_DEBUG = "libc_malloc_debug.so.0"
 
 
 class Prover:
-    """Client of a proving process, which is started with the first batch of candidates, and again if it has ended.
+    """Client of a proving process, which it starts for the first batch of candidates and restarts if it has ended.
 
-    The client is safe to use from several threads. A forked child starts a process of its own. least_limit_s: seconds
-    after which a candidate counts as hanging, in addition to the time that its arithmetic takes at the rate of the
-    slowest loops.
+    The client is thread-safe. A forked child starts its own proving process. least_limit_s: timeout of a candidate in
+    seconds, to which the time of its arithmetic at the rate of the slowest known loops is added.
     """
 
     def __init__(self, least_limit_s: float = 10.0) -> None:
@@ -57,11 +56,11 @@ class Prover:
         checks_samples: bool,
         has_bias: bool = True,
     ) -> list[Proof | Exception]:
-        """Run candidates in the process; return for each its proof, or the error for which it must not run here.
+        """Run candidates in the proving process; return for each its proof, or the error that forbids running it here.
 
-        The error is a ``BarredError`` for what would fail again, and an ``UnprovenError`` where nothing is known: no
-        process can be started, memory lacks, or an algorithm cannot be sent to the process. checks_samples: see
-        ``Workbench``. has_bias: y has a bias added.
+        The error is a ``BarredError`` if the candidate failed and would fail again, and an ``UnprovenError`` if it
+        could not be tested: the process cannot be started, memory is short, or the algorithm cannot be pickled.
+        checks_samples: see ``Workbench``. has_bias: whether a bias is added to y.
         """
         if not candidates:
             return []
@@ -77,11 +76,11 @@ class Prover:
 
     def start(self) -> None:
         """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
-        with suppress(OSError, EOFError):  # ``prove`` says what is wrong
+        with suppress(OSError, EOFError):  # ``prove`` reports the error
             self.guards()
 
     def guards(self) -> tuple[str, ...]:
-        """Start the proving process; return the names of the checks that guard its heap.
+        """Start the proving process and return the names of its active heap checks.
 
         Raises ``OSError`` if the process cannot be started.
         """
@@ -92,7 +91,7 @@ class Prover:
         return tuple(name for name, library in found.items() if library is not None)
 
     def rest(self) -> None:
-        """Have the process free the memory that it keeps for further candidates of the same problem."""
+        """Tell the process to free the memory that it keeps for further candidates of the same problem."""
         with self._lock:
             if self._connection is not None and self._owner == os.getpid() and self._is_ready:
                 try:
@@ -116,7 +115,7 @@ class Prover:
         return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
 
     def _ask(self, batch: Sequence[Trial]) -> list[Proof | Exception]:
-        """Send a batch to the process and return the answers; send it once more if the process had ended before."""
+        """Send a batch to the process and return the answers; retry once if the process had already ended."""
         for is_last in (False, True):
             try:
                 self._begin()
@@ -158,7 +157,7 @@ class Prover:
         self._connection, self._owner, self._is_ready = Connection(ours.detach()), os.getpid(), False
 
     def _ready(self) -> Connection:
-        """Return the connection to the process, once the process has loaded all that it needs."""
+        """Wait until the process is ready, and return the connection to it."""
         assert self._connection is not None
         if not self._is_ready:
             if not self._connection.poll(_START_S):
@@ -170,7 +169,7 @@ class Prover:
 
 @cache
 def prover() -> Prover:
-    """Return the one ``Prover`` that all code of this process shares; it ends with this process."""
+    """Return the ``Prover`` that all code in this process shares; it is closed when this process exits."""
     shared = Prover()
     atexit.register(shared.close)
     return shared
@@ -180,7 +179,7 @@ def _trial_or_error(bench: Bench, candidate: Candidate) -> Trial | UnprovenError
     """Return the request to send to the process, or an error if an algorithm of another package cannot be sent."""
     name, pickled = candidate.algorithm.name, None
     if package_of(name) is not None or candidate.algorithm != algorithm(name, bench.device):
-        import cloudpickle  # classes of scripts and notebooks are sent with their code
+        import cloudpickle  # pickles classes of scripts and notebooks with their code
 
         try:
             pickled = cloudpickle.dumps(candidate.algorithm)
@@ -194,25 +193,25 @@ def _unproven(error: Exception) -> UnprovenError:
 
 
 def checked_environment() -> dict[str, str]:
-    """Return the environment variables of a process under checks: this one's, with red zones and glibc's heap checks.
+    """Return this process's environment variables, with red zones and glibc's heap checks switched on.
 
-    Libraries that ``LD_PRELOAD`` names already stay, behind ours; only a sanitizer has to be the first.
+    Libraries already in ``LD_PRELOAD`` are kept after ours, except that AddressSanitizer must come first.
     """
     ours = [str(path) for path in (_red_zones(), _malloc_debug()) if path is not None]
     given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours[:1], *given, *ours[1:]]
     checks = {"MALLOC_CHECK_": "3", "LIBC_FATAL_STDERR_": "1", "MUCUDNN_ENABLE": "0"}
-    kept = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # fresh pages take long
+    kept = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # fresh pages are slow
     return {**os.environ, **checks, **kept, "LD_PRELOAD": ":".join(preloaded)}
 
 
 def _red_zones() -> str | None:
-    """Return the path of the compiled library of red zones; ``None`` if it is missing, as on systems without glibc."""
+    """Return the path of the compiled red-zone library; None if it is missing, as on systems without glibc."""
     found = find_spec("mucudnn.measuring.proving._red_zones")
     return None if found is None else found.origin
 
 
 def _malloc_debug() -> str | None:
-    """Return the name of glibc's library of heap checks (since 2.34), if the dynamic linker finds it."""
+    """Return the name of glibc's heap-checking library (glibc 2.34 or newer); None if it is not installed."""
     folders = (Path("/lib"), Path("/usr/lib"), Path("/lib64"), Path("/usr/lib64"), *Path("/lib").glob("*-linux-gnu"))
     return _MALLOC_DEBUG if any((folder / _MALLOC_DEBUG).exists() for folder in folders) else None

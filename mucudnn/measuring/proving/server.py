@@ -1,8 +1,8 @@
-"""The proving process: it loads torch once, and forks workers that run foreign code; a worker may end in any way.
+"""The proving process: it loads torch once and forks workers that run foreign code and may crash.
 
-``main`` is the program of the process. It takes batches of trials and answers each with a proof, or with the reason why
-there is none. A worker runs one batch after the other. Where it dies, the batch is halved, and each half is run by a
-new worker, until the candidate is found: the heap may be corrupt long before somebody notices.
+``main`` is the program of the process. It receives batches of trials and answers each trial with a proof or an error. A
+worker runs one batch after the other. If it dies, the batch is bisected with new workers until the culprit is found,
+since a corrupt heap may crash the worker only in a later trial.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from mucudnn.measuring.proving.trial import Trial
 from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.words.errors import first_line
 
-IDLE_S = 60.0  # after which the process ends by itself; the next batch starts another
+IDLE_S = 60.0  # idle time after which the process exits; the next batch starts another
 
 Verdict = Proof | BarredError | UnprovenError
 _DONE = "done"
 
 
 def main(descriptor: int) -> None:
-    """Answer batches of trials that come through a socket, until its other end is closed."""
+    """Answer batches of trials received through a socket, until the client closes it or stays idle."""
     client = Connection(descriptor)
     server = Server(client)
     client.send(_DONE)
@@ -51,14 +51,14 @@ def main(descriptor: int) -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    """A forked process that runs trials of foreign code. errors: the file with its standard error."""
+    """A forked process that runs trials of foreign code. errors: the file that captures its standard error."""
 
     pid: int
     connection: Connection
     errors: TextIO
 
     def end(self) -> str:
-        """Kill the worker process, and return in words how it ended."""
+        """Kill the worker process and return a description of how it ended."""
         os.kill(self.pid, signal.SIGKILL)
         return self.how_it_ended()
 
@@ -73,7 +73,7 @@ class _Worker:
 
 
 class Server:
-    """Runs batches of trials in worker processes. client: the connection to the process that requests the trials."""
+    """Executor of batches of trials in worker processes. client: connection to the process that requests the trials."""
 
     def __init__(self, client: Connection) -> None:
         self._client = client
@@ -87,13 +87,13 @@ class Server:
         return verdicts
 
     def rest(self) -> None:
-        """End the worker process, which frees all that it keeps in memory."""
+        """End the worker process, which frees its memory."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None
 
     def _prove(self, batch: Sequence[Trial]) -> list[Verdict]:
-        """Run the batch in a worker; return verdicts (proofs or errors) for its first trials, at least for one."""
+        """Run the batch in a worker; return verdicts (proofs or errors) for one or more of its first trials."""
         is_new = self._worker is None
         worker = self._worker = self._worker or self._fork()
         worker.connection.send(batch)
@@ -115,9 +115,9 @@ class Server:
             verdicts.append(answer)
 
     def _without_culprit(self, batch: Sequence[Trial], how: str, is_new: bool) -> list[Verdict]:
-        """Return verdicts after a worker has died: halve the batch until the candidate that killed the worker is found.
+        """Return verdicts after a worker has died: bisect the batch to find the candidate that killed the worker.
 
-        Trials of earlier batches are not suspected, since the heap was checked after them.
+        Earlier batches are not suspected, since the heap was checked after each of them.
         """
         if len(batch) > 1:
             half = len(batch) // 2
@@ -131,9 +131,9 @@ class Server:
         return [BarredError(f"it ends the process: {how}", Fault.DIES)]
 
     def _answer(self, worker: _Worker, most_s: float) -> Verdict | str | None:
-        """Return the worker's next message, or in words how it has died; ``None`` after ``most_s`` of silence."""
+        """Return the worker's next message, or a description of its death; None on a timeout of ``most_s`` seconds."""
         ready = wait([worker.connection, self._client], most_s)
-        if self._client in ready:  # nothing comes from there while a batch runs but its end
+        if self._client in ready:  # while a batch runs, the client sends nothing, so it has closed
             self.rest()
             os._exit(0)
         if not ready:

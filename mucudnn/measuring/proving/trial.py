@@ -1,4 +1,4 @@
-"""Requests to the process that proves foreign code, and the run of one candidate in that process."""
+"""Requests to the process that proves foreign code, and the code that runs one candidate there."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
 
-_KEPT_BYTES = 256 * 2**20  # of operands that wait for the next candidate of the same problem
-_REPEATED_S = 0.003  # a run as short as that is repeated: some faults do not show each time, and some never do at first
+_KEPT_BYTES = 256 * 2**20  # of operands cached for the next candidate of the same problem
+_REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, and some never show in the first run
 _REPEATS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A problem on which candidates are tried, and the settings of torch in the process that requests the trials.
+    """A problem to try candidates on, and the torch settings of the process that requests the trials.
 
-    checks_samples: see ``Workbench``. threads: torch's; deterministic: as of ``deterministic_torch``. limit_s: seconds
-    after which a trial hangs. has_bias: y has a bias added, of zeros.
+    checks_samples: see ``Workbench``. threads: torch's number of threads. deterministic: see ``deterministic_torch``.
+    limit_s: timeout of a trial in seconds. has_bias: whether a bias of zeros is added to y.
     """
 
     problem: ConvProblem
@@ -42,7 +42,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Request to try a candidate in the proving process. pickled: its algorithm, where the name is not enough."""
+    """Request to try a candidate in the proving process. pickled: the algorithm, if it cannot be found by its name."""
 
     bench: Bench
     name: str
@@ -68,16 +68,16 @@ def run(trial: Trial) -> Proof:
 
 
 def forget() -> None:
-    """Free memory that is kept for the next candidate, if it is much."""
+    """Free the operands cached for the next candidate if they are large, and check the heap."""
     if _workbench.cache_info().currsize and _kept_bytes > _KEPT_BYTES:
         _workbench.cache_clear()
     check_heap()
 
 
 def check_heap(*, since_last_batch: bool = False) -> None:
-    """End the process if anything was written around a block of torch's allocator on the CPU.
+    """Abort the process if code wrote outside a block of torch's CPU allocator.
 
-    since_last_batch: check only blocks allocated since the last check of all blocks, which is much quicker.
+    since_last_batch: check only blocks allocated since the last full check, which is much faster.
     """
     preloaded = ctypes.CDLL(None)
     if hasattr(preloaded, "red_zones_check"):

@@ -1,4 +1,4 @@
-"""Takes times: clocks, timers, interleaved comparisons, and the load that other processes put on the machine.
+"""Timing: clocks, timers, interleaved comparisons, and the load that other processes put on the machine.
 
-This folder times calls without arguments, and knows nothing of convolutions.
+This folder times functions without arguments, and knows nothing of convolutions.
 """

@@ -1,4 +1,4 @@
-"""Errors of candidates (algorithms being measured): which types are caught, and how an error is stored."""
+"""Errors of candidates (algorithms being measured): the types that are caught, and how they are kept."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 from mucudnn.words.errors import LibraryError
 
-# Torch reports a lack of memory, on the CPU as on a GPU, as a RuntimeError.
+# Torch reports out-of-memory as a RuntimeError, on the CPU and on a GPU.
 CANDIDATE_ERRORS = (RuntimeError, MemoryError, LibraryError)
 
 
 class UnsoundError(RuntimeError):
-    """A candidate ran, but wrote outside its buffers, or a result that is not the convolution's."""
+    """Error of a candidate that wrote outside its buffers or computed a wrong result."""
 
 
 def without_frames(error: Exception) -> Exception:
@@ -20,6 +20,6 @@ def without_frames(error: Exception) -> Exception:
 
 
 def give_back_cache() -> None:
-    """Free GPU memory that torch's allocator caches for itself, since a library may have failed for lack of it."""
+    """Free the GPU memory that torch's allocator caches, since a library may have failed for lack of memory."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""A CPU clock that times calls as they occur in a training step: with caches that hold other data.
+"""A CPU clock that times calls with cold caches, as in a training step.
 
-Between two calls of a convolution a step reads and writes hundreds of megabytes. In a loop of nothing else the same
-call finds operands, filter and result in the caches, and seems up to 1.5 times faster than in its step.
+Between two calls of a convolution, a training step reads and writes hundreds of megabytes. In a tight loop the same
+call finds its operands and result in the caches, and seems up to 1.5 times faster than in a step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mucudnn.measuring.timing.timer import StoppingRule, WallClock
 from mucudnn.words.units import parse_bytes
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 64 * 2**20  # a shared last level can be larger than a process ever has of it
+_LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 64 * 2**20  # a process may never get all of a large shared cache
 _OF_LAST_LEVEL = 1.5
 
 
 class ColdClock(WallClock):
-    """Wall clock that empties the caches, outside the measured time, before each pass (see ``Clock.time``).
+    """Wall clock that flushes the caches before each pass (see ``Clock.time``), outside the measured time.
 
-    Samples are short, since most of their time would go into emptying.
+    Samples are short, since flushing takes most of the time.
     """
 
     step_rule = StoppingRule(sample_s=0.002)
@@ -44,7 +44,7 @@ class ColdClock(WallClock):
 
 
 def empty_caches() -> None:
-    """Displace all cached data by writing 1.5 times the size of the last-level cache: takes a few milliseconds."""
+    """Evict all cached data by writing 1.5 times the size of the last-level cache, which takes a few milliseconds."""
     _memory().add_(1)
 
 
@@ -56,6 +56,6 @@ def _memory() -> Tensor:
 
 
 def last_level_bytes(caches: Path = _CACHES) -> int:
-    """Return the bytes of the largest cache of a core, as Linux reports them; 0 if the system does not."""
+    """Return the size in bytes of a core's largest cache, as Linux reports it; 0 on other systems."""
     sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
     return max((parse_bytes(f"{size}iB") or 0 for size in sizes if size[:1].isdigit()), default=0)

@@ -1,4 +1,4 @@
-"""Compares the times of calls with a baseline's, in turns, until it is clear which of the two is faster."""
+"""Interleaved comparisons of calls with a baseline, repeated until it is clear which is faster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mucudnn.words.results import WholeRun
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The number of rounds of a comparison: at least, at most, and seconds after which no further one begins.
+    """Limits on the rounds of a comparison: minimum, maximum, and the time after which no further round begins.
 
-    time_limit_s: None means ``comparison_s`` of the clock. sure: rounds after which clear verdicts end the comparison.
-    warm_up_s: a first round shorter than this is not counted, since it loads code and touches fresh memory. race: only
-    the fastest call matters. So a call that is slower than another in ``_LAPPED`` rounds has no further one, and a
-    verdict on the fastest is enough, which needs fewer rounds the clearer it is.
+    time_limit_s: in seconds; None for the clock's ``comparison_s``. sure: rounds after which clear verdicts end the
+    comparison. warm_up_s: a first round shorter than this is not counted, since it loads code and touches fresh memory.
+    race: whether only the fastest call matters. Then a call that was clearly slower than another in ``_LAPPED`` rounds
+    is dropped, and the comparison ends with a verdict on the fastest call: the larger its lead, the fewer rounds.
     """
 
     least: int = 5
@@ -44,9 +44,9 @@ class Rounds:
 
 
 THOROUGH, QUICK = Rounds(), Rounds(3, 9, 0.3, warm_up_s=0.1, race=True)
-_LAPPED, _LAP = 2, 1.04  # rounds, in each of which a run takes so many times as long as another
-_FAR_AHEAD, _AHEAD = 1.25, 1.1  # speedups in each of two rounds, if they took long, and of three
-_EVEN = 0.03  # what a race can lose by taking one for the other
+_LAPPED, _LAP = 2, 1.04  # a call is dropped after 2 rounds in which it took over 1.04 times as long as another
+_FAR_AHEAD, _AHEAD = 1.25, 1.1  # speedups that decide after two long rounds, and after three rounds
+_EVEN = 0.03  # smaller differences count as equal in a race
 
 
 def compare_in_turns(
@@ -57,7 +57,7 @@ def compare_in_turns(
 ) -> list[WholeRun | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
-    For a call that fails, its error is returned. The machine's load is not part of the results.
+    A call that fails has its error in place of a result. The results do not include the machine's load.
 
     Raises any error of the baseline.
     """
@@ -81,7 +81,7 @@ def compare_in_turns(
 
 
 def _compared(baseline: Timer, timer: Timer) -> WholeRun:
-    """Compare a call's timer with the baseline's, over the rounds in which both ran: the first ones."""
+    """Compare a call's timer with the baseline's, over the rounds in which both ran."""
     return WholeRun.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
 
 

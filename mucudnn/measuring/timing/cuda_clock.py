@@ -1,4 +1,4 @@
-"""Clocks of a CUDA device: one of the device alone, by events behind a flushed L2 cache, and one of a user's wait."""
+"""Clocks for CUDA: one times the device alone with events and a flushed L2 cache, the other the user's waiting time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from mucudnn.measuring.timing.throttling import current_reasons, throttling
 from mucudnn.measuring.timing.timer import Clock, StoppingRule, WallClock
 
-_L2_FACTOR = 2  # the flush writes this many times what the cache holds
+_L2_FACTOR = 2  # the flush writes this many times the cache size
 _CHECK_EVERY_S = 10.0
-_CYCLES_PER_S = 2e9  # no less than any device has
-_LEAD = 2.0  # the device waits this many times as long as launching took the last time
-_LONGEST_WAIT_S = 0.02  # the first call of all may compile
+_CYCLES_PER_S = 2e9  # an upper bound for all devices
+_LEAD = 2.0  # the device waits this many times the previous launch time
+_LONGEST_WAIT_S = 0.02  # the first call may include compilation
 
 
 class SynchronizedClock(Clock):
-    """Wall clock, read once the current GPU has finished. The calls of one sample are launched without waiting between.
+    """Wall clock that synchronizes with the current GPU. The calls of one sample are launched back to back.
 
-    ``CudaClock`` times the device alone, and tries to leave launching out. Not run on a GPU yet.
+    It includes launch overhead, which ``CudaClock`` tries to exclude. Not run on a GPU yet.
     """
 
     def now(self) -> float:
@@ -33,17 +33,17 @@ class SynchronizedClock(Clock):
 class CudaClock(SynchronizedClock):
     """Clock of the work on the current GPU and stream. Each pass (one run of the mini-batch) lies between two events.
 
-    Before a pass a buffer larger than the L2 cache is written, so that no operand is in the cache. Within a pass the
-    cache keeps what it can, as in a run of the whole mini-batch: the filter, and small scratch.
+    Before a pass a buffer larger than the L2 cache is written to evict all operands. Within a pass the filter and small
+    scratch buffers may stay in the cache, as in a run of the whole mini-batch.
 
-    The device is kept waiting until all calls are launched, so that it never waits for a launch while it is timed. How
-    long launching takes is known from the previous call: ``Timer`` makes a first one that does not count.
+    The device is kept waiting until all calls are launched, so that it never waits for a launch while it is timed. The
+    launch time is known from the previous call; ``Timer`` makes a warm-up call first.
 
-    Events resolve about half a microsecond, and there may be a thousand candidates: so samples are short, and few.
-    There is a warning where the device slows itself down.
+    Events have a resolution of about 0.5 us, and there may be a thousand candidates, so samples are short and few. The
+    clock warns if the device throttles itself.
 
-    Not run on a GPU yet. Open are the events' resolution, whether the wait (``torch.cuda._sleep``) is long enough, and
-    the reasons that NVML gives.
+    Not run on a GPU yet. Still to be verified: the resolution of events, whether the wait (``torch.cuda._sleep``) is
+    long enough, and the throttling reasons of NVML.
     """
 
     step_rule = StoppingRule(time_limit_s=0.1, sample_s=0.001, max_calls=50)
@@ -87,5 +87,5 @@ class CudaClock(SynchronizedClock):
 
 
 def wall_clock(device: str) -> Clock:
-    """The clock of the time that a user waits for calls on a device (``cpu`` or ``cuda``)."""
+    """Return the clock for the time that a user waits for calls on a device (``cpu`` or ``cuda``)."""
     return SynchronizedClock() if device == "cuda" else WallClock()

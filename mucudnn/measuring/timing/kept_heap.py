@@ -1,8 +1,8 @@
-"""Keeps the heap of the process while calls are timed, so that equal calls find equal pages.
+"""Keeps glibc from returning heap memory while calls are timed, so that all calls run on pages already mapped.
 
-glibc gives the end of its heap back to the system when much of it is free, and the next call pays for fresh pages.
-Whether that happens depends on which blocks lie at the end: torch's own 1x1 convolution took 13 ms in one process and 6
-ms in another. docs/memory.md has more.
+glibc returns the end of its heap to the system when much of it is free, and the next call pays for fresh pages. Whether
+this happens depends on the blocks at the end of the heap: PyTorch's 1x1 convolution took 13 ms in one process and 6 ms
+in another. See docs/memory.md.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, as malloc.h has them
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
 _EVERYTHING = 2**31 - 1
-_GROWN_MMAP, _GROWN_TRIM = 32 * 2**20, 64 * 2**20  # to which glibc's own grow in a process of large tensors
+_GROWN_MMAP, _GROWN_TRIM = 32 * 2**20, 64 * 2**20  # values that glibc's dynamic thresholds reach with large tensors
 _SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 _lock = Lock()
@@ -24,10 +24,10 @@ _inside = 0
 
 @contextmanager
 def kept_heap() -> Iterator[None]:
-    """Keep glibc, inside the context, from giving free heap memory back to the system, so that no call gets new pages.
+    """Keep glibc from returning free heap memory to the system inside the context, so that no call gets new pages.
 
-    Afterwards glibc's thresholds are those to which they grow in programs with large tensors. Nothing happens without
-    glibc, or if the user has set the thresholds by environment variables.
+    Afterwards glibc's thresholds have the values that they reach in programs with large tensors. This does nothing
+    without glibc, or if the user has set the thresholds by environment variables.
     """
     global _inside
     with _lock:

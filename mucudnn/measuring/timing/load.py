@@ -1,4 +1,4 @@
-"""Measures the load that other processes put on the machine meanwhile. What the system does not report is unknown."""
+"""The load that other processes put on the machine during a measurement, as far as the system reports it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from mucudnn.measuring.timing.processor_use import Processors, ProcessorUse
 from mucudnn.measuring.timing.throttling import current_reasons, slows_down
 from mucudnn.words.results import BUSY
 
-# Ticks of the kernel are 10 ms: over a shorter span, a few of them are as much as what is to be found.
+# The kernel counts in ticks of 10 ms: over a shorter span, rounding is as large as the load to be detected.
 _LEAST_SPAN_S = 0.5
-_SHORTEST_SPAN_S = 0.2  # for a first problem, before which nothing was read: below it the load is unknown
-_LONGEST_LOOK_BACK_S = 5.0  # what was before says nothing of now
+_SHORTEST_SPAN_S = 0.2  # for the first measurement, without earlier readings; the load over a shorter span is unknown
+_LONGEST_LOOK_BACK_S = 5.0  # older readings do not describe the current load
 _READ_EVERY_S = 0.02
 _RATE_EVERY_S = 1.0
 _LOOKS = 3
-_RATE_RUNS = 20  # of the known kernel, to know its rate
+_RATE_RUNS = 20  # of the reference kernel
 _FEWEST_RATE_RUNS = 5
 _RATE_MOST_S = 0.02
 _REMEMBERED = 256
-# A core's clock differs by a fifth between one busy core and all of them, and so does the best rate ever seen.
+# A core's clock is up to 20 % slower when all cores are busy, which lowers the rate without any other load.
 _SLOW_RATE = 0.7
-_PATIENCE_S = 0.5  # between two looks at a machine that is busy
+_PATIENCE_S = 0.5  # between two readings on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Shares of the machine that this process did not have over a span of time. None: unknown.
+    """Shares of the machine that were unavailable to this process over a span of time. Unknown values are None.
 
-    others_share: seconds per second that other processes took of the cores that this process needs; at most 1, a whole
-    core. A thread that shares its core keeps all others waiting, so that it is not divided by the number of cores.
-    throttled_share: share of the time in which a limit of the container, or a GPU that slowed itself down, stopped the
-    work. rate_ratio: rate of a known kernel over its best rate ever seen on this machine: below 1 with slow clocks,
-    where the other thread of a core has work, and where its threads do not run at the same time. stolen_share: share of
-    the time of all usable cores that a hypervisor gave to other machines; it is part of ``others_share``. clock_hz:
-    clock rate of the fastest core.
+    others_share: core seconds per second that other processes took from the cores that this process needs, at most 1.
+    It is not divided by the number of cores, since one slowed thread keeps all others waiting. throttled_share: share
+    of the time in which a container limit, or a GPU that throttled itself, stopped the work. rate_ratio: rate of a
+    reference kernel divided by its best rate ever seen on this machine; below 1 with slow clocks, a busy sibling
+    hyper-thread, or threads that do not run at the same time. stolen_share: share of the time of all usable cores that
+    a hypervisor gave to other machines; part of ``others_share``. clock_hz: clock rate of the fastest core.
     """
 
     others_share: float | None = None
@@ -50,27 +49,27 @@ class Load:
 
     @property
     def share(self) -> float | None:
-        """The largest share of the machine's speed that was missing for one reason, from 0 to 1; None if unknown."""
+        """The largest share of the machine's speed lost for a single reason, from 0 to 1; None if unknown."""
         slow = None if self.rate_ratio is None else 1 - self.rate_ratio if self.rate_ratio < _SLOW_RATE else 0.0
         return max((part for part in (self.others_share, self.throttled_share, slow) if part is not None), default=None)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is known to have disturbed the measurement: neither load, nor limits, nor slow clocks."""
+        """Whether no disturbance is known: no load, no throttling, no slow clocks."""
         return self.share is None or self.share <= BUSY
 
     @property
     def is_free(self) -> bool:
-        """Whether neither other processes nor a limit disturb. Slow clocks are allowed, since they stay for long."""
+        """Whether there is neither load nor throttling. Slow clocks are allowed, since waiting seldom helps."""
         return Load(self.others_share, self.throttled_share).is_quiet
 
     @property
     def is_known(self) -> bool:
-        """Whether the system reported what other processes do; the rate of the known kernel alone does not tell."""
+        """Whether the system reports load or throttling; the rate of the reference kernel alone does not count."""
         return self.others_share is not None or self.throttled_share is not None
 
     def __str__(self) -> str:
-        """The load as text to print: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
+        """The load as text: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
         parts = []
         if self.others_share is not None and self.others_share > BUSY:
             parts.append(f"others take {self.others_share:.0%} of a core")
@@ -82,11 +81,11 @@ class Load:
 
 
 class Watch:
-    """Watches the machine's load: call ``mark`` before a measurement, and ``since`` with that mark after it.
+    """Observer of the machine's load: call ``mark`` before a measurement, and ``since`` with that mark after it.
 
-    use: reads what processors did so far, by ``clock``. rate: measures how often a known kernel runs per second now;
-    None if there is no such kernel. cores: how many may be kept busy. processor_hz: reads the processor's clock rate;
-    None if unknown. best_rate: the kernel's best rate, here or in earlier runs; 0 before the first one.
+    use: reads the counters of processor time. rate: measures the rate of a reference kernel in calls per second; None
+    if there is no such kernel. cores: returns how many cores may be kept busy. processor_hz: reads the processor's
+    clock rate, None if unknown. best_rate: the kernel's best rate in this or earlier runs; 0 before the first run.
     """
 
     def __init__(
@@ -110,16 +109,16 @@ class Watch:
         self._hz_seen_s = -_RATE_EVERY_S
 
     def mark(self) -> ProcessorUse:
-        """Begin a span of time, and return its start for ``since``; at most a few small files are read."""
+        """Begin a span of time, and return its start for ``since``. This reads a few small files at most."""
         return self._look()
 
     def forget(self) -> None:
-        """Forget all that was observed until now, so that the next load is of the time from now on."""
+        """Discard all readings so far, so that the next load covers only the time from now on."""
         self._seen.clear()
         self._seen.append(self._use())
 
     def since(self, mark: ProcessorUse) -> Load:
-        """Return the machine's load from ``mark`` until now, or over a longer time if that would be too short."""
+        """Return the machine's load since ``mark``, or over a longer span if that one is too short to measure."""
         now = self._look()
         if now.now_s - mark.now_s >= _LEAST_SPAN_S:
             return self._between(mark, now)
@@ -128,11 +127,11 @@ class Watch:
         return self._between(early[-1] if early else recent[0], now)
 
     def current(self) -> Load:
-        """Return the load on the machine in the last half second."""
+        """Return the machine's load over the last half second."""
         return self.since(self._look())
 
     def wait(self, tell: Callable[[str], None], most_s: float) -> float:
-        """Wait until the cores are free, for at most ``most_s`` seconds; return the seconds waited.
+        """Wait until the cores are free, at most ``most_s`` seconds; return the seconds waited.
 
         tell: called with the reason for waiting.
         """
@@ -144,11 +143,11 @@ class Watch:
         return waited_s
 
     def pause(self) -> None:
-        """Sleep long enough to see afterwards what other processes do."""
+        """Sleep long enough for a new reading of the load."""
         self._sleep(_PATIENCE_S)
 
     def shortage(self) -> str | None:
-        """Return a warning if there are more threads than cores, and what to do about it; None if there are not."""
+        """Return a warning, with the remedy, if there are more threads than cores; None otherwise."""
         return None if self._cores is None else too_many_threads(self._look().threads, self._cores())
 
     def _look(self) -> ProcessorUse:
@@ -161,7 +160,7 @@ class Watch:
         rate_ratio, clock_hz = self._rate_ratio(last.now_s), self._hz(last.now_s)
         if span_s < _SHORTEST_SPAN_S:
             return Load(rate_ratio=rate_ratio, clock_hz=clock_hz)
-        idle_cores = max(0, last.cores - last.threads)  # others may have those
+        idle_cores = max(0, last.cores - last.threads)  # which other processes may use freely
         return Load(
             _share(first.busy_s, last.busy_s, span_s, least=own_s / span_s + idle_cores),
             _share(first.throttled_s, last.throttled_s, span_s),
@@ -171,7 +170,7 @@ class Watch:
         )
 
     def _hz(self, now_s: float) -> float | None:
-        """Return the processor's clock rate, read at most once a second, since each core may have a file of its own."""
+        """Return the processor's clock rate, read at most once a second, since reading may open one file per core."""
         if now_s - self._hz_seen_s >= _RATE_EVERY_S:
             self._last_hz, self._hz_seen_s = self._processor_hz(), now_s
         return self._last_hz
@@ -185,7 +184,7 @@ class Watch:
         return self._last_rate / self.best_rate
 
     def _steady_rate(self, rate: Callable[[], float]) -> float:
-        """Return the kernel's rate, after further runs if it is low, since it may be low for a moment only."""
+        """Return the kernel's rate; retry if it is low, since the cause may be brief."""
         best = 0.0
         for _ in range(_LOOKS):
             best = max(best, rate())
@@ -195,18 +194,18 @@ class Watch:
 
 
 def _share(first_s: float | None, last_s: float | None, span_s: float, least: float = 0.0) -> float | None:
-    """Return a counter's increase as a share of a span, above ``least``, from 0 to 1; None if it is not counted."""
+    """Return a counter's increase as a share of a span, less ``least``, within 0 to 1; None if it is not counted."""
     return None if first_s is None or last_s is None else min(1.0, max(0.0, (last_s - first_s) / span_s - least))
 
 
 def too_many_threads(threads: int, cores: float) -> str | None:
-    """Say that torch uses more threads than the process has cores, with the remedy; None: it does not.
+    """Return a warning, with the remedy, if torch uses more threads than the process has cores; None otherwise.
 
     >>> print(too_many_threads(8, 1.5))
     torch uses 8 threads, and this process may use 1.5 cores, so that threads wait for each other: call \
 torch.set_num_threads(2) first, or set OMP_NUM_THREADS=2
     """
-    most = max(1, -(-int(cores * 100) // 100))  # half a core needs a thread, too
+    most = max(1, -(-int(cores * 100) // 100))  # a fraction of a core needs a whole thread
     if threads <= most:
         return None
     return (
@@ -216,7 +215,7 @@ torch.set_num_threads(2) first, or set OMP_NUM_THREADS=2
 
 
 def watch_of(device: str) -> Watch:
-    """Return an observer of the processors' load, or the current GPU's clocks; of nothing with ``MUCUDNN_WATCH=0``."""
+    """Return the observer of a device's load; with ``MUCUDNN_WATCH=0``, one that observes nothing."""
     if os.environ.get("MUCUDNN_WATCH") == "0":
         return Watch()
     if device == "cpu":
@@ -228,20 +227,19 @@ def watch_of(device: str) -> Watch:
 
 @cache
 def _watch_of_processors(process: int) -> Watch:
-    """Return the ``Watch`` that all of this process shares: what it has seen serves the next tuning."""
+    """Return the ``Watch`` that this process shares, so that later tunings reuse its readings."""
     processors = Processors()
     return Watch(processors.use, known_rate, processors.allowed_cores, processors.clock_hz)
 
 
 def known_rate() -> float:
-    """Return how many times a second a fixed matrix product could run now: the best of twenty runs, some 3 ms.
+    """Return the current rate of a fixed matrix product, in runs per second: the best of 20 runs, about 3 ms in all.
 
-    If threads wait for a core, fewer runs are made, since each takes long then, and measuring the rate must stay quick.
-
-    The best run counts, so that the rate depends on the clocks, on work of others on the same core, and on processes
-    that take turns with this one without a pause. The product is in float64, which no setting of torch makes coarser.
+    If threads wait for a core, fewer runs are made to stay quick. Since the best run counts, the rate shows slow
+    clocks, work on sibling hyper-threads, and constant competition for the cores, but not short interruptions. The
+    product is in float64, whose precision no setting of torch reduces.
     """
-    import torch  # here: commands that measure nothing load it for nothing
+    import torch  # lazy: most commands do not need it
 
     a = torch.ones(192, 192, dtype=torch.float64, device="cpu")
     out, fastest_s = torch.empty_like(a), float("inf")
@@ -257,7 +255,7 @@ def known_rate() -> float:
 
 
 class _GpuUse:
-    """Seconds in which a GPU was slowed down by itself, each time its state was read. Not run on a GPU yet."""
+    """Counter of the seconds for which a GPU has throttled itself, updated at each call. Not run on a GPU yet."""
 
     def __init__(self, uuid: str) -> None:
         self._reasons = partial(current_reasons, uuid)

@@ -1,4 +1,4 @@
-"""The rates at which a device multiplies matrices and copies memory: no direct product or copy is faster."""
+"""Peak rates at which a device multiplies matrices and copies memory: upper bounds for computation and copies."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from mucudnn.measuring.timing.timer import WallClock
 
 _SIDE = 768
-_COPIED_BYTES = 64 * 2**20  # more than caches hold
+_COPIED_BYTES = 64 * 2**20  # larger than any cache
 _FEWEST_RUNS = 5
 _QUICK_LOOKS = 10
-_QUICK_S, _THOROUGH_S = 0.05, 0.5  # a processor's pace changes: a longer look meets more of its best moments
+_QUICK_S, _THOROUGH_S = 0.05, 0.5  # clock rates vary: a longer probe is likelier to see the peak
 
-_seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)  # of a dtype and number of threads
+_seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)  # by dtype and number of threads
 
 
 def peak_flops_per_s(device: str, dtype: str) -> float:
-    """Return the best rate of a square matrix product of torch, in additions and multiplications a second.
+    """Return the best rate of torch's square matrix product, in FLOP/s (additions and multiplications).
 
-    The product is timed briefly, ``_QUICK_LOOKS`` times in a process, and the best rate counts: at a busy moment the
-    rate is half or less. The rate is infinite on devices and for dtypes where a matrix product is no bound: a GPU has
-    several units that multiply, and half precision is multiplied by units that not all products can use.
+    The product is timed briefly in the first ``_QUICK_LOOKS`` calls per process, and the best rate counts, since load
+    can halve the rate. The rate is infinite where a matrix product is no upper bound: on a GPU, which has several kinds
+    of multipliers, and for half precision, whose multipliers not all products can use.
     """
     if not _is_bound(device, dtype):
         return inf
@@ -35,14 +35,14 @@ def peak_flops_per_s(device: str, dtype: str) -> float:
 
 
 def sustained_flops_per_s(device: str, dtype: str) -> float:
-    """Return the best rate of matrix products, measured anew for half a second, in additions and multiplications/s."""
+    """Measure matrix products for half a second and return the best rate in FLOP/s; inf where it is no upper bound."""
     return _flops_per_s(dtype, _THOROUGH_S) if _is_bound(device, dtype) else inf
 
 
 def copied_bytes_per_s(device: str) -> float:
-    """Return the best rate of copies in half a second, of bytes read and bytes written together.
+    """Measure copies for half a second and return the best rate in bytes/s, counting both reads and writes.
 
-    Return infinity on devices where copies are not measured.
+    The rate is infinite on devices where copies are not measured.
     """
     if device != "cpu":
         return inf
@@ -58,14 +58,14 @@ def _is_bound(device: str, dtype: str) -> bool:
 
 def _flops_per_s(dtype: str, least_s: float) -> float:
     with torch.inference_mode():
-        random = torch.Generator().manual_seed(0)  # arithmetic on equal numbers draws less power, and may run faster
+        random = torch.Generator().manual_seed(0)  # arithmetic on constant data draws less power and may run faster
         matrix = torch.empty(_SIDE, _SIDE, dtype=getattr(torch, dtype)).normal_(generator=random)
         product = torch.empty_like(matrix)
         return 2 * _SIDE**3 / _best_s(lambda: torch.mm(matrix, matrix, out=product), least_s)
 
 
 def _best_s(call: Callable[[], object], least_s: float) -> float:
-    """Repeat a call for at least ``least_s`` seconds in all, and return the seconds of the fastest one."""
+    """Repeat a call for at least ``least_s`` seconds in total, and return the seconds of the fastest call."""
     clock, times_s = WallClock(), list[float]()
     while len(times_s) < _FEWEST_RUNS or sum(times_s) < least_s:
         times_s.append(clock.time(call, 1))

@@ -1,6 +1,6 @@
-"""Reads the system's counters of processor time, of all processes and of this one, and the container's limits.
+"""Counters of processor time, of all processes and of this one, and the CPU limits of the container.
 
-A counter that does not exist or cannot be read is unknown, and no error.
+A counter that is missing or unreadable is None, not an error.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 import psutil
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_COUNTED = 8  # user to steal: what guests use is part of the first two
+_COUNTED = 8  # user to steal; guest time is already included in the first two
 _US_PER_S, _HZ_PER_MHZ = 1e6, 1e6
-# What psutil raises where a system or a container hides what it reads, and we on an empty answer.
+# Errors of psutil if the system or a container hides its files, and ours on empty files.
 _UNREADABLE = (OSError, NotImplementedError, ValueError, TypeError, LookupError)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """Processor seconds used up to a moment; only differences of two such objects mean something. None: unknown.
+    """Processor seconds used so far; only differences between two such objects are meaningful. Unknown values are None.
 
-    busy_s: of the cores that this process may use, by any process, and a hypervisor's. own_s: used by this process.
-    throttled_s: in which a limit of the container stopped this process. cores: number that this process may use.
-    threads: number that compute one operation. stolen_s: the part of ``busy_s`` that a hypervisor gave to other
+    busy_s: time used by all processes, and by the hypervisor, on the cores that this process may use. own_s: time used
+    by this process. throttled_s: time for which a container limit stopped this process. cores: number of cores that
+    this process may use. threads: torch's threads. stolen_s: the part of ``busy_s`` that a hypervisor gave to other
     machines.
     """
 
@@ -42,17 +42,17 @@ class ProcessorUse:
 
 
 class Processors:
-    """The cores that this process may use, and the limits of the containers around this process.
+    """The cores that this process may use, and the limits of the containers that it runs in.
 
-    proc, cgroups: folders in which Linux shows these limits.
+    proc, cgroups: folders in which Linux publishes these limits.
     """
 
     def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._groups = [*_groups(proc, cgroups)]
 
     def use(self) -> ProcessorUse:
-        """Read all counters of processor time now, which takes a fifth of a millisecond."""
-        import torch  # here: it is slow to load
+        """Read all counters of processor time, which takes 0.2 ms."""
+        import torch  # here: it is slow to import
 
         cores = _affinity()
         own = resource.getrusage(resource.RUSAGE_SELF)
@@ -68,9 +68,9 @@ class Processors:
         )
 
     def clock_hz(self) -> float | None:
-        """Return the clock rate now of the fastest core, which is a busy one; None if the system does not tell.
+        """Return the current clock rate of the fastest core in Hz; None if the system does not report it.
 
-        In a virtual machine this often is the nominal rate, whatever the real one is.
+        A virtual machine often reports the nominal rate instead of the real one.
         """
         with suppress(*_UNREADABLE):
             clock_hz: float = max(core.current for core in psutil.cpu_freq(percpu=True)) * _HZ_PER_MHZ
@@ -78,13 +78,13 @@ class Processors:
         return None
 
     def allowed_cores(self) -> float:
-        """Return how many cores this process may keep busy: those that it may run on, or fewer if a limit is lower."""
+        """Return how many cores this process may keep busy: the cores that it may run on, or a lower quota."""
         quotas = [quota for quota in map(_quota, self._groups) if quota is not None]
         return min((float(len(_affinity())), *quotas))
 
 
 def _affinity() -> frozenset[int]:
-    """Return the numbers of the cores that this process may run on; all cores if the system does not tell."""
+    """Return the numbers of the cores that this process may run on; all cores if the system does not report them."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -94,7 +94,7 @@ def _busy_and_stolen_s(cores: frozenset[int]) -> tuple[float | None, float | Non
     """Return the busy seconds of these cores together, and the stolen ones (given to other virtual machines)."""
     with suppress(*_UNREADABLE):
         every = psutil.cpu_times(percpu=True)
-        if len(every) != len(cores):  # where some cores are off, the last numbers are missing
+        if len(every) != len(cores):  # if some cores are offline, the last numbers are missing
             every = [every[core] for core in cores]
         busy_s = sum(sum(times[:_COUNTED]) - times.idle - getattr(times, "iowait", 0.0) for times in every)
         stolen_s = sum(times.steal for times in every) if hasattr(every[0], "steal") else None
@@ -112,17 +112,17 @@ def _throttled_s(group: Path) -> float | None:
 
 def _quota(group: Path) -> float | None:
     """Return the number of cores that a cgroup (a container's processes) may keep busy; None if there is no limit."""
-    with suppress(ValueError, ZeroDivisionError):  # "max" is no number: there is no limit
+    with suppress(ValueError, ZeroDivisionError):  # "max" means no limit
         quota, period = _text(group / "cpu.max").split()
         return int(quota) / int(period)
     return None
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Yield the folders of the group of this process and of those around it (version 2 of cgroups).
+    """Yield the cgroup (version 2) folders of this process, from its own group up to the root.
 
-    In a container the path in ``/proc`` may be one of the host: then its folder does not exist, but a folder around it
-    does, at last the container's own.
+    In a container the path in ``/proc`` may be the host's: then its folder does not exist, but one of its parents does,
+    at least the root of the container's own groups.
     """
     for line in _text(proc / "self" / "cgroup").splitlines():
         if line.startswith("0::"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 _POWER_CAP = 0x04
-# Bits of NVML's clocks event reasons that make an equal run slower. Idle or fixed clocks are no such reason.
+# Bits of NVML's clocks event reasons that slow down a run. Idle and fixed clocks do not.
 _THROTTLING = {
     _POWER_CAP: "power cap",
     0x08: "hardware slowdown",
@@ -15,12 +15,12 @@ _THROTTLING = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-# One function under two names: drivers before 535 know the second only, and CUDA 14 is to drop it.
+# Two names of one function: drivers before 535 have only the second, which CUDA 14 will drop.
 _FUNCTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 
 
 def throttling(reasons: int) -> str:
-    """Active throttling reasons, comma-separated; empty if none.
+    """Return the active throttling reasons, comma-separated; empty if there are none.
 
     >>> throttling(0x04 | 0x40)
     'power cap, hardware thermal slowdown'
@@ -29,14 +29,14 @@ def throttling(reasons: int) -> str:
 
 
 def slows_down(reasons: int) -> bool:
-    """Whether the bit mask has a reason other than the power cap, at which a busy GPU always works."""
+    """Whether the bit mask has a reason other than the power cap, which a busy GPU usually reaches."""
     return any(reasons & bit for bit in _THROTTLING if bit != _POWER_CAP)
 
 
 def current_reasons(uuid: str) -> int:
     """Return NVML's bit mask of why the clocks of the GPU with this UUID (``GPU-...``) are reduced; 0 if unknown.
 
-    A call takes some microseconds. Make it while the GPU works: an idle GPU has no reason.
+    A call takes some microseconds. Call it while the GPU is busy: an idle GPU reports no reasons.
     """
     device, ask = _device(uuid)
     mask = ctypes.c_ulonglong()

@@ -1,7 +1,7 @@
-"""Measures time: a ``Timer`` for each function to measure, samples of all of them in rounds, and the clocks used.
+"""Timers of functions, interleaved sampling of several timers, and clocks.
 
-The method is nvbench's (stopping criteria that look at the noise, or at the noise that no longer shrinks, inside a hard
-limit of time) with the robust statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
+The method is nvbench's (stop when the noise is small or no longer shrinks, or at a hard time limit) with the robust
+statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Rule for when a function was timed often enough.
+    """Rule that decides when a function has enough samples.
 
-    noise: IQR / median that is small enough, once there are ``min_samples``. patience: number of samples in a row
-    without less noise that end the measurement. time_limit_s: most seconds of one timer, warm-up and samples together;
-    one sample is always taken. sample_s: seconds that a sample should take; a sample repeats the function at most
-    ``max_calls`` times. So reading the clock and short interruptions of the machine weigh little.
+    noise: IQR / median at which sampling stops, once there are ``min_samples``. patience: number of consecutive samples
+    without an improvement of the noise after which sampling stops. time_limit_s: seconds for warm-up and samples
+    together; one sample is always taken. sample_s: duration to aim at for a sample, which repeats the function up to
+    ``max_calls`` times so that clock overhead and short interruptions matter little.
     """
 
     noise: float = 0.02
@@ -51,10 +51,10 @@ class StoppingRule:
 
 
 class Clock(ABC):
-    """Clock that tells the time, and times calls. Work started before a call of ``now`` has ended when ``now`` returns.
+    """Clock that times calls. ``now`` waits until all work started before it has finished.
 
-    The more exact the clock, the shorter measuring takes. Each clock has its own rules: ``step_rule`` and
-    ``setup_rule`` for a candidate, ``comparison_s`` for whole runs.
+    More precise clocks need less measuring, so each has its own rules: ``step_rule`` and ``setup_rule`` for a
+    candidate, ``comparison_s`` for whole runs.
     """
 
     step_rule = StoppingRule()
@@ -63,13 +63,13 @@ class Clock(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since some fixed moment. Raises the error of a device if the device can no longer be used."""
+        """Return the seconds since a fixed moment. Raises the device's error if the device can no longer be used."""
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
-        """Seconds that ``calls`` calls of the function take, one right after the other. Raises the function's errors.
+        """Return the seconds that ``calls`` back-to-back calls of the function take. Raises the function's errors.
 
-        calls_per_pass: number of calls in a row that have operands of their own, as in one run of the whole mini-batch.
-        A clock that can empty the caches does so before each such pass.
+        calls_per_pass: number of calls that make up one pass over the mini-batch, each with its own slice. A clock that
+        can flush the caches does so before each pass.
         """
         start = self.now()
         for _ in range(calls):
@@ -84,12 +84,12 @@ class WallClock(Clock):
         return time.perf_counter()
 
 
-# A rule that never stops: the caller says how many rounds there are, and each timer has a sample of each.
+# A rule that never stops: the caller decides on the number of rounds, and each timer gets one sample per round.
 EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
 
 
 def relative_spread(values: Sequence[float]) -> float:
-    """IQR / median, the noise of a measurement; 0 for fewer than two values.
+    """Return IQR / median, the noise of a measurement; 0 for fewer than two values.
 
     >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])  # (4 - 2) / 3
     0.6666666666666666
@@ -101,14 +101,14 @@ def relative_spread(values: Sequence[float]) -> float:
 
 
 class Runner(Protocol):
-    """Place and settings in which to call a function, such as a thread or torch's switches."""
+    """Context in which to call a function, such as a thread or certain torch settings."""
 
     def __call__(self, function: Callable[[], T], /) -> T:
         """Call the function, and return its result. Raises the function's errors."""
 
 
 def here(function: Callable[[], T], /) -> T:
-    """Call the function in this thread, under the present settings, and return its result."""
+    """Call the function in this thread with the current settings, and return its result."""
     return function()
 
 
@@ -118,11 +118,11 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """Timer of a function, in seconds per call: call ``sample`` until ``stop`` has the reason why no more are needed.
+    """Timer of a function, in seconds per call: call ``sample`` until ``stop`` is set to the reason for stopping.
 
-    calls_per_pass: as for ``Clock.time``. runner: where samples are taken, and the clock is read. warms_up: whether a
-    call that does not count comes first; if not, the first sample is one call. An error of the function (no memory, or
-    a RuntimeError) ends the measurement and is kept in ``error``.
+    calls_per_pass: see ``Clock.time``. runner: context in which samples are taken and the clock is read. warms_up:
+    whether a warm-up call comes first; if not, the first sample is a single call. An error of the function (out of
+    memory, or a RuntimeError) ends the measurement and is kept in ``error``.
     """
 
     function: Callable[[], object]
@@ -151,8 +151,8 @@ class Timer:
     def sample(self) -> None:
         """Add one sample, and set ``stop`` if no further one is needed.
 
-        If the timer ``warms_up``, a call before the first sample is not counted: the call loads code, touches pages and
-        shows how many calls make a sample.
+        If the timer ``warms_up``, an uncounted call comes first. It loads code, touches pages and shows how many calls
+        make up a sample.
         """
         self.runner(self._sample)
 
@@ -177,7 +177,7 @@ class Timer:
             elapsed_s = self.clock.time(self.function, calls, self.calls_per_pass)
         except CANDIDATE_ERRORS as error:
             self.error, self.stop = without_frames(error), Stop.FAILED
-            self.function = _nothing  # lets go of what the function holds: the others may need that memory
+            self.function = _nothing  # frees the function's memory for the other timers
             return inf
         self.spent_s += elapsed_s
         return elapsed_s / calls
@@ -185,7 +185,7 @@ class Timer:
     def _decide(self) -> Stop | None:
         noise = self.noise
         improved = noise < 0.95 * self._smallest_noise
-        if len(self.samples_s) > 1:  # one sample has no noise
+        if len(self.samples_s) > 1:  # the noise of one sample is undefined
             self._unimproved = 0 if improved else self._unimproved + 1
             self._smallest_noise = min(self._smallest_noise, noise)
         if len(self.samples_s) >= self.rule.min_samples:
@@ -199,10 +199,9 @@ class Timer:
 def sample_in_rounds(timers: Sequence[Timer]) -> Iterator[int]:
     """Sample all timers round by round until every timer has stopped. After each round, yield the number of rounds.
 
-    Each round samples every timer, so that a slow minute of the machine hits all of them. The order is drawn anew for
-    each round. In a fixed order a call always follows the same other call, whose state of caches and heap may suit it
-    or not: of two equal calls one then seems up to a quarter slower, since it alone finds no memory that was touched
-    before.
+    Each round samples every timer, so that a slow phase of the machine affects all of them. The order is shuffled for
+    each round. In a fixed order a call always follows the same other call and inherits its caches and heap, which can
+    make one of two equal calls seem up to 25 % slower.
     """
     order = Random(0)  # the same in every run
     for done in count(1):
@@ -216,9 +215,9 @@ def sample_in_rounds(timers: Sequence[Timer]) -> Iterator[int]:
 
 
 def measure_in_turns(timers: Sequence[Timer], is_hopeless: Callable[[Timer], bool] | None = None) -> Iterator[Timer]:
-    """Sample all timers round by round, and yield each when it stops.
+    """Sample all timers round by round, and yield each timer when it stops.
 
-    A timer that ``is_hopeless`` after a round is dropped: the timer keeps its samples and is yielded like the others.
+    A timer for which ``is_hopeless`` returns true after a round is dropped; it keeps its samples and is yielded too.
     """
     yield from (timer for timer in timers if timer.stop is not None)
     racing = [timer for timer in timers if timer.stop is None]
