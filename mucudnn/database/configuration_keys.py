@@ -1,4 +1,4 @@
-"""Keys of whole runs (timed complete calls) in the database: the algorithms run and special conditions, as JSON."""
+"""Keys of whole runs (timed complete calls) in the database: micro-configs and special conditions, as JSON."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EPILOGUES = {
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
     """Return JSON with a list ``[algorithm, version, micro-batch size, count]`` for each series of equal micro-configs.
 
-    With a cached filter, the lists of its algorithm end with ``"kept"``, and the lists of the baseline (what runs
-    without the cache) follow, each ending with ``"instead"``. With a fresh workspace all lists end with ``"fresh"``.
-    With an epilogue (operations after the convolution) all lists end with its text, such as ``"with ReLU"``.
+    With a cached filter, the lists of its algorithm end with ``"kept"``, and the lists of the uncached configuration
+    that it replaces follow, each ending with ``"instead"``. With a fresh workspace all lists end with ``"fresh"``. With
+    an epilogue (operations after the convolution) all lists end with its text, such as ``"with ReLU"``.
     """
     parts = _parts(micro_configs, versions)
     match how:
@@ -48,7 +48,7 @@ def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[st
 
 
 def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -> tuple[MicroConfig, ...] | None:
-    """Return the micro-configs (algorithm and micro-batch size) in a key that ``configuration_key`` made.
+    """Return the micro-configs (algorithm and micro-batch size) in a key made by ``configuration_key``.
 
     Returns None for an invalid key, and for a key with other versions or conditions.
     """
@@ -61,7 +61,7 @@ def micro_configs_from(key: str, versions: Mapping[str, int], how: How = None) -
 
 @lru_cache(maxsize=4096)
 def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int], How]:
-    """Read a key that ``configuration_key`` made: return its micro-configs, versions and special condition.
+    """Parse a key made by ``configuration_key``; return its micro-configs, versions and special condition.
 
     Raises ``InvalidInputError`` for any other text.
     """

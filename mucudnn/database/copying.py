@@ -1,4 +1,4 @@
-"""The database of a process that measures together with others: rows in memory, and new ones also in a file."""
+"""The database of a process that shares its measuring with others: rows in memory, with new rows also in a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _NETWORK_FILE_SYSTEMS = (
 
 
 class CopyingDatabase(Database):
-    """Database in memory with the rows of a file; rows that are added to it are also written to the file at once.
+    """In-memory copy of a database file. Added rows are also written to the file at once.
 
-    So nothing is lost if the process ends, and rows that other processes add to the file do not change later answers.
-    Rows of other processes are added by ``take``. After one warning, a file that cannot be written is no longer used. A
-    file in a network folder, where locks between hosts are unreliable, is written by ``take`` only, in a single
-    process.
+    Nothing is lost if the process ends, and rows that other processes add to the file do not change later answers.
+    ``take`` adds rows of other processes. A file that cannot be written is abandoned after one warning. On a network
+    file system, where locks between hosts are unreliable, only ``take`` writes, in a single process.
     """
 
     def __init__(self, file: Database) -> None:
@@ -47,12 +46,12 @@ class CopyingDatabase(Database):
             )
 
     def fresh_rows(self) -> Sequence[Row]:
-        """Return the rows added since the last call of this method, other than by ``take``."""
+        """Return the rows added since the last call of this method, except those added by ``take``."""
         rows, self._fresh = self._fresh, []
         return rows
 
     def take(self, rows: Iterable[Row], *, copies: bool) -> None:
-        """Add rows of other processes with their time stamps, unless present. copies: also write them to the file."""
+        """Add missing rows of other processes, with their time stamps. copies: whether to write them to the file."""
         found = [*rows]
         self.add_exported(found)
         if copies and found:

@@ -1,4 +1,4 @@
-"""The database of measurements: methods that add results of measurements, and that read the valid ones."""
+"""The database of measurements: methods that add results and read the valid ones."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def now() -> str:
 class Database(StoredRows):
     """Measurements, failures, verifications and confirmations, by environment, problem and versions of algorithms.
 
-    Environments are machines with their software. Of several rows with the same key, the valid one is the newest, or
-    the newest of those measured on a quiet machine.
+    Environments are machines with their software. Among rows with the same key, the valid one is the newest row
+    measured on a quiet machine, or else the newest row.
     """
 
     def copy_in_memory(self) -> Database:
-        """Return a writable copy of all rows in memory. It is lost when the returned database is closed."""
+        """Return a writable in-memory copy of all rows, which is lost when the returned database is closed."""
         copy = Database(MEMORY)
         self._file.copy_to(copy._file)
         return copy
@@ -55,7 +55,7 @@ class Database(StoredRows):
     def add_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
     ) -> None:
-        """Commit that a micro-config (an algorithm and a micro-batch size) cannot be measured, and why."""
+        """Commit the failure to measure a micro-config (an algorithm and a micro-batch size), with its reason."""
         self._add(
             *("failure", environment, problem),
             **_key(failure.micro_config, algorithm_version),
@@ -75,7 +75,7 @@ class Database(StoredRows):
     ) -> None:
         """Commit a whole run: the times of complete calls of a configuration.
 
-        versions: versions of the algorithms that ran, or of more. how: special condition of the run, such as a cached
+        versions: versions of at least the algorithms that ran. how: special condition of the run, such as a cached
         filter.
         """
         key = configuration_key(micro_configs, versions, how)
@@ -85,10 +85,10 @@ class Database(StoredRows):
     def add_confirmation(
         self, environment: Environment, fingerprint: str, findings: Mapping[str, Any], load: float | None = None
     ) -> None:
-        """Commit a confirmation: what was found by timing steps of a model.
+        """Commit a confirmation: findings from timing a model's steps.
 
-        fingerprint: identifies the model and its tuned choices. findings: values that JSON can represent, among them
-        the versions of the algorithms that the model ran, as ``versions``.
+        fingerprint: identifies the model and its tuned choices. findings: JSON values; ``versions`` has the versions of
+        the algorithms that the model ran.
         """
         self._add("confirmation", environment, None, fingerprint=fingerprint, load=load, findings=json.dumps(findings))
 
@@ -112,14 +112,14 @@ class Database(StoredRows):
     ) -> tuple[Measurement, ...]:
         """Return the valid measurement of each micro-config (algorithm and micro-batch size), sorted.
 
-        versions: versions of the algorithms whose measurements are returned.
+        versions: versions of the algorithms to return.
         """
         return self.measurements_of_all(environment, [problem], versions)[problem]
 
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
-        """Return the failures to measure that no newer row replaces, sorted.
+        """Return the valid failures, sorted.
 
         versions: versions of the algorithms to return.
         """
@@ -148,7 +148,7 @@ class Database(StoredRows):
         versions: Mapping[str, int],
         how: How = None,
     ) -> WholeRun | None:
-        """Return the valid whole run (times of complete calls) of exactly this configuration, or None."""
+        """Return the valid whole run (times of complete calls) of exactly this configuration; None if there is none."""
         condition = f"{self._of(environment, [problem])} AND configuration = ?"
         rows = self._counting("verifications", condition, [configuration_key(micro_configs, versions, how)])
         return _whole_run(rows[0]) if rows else None
@@ -165,12 +165,12 @@ class Database(StoredRows):
         return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
 
     def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return time stamp and findings of the valid confirmation (timed steps) of a model by fingerprint, or None."""
+        """Return time stamp and findings of a model's valid confirmation (timed steps); None if there is none."""
         rows = self._counting("confirmations", f"{self._of(environment)} AND fingerprint = ?", [fingerprint])
         return (rows[0]["measured_at"], json.loads(rows[0]["findings"])) if rows else None
 
     def best_rate(self, environment: Environment) -> float:
-        """Return the best stored rate of the reference kernel, in runs per second, or 0 if no rate is stored."""
+        """Return the best stored rate of the reference kernel, in runs per second; 0 if none is stored."""
         rows = self._file.read(f"SELECT rate FROM rates WHERE {self._of(environment)}")
         return float(rows[0][0]) if rows else 0.0
 
@@ -195,7 +195,7 @@ class Database(StoredRows):
     ) -> dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]]:
         """Return, by problem, the micro-configs of these versions with their valid results, sorted.
 
-        A micro-config is an algorithm and a micro-batch size; a result, the values of the columns ``_RESULT``.
+        A result consists of the values of the columns ``_RESULT``.
         """
         found: dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]] = {problem: [] for problem in problems}
         by_id = {number: results for problem, results in found.items() for number in self._ids([problem])}

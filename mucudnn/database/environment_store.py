@@ -1,4 +1,4 @@
-"""The database as tuning uses it: rows of one environment (machine and software), read and, if possible, added."""
+"""The database as tuning uses it: the rows of one environment (machine and software)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class EnvironmentStore:
 
     ``whole_run``, ``whole_runs``, ``confirmation``, ``best_rate``, ``add_whole_run``, ``add_confirmation`` and
     ``add_rate`` are the methods of ``Database`` with this environment as the first argument. If the file cannot be
-    written, there is one warning, and tuning goes on without writing.
+    written, tuning warns once and continues without writing.
 
-    In all methods ``versions`` maps names of algorithms to versions; results of other versions are ignored. Reading
-    raises ``DatabaseError`` if the file is unusable.
+    In all methods ``versions`` maps algorithm names to versions; results of other versions are ignored. Reading raises
+    ``DatabaseError`` if the file is unusable.
     """
 
     def __init__(self, database: Database, environment: Environment) -> None:
@@ -49,14 +49,14 @@ class EnvironmentStore:
         return self._database.measurements_of_all(self.environment, problems, versions)
 
     def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
-        """Commit a result of an algorithm with this version. Failures that may not occur again are not stored."""
+        """Commit a result of an algorithm with this version. Transient failures are not stored."""
         if isinstance(result, Measurement):
             self._if_writable(self._database.add)(self.environment, problem, version, result)
         elif result.is_lasting:
             self._if_writable(self._database.add_failure)(self.environment, problem, version, result)
 
     def _if_writable(self, add: Callable[P, None]) -> Callable[P, None]:
-        """Return ``add`` with a warning in place of its errors, and without effect once the file cannot be written."""
+        """Wrap ``add`` so that an error becomes a warning and stops all later writes."""
 
         def write(*args: P.args, **kwargs: P.kwargs) -> None:
             if not self._writable:

@@ -1,4 +1,4 @@
-"""Exports of a database as CSV or JSON lines, and profiles: exported files that are read back as a database."""
+"""Exports of a database as CSV or JSON lines, and import of such files, which are called profiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export_csv(database: Database, stream: TextIO) -> None:
 
     The column ``kind`` is measurement, failure, verification or confirmation.
     """
-    writer = csv.writer(stream)  # lines end in CR LF (RFC 4180), so that values with either are quoted
+    writer = csv.writer(stream)  # CR LF line ends (RFC 4180), so that values with CR or LF are quoted
     writer.writerow(COLUMNS)
     for record in _exported(database):
         cells = map(record.get, COLUMNS)
@@ -57,9 +57,9 @@ def _exported(database: Database) -> Iterator[Record]:
 
 
 def open_stored(path: Path | str) -> Database:
-    """Open an SQLite file read-only, or read a profile (an exported database) into memory; the content decides which.
+    """Open an SQLite file read-only, or read a profile (an exported database) into memory, depending on its content.
 
-    Raises ``DatabaseError`` for any other file, and for files that ``Database`` and ``read_profile`` refuse.
+    Raises ``DatabaseError`` for any other file, and for files that ``Database`` or ``read_profile`` rejects.
     """
     path = Path(path)
     return Database(path, read_only=True) if _content(path).startswith(_SQLITE) else read_profile(path)
@@ -68,7 +68,7 @@ def open_stored(path: Path | str) -> Database:
 def read_profile(path: Path | str) -> Database:
     """Return a database in memory with all rows of a profile (an exported database), time stamps included.
 
-    Raises ``DatabaseError`` for the first invalid row, with the row's file and line, the fault and the allowed values.
+    Raises ``DatabaseError`` for the first invalid row, naming file, line, error and allowed values.
     """
     path, reached = Path(path), 1
     text = _text(path)
@@ -112,7 +112,7 @@ def _not_a_profile(path: Path, reason: str) -> DatabaseError:
     )
 
 
-# Lines: yield the number of each line, and its record or the fault in it
+# Parsers, which yield each line's number with its record or an error text
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, Record | str]]:
@@ -145,7 +145,7 @@ def _csv_lines(path: Path, text: str) -> Iterator[tuple[int, Record | str]]:
 
 
 def _checked_columns(path: Path, columns: list[str]) -> list[str]:
-    """Return the names of the columns; raise ``DatabaseError`` unless they are those of an export, in any order."""
+    """Return the names of the columns; raise ``DatabaseError`` unless they are an export's columns, in any order."""
     if "kind" not in columns:
         raise _not_a_profile(path, "its first line does not name the columns of an export")
     wrong = [f"no column {name}" for name in COLUMNS if name not in columns]
@@ -170,7 +170,7 @@ def _csv_record(cells: Mapping[str, str]) -> Record:
 def _value(cell: str) -> Any:
     """Convert a cell to a number or a list of samples.
 
-    Return other text unchanged; the database table refuses it later.
+    Other text is returned unchanged; the database table rejects it later.
     """
     with suppress(ValueError, RecursionError):
         return json.loads(cell)
@@ -180,7 +180,7 @@ def _value(cell: str) -> Any:
 def _row(record: Record | str) -> schema.Row:
     """Convert an exported record to a database row.
 
-    Raises ``InvalidInputError`` for invalid records and other versions.
+    Raises ``InvalidInputError`` for invalid records and for other schema versions.
     """
     if isinstance(record, str):
         raise InvalidInputError(record)

@@ -1,7 +1,7 @@
-"""The rows of one database file: adds, merges, counts and prunes them.
+"""The rows of one database file: adding, merging, counting and pruning.
 
-Rows are only added, each committed at once with its time stamp. The valid row of a key is the newest, or the newest of
-those measured on a quiet machine, if there are any. So no measurement is lost, processes that share the file cannot
+The file is append-only; each row is committed at once with its time stamp. The valid row of a key is the newest row
+measured on a quiet machine, or else the newest row. So no measurement is lost, processes that share the file cannot
 undo each other's work, and merging two files is the union of their rows. Superseded rows stay until ``prune``.
 """
 
@@ -29,10 +29,10 @@ from mucudnn.words.warning import say_once
 
 
 class EnvironmentRows(NamedTuple):
-    """Numbers of rows of one environment, superseded ones included.
+    """Numbers of rows of one environment, including superseded ones.
 
-    Superseded rows are those that a newer or quieter row replaces. doubtful: number of valid measurements and whole
-    runs that should be repeated, since they were noisy or the machine was busy.
+    A row is superseded if a newer or quieter row replaces it. doubtful: number of valid measurements and whole runs
+    that should be repeated, since they were noisy or the machine was busy.
     """
 
     environment: Environment
@@ -44,16 +44,16 @@ class EnvironmentRows(NamedTuple):
 
 
 class MergeCounts(NamedTuple):
-    """Numbers of rows that a merge added, and of rows that were present before."""
+    """Numbers of rows that a merge added, and of rows that were already present."""
 
     added: int
     known: int
 
 
 def default_path() -> Path:
-    """Return the path in ``$MUCUDNN_DATABASE``, else ``mucudnn/measurements-N.sqlite`` in the user's cache folder.
+    """Return the path in ``$MUCUDNN_DATABASE``, or else ``mucudnn/measurements-N.sqlite`` in the user's cache folder.
 
-    N is the version of the schema, so that another version has another default file.
+    N is the schema version, so that each version has its own default file.
     """
     if named := os.environ.get("MUCUDNN_DATABASE"):
         return Path(named).expanduser()
@@ -61,11 +61,11 @@ def default_path() -> Path:
     return Path(cache_folder) / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
 
 
-_kept = threading.local()  # if no file can be created: the database in memory, and the process that opened it
+_kept = threading.local()  # the in-memory database used if no file can be created, and the process that opened it
 
 
 def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
-    """Return this thread's database in memory, opened at the first call. Warn once that rows will be lost."""
+    """Return this thread's in-memory database, opened at the first call, and warn once that rows will be lost."""
     say_once(
         f"database {default_path()} cannot be created: measurements are lost when this process ends; name a file with "
         f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
@@ -83,16 +83,16 @@ def is_doubtful_row(row: Row) -> bool:
 class StoredRows:
     """The rows of a file, each a dict with the keys ``schema.ROW_COLUMNS``.
 
-    path: the file, created with its folder if missing; None for ``default_path()``, or, with a warning, for a database
-    in memory of this thread if that file cannot be created; ``":memory:"`` for a database in memory. read_only: never
-    write. A file that cannot be written is opened read-only in any case: check ``read_only``, and use
-    ``copy_in_memory()`` to add measurements nevertheless. create: whether to create a missing file.
+    path: the file, created with its folder if missing; None for ``default_path()``, or, with a warning, for this
+    thread's in-memory database if that file cannot be created; ``":memory:"`` for a new in-memory database. read_only:
+    never write. A file that cannot be written is always opened read-only: check ``read_only``, and use
+    ``copy_in_memory()`` to add measurements anyway. create: whether to create a missing file.
 
-    Use the object as a context manager, which raises ``DatabaseError`` in place of an error of the block that is due to
-    a damaged file, in the thread that opened it, and not in a forked process. Elsewhere every
-    method raises ``DatabaseError``, as every method does if the file is not SQLite, damaged, of another version, or
-    locked by another process for longer than ``timeout_s``. Once the file is deleted, replaced or emptied, adding rows
-    raises ``DatabaseError``; rows that were added before are in the file that was there.
+    Use the object as a context manager, which turns errors caused by a damaged file into ``DatabaseError``, and only in
+    the thread and process that opened it. Every method raises ``DatabaseError`` in another thread or a forked process,
+    and if the file is not SQLite, is damaged, has another version, or is locked by another process for longer than
+    ``timeout_s``. Once the file is deleted, replaced or emptied, adding rows raises ``DatabaseError``; earlier rows are
+    in the old file.
     """
 
     def __init__(
@@ -136,9 +136,7 @@ class StoredRows:
             self._file.close()
 
     def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> MergeCounts:
-        """Add exported rows with their time stamps, unless present: all of them or, on error, none.
-
-        Returns their numbers.
+        """Add missing exported rows with their time stamps: all of them or, on error, none. Return the numbers of rows.
 
         rows: values by column, as in ``schema.ROW_COLUMNS``. Raises ``InvalidInputError`` for invalid values.
         """
@@ -146,9 +144,9 @@ class StoredRows:
             return MergeCounts(**schema.add_rows(connection, rows))
 
     def merge(self, other: StoredRows | Path | str) -> MergeCounts:
-        """Add the rows of another database, unless present: all of them or, on error, none.
+        """Add the missing rows of another database: all of them or, on error, none.
 
-        The other database is only read. Returns the numbers of rows added and of rows present before.
+        The other database is only read. Returns the numbers of rows added and of rows already present.
         """
         source: StoredRows
         with nullcontext(other) if isinstance(other, StoredRows) else StoredRows(other, read_only=True) as source:
@@ -160,7 +158,7 @@ class StoredRows:
             schema.add_rows(connection, [row], replaces=True)
 
     def every_row(self) -> list[Row]:
-        """Return all rows, superseded ones included, oldest first."""
+        """Return all rows, including superseded ones, oldest first."""
         return self._rows(schema.select_rows())
 
     def rows_that_count(
@@ -170,13 +168,13 @@ class StoredRows:
 
         The oldest row comes first.
 
-        environment, problems: if given, return only rows of this environment, or of these problems.
+        environment, problems: if given, return only rows of this environment or of these problems.
         """
         tables = ("measurements", "verifications")
         return self._rows(schema.select_rows(tables, self._of(environment, problems), counting=True))
 
     def doubtful_rows(self, environment: Environment) -> list[Row]:
-        """Return the valid rows whose results should be measured again: noisy ones, or of a busy machine."""
+        """Return the valid rows whose results should be measured again: noisy, or measured on a busy machine."""
         return [row for row in self.rows_that_count(environment) if is_doubtful_row(row)]
 
     def environments(self) -> tuple[Environment, ...]:
@@ -209,7 +207,7 @@ class StoredRows:
         failures: bool = False,
         dry_run: bool = False,
     ) -> int:
-        """Remove superseded rows (replaced by newer or quieter ones), and return the number of rows that are removed.
+        """Remove superseded rows (replaced by newer or quieter ones), and return the number of removed rows.
 
         environments: if given, remove rows of all other environments too. versions: if given, remove rows of all other
         algorithms and versions too, except algorithms of libraries. failures: remove failures too, so that they are
@@ -233,7 +231,7 @@ class StoredRows:
         return [dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in self._file.read(sql)]
 
     def _of(self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None) -> str:
-        """Return the SQL condition that a row is of this environment and of one of these problems, if given."""
+        """Return the SQL condition that selects rows of an environment and of some problems; None selects all."""
         wanted = {"environment_id": None if environment is None else [environment], "problem_id": problems}
         ids = {name: ", ".join(map(str, self._ids(keys))) for name, keys in wanted.items() if keys is not None}
         return " AND ".join(["TRUE", *(f"{name} IN ({listed})" for name, listed in ids.items())])
@@ -243,17 +241,17 @@ class StoredRows:
 
 
 def _is_other(versions: Mapping[str, int], algorithm: str, version: int) -> bool:
-    """Whether an algorithm is unknown, or known only in another version. versions: the known algorithms.
+    """Whether an algorithm is unknown or has another version. versions: versions of the known algorithms.
 
-    False for algorithms of a library (``source:67 k2=5``), which are in no list and have the library's version, a part
-    of the environment; and for algorithms of a package that is not installed (``own/pointwise``).
+    False for algorithms of a library (``source:67 k2=5``), whose version is part of the environment, and for algorithms
+    of a package that is not installed (``own/pointwise``).
     """
     if ":" in algorithm or ("/" in algorithm and algorithm not in versions):
         return False
     return versions.get(algorithm) != version
 
 
-# SQL conditions that a row has an algorithm of another version
+# SQL conditions for rows with an algorithm of another version
 _PART = "EXISTS (SELECT 1 FROM json_each({0}) AS part WHERE is_other({1}, {2}))"
 _OTHER_VERSIONS = {
     "measurements": "is_other(algorithm, version)",
@@ -270,7 +268,7 @@ def _prune(
     versions: Mapping[str, int] | None,
     failures: bool,
 ) -> int:
-    """Delete superseded rows, on request also other environments, versions and failures. Return the number of rows."""
+    """Delete superseded rows and, if given, other environments, versions and failures. Return the number of rows."""
     conditions = []
     if environment_ids is not None:
         listed = ", ".join(map(str, environment_ids))
@@ -279,7 +277,7 @@ def _prune(
         connection.create_function("is_other", 2, partial(_is_other, versions))
         conditions += _OTHER_VERSIONS.items()
     conditions += [(table, schema.superseded(table)) for table in schema.KEYS]
-    if failures:  # last, else an older measurement would become valid
+    if failures:  # last, or else an older measurement would become valid
         conditions.append(("measurements", "reason IS NOT NULL"))
     removed = sum(
         connection.execute(f"DELETE FROM {table} WHERE {condition}").rowcount for table, condition in conditions

@@ -1,4 +1,4 @@
-"""Storage format of raw samples (timings): little-endian float64, with exactly the median that is stored."""
+"""Storage format of raw samples (timings): little-endian float64, which preserves their median exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def packed(name: str, samples: Sequence[float]) -> bytes:
 
 
 def unpacked(stored: bytes) -> list[float]:
-    """Return the timings in bytes that ``packed`` has made."""
+    """Return the timings in bytes made by ``packed``."""
     return [*struct.unpack(f"<{len(stored) // 8}d", stored)]
 
 

@@ -18,7 +18,7 @@ from mucudnn.words.results import BUSY
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-VERSION = 8  # files of any other version are refused
+VERSION = 8  # files of any other version are rejected
 
 Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
@@ -62,7 +62,7 @@ ROW_COLUMNS = (
     *("fingerprint", "findings", *SAMPLE_COLUMNS, *_PROCESSOR),
 )
 
-# Exceptions of SQLite and sqlite3 for values that a table refuses
+# Exceptions of SQLite and sqlite3 for values that a table rejects
 _REFUSALS = (
     sqlite3.IntegrityError,
     sqlite3.InterfaceError,
@@ -76,7 +76,7 @@ _REFUSALS = (
 
 
 def _checked(column: str, kind: str, condition: str, allowed: str) -> str:
-    """Return the SQL definition of a column. SQLite's errors quote its constraint, which names what is allowed."""
+    """Return the SQL definition of a column. SQLite's errors quote its constraint's name, the allowed values."""
     return f"""{column} {kind} CONSTRAINT "{column} must be {allowed}" CHECK ({condition.format(column)})"""
 
 
@@ -129,7 +129,7 @@ _BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")
 _PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its arithmetic alone), or nothing")
 _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in SIZES]
 
-# A failure is a row with a reason and without costs, so that the valid row of a candidate is either of the two
+# Measurements and failures share a table, so that the newer one is valid; a failure has a reason and no costs
 TABLES = tuple(
     f"""
 CREATE TABLE environments (id INTEGER PRIMARY KEY, device TEXT NOT NULL, capability TEXT NOT NULL,
@@ -167,28 +167,28 @@ PRAGMA user_version = {VERSION}
 
 
 def latest_valid(table: str, condition: str = "TRUE", columns: str = "*") -> str:
-    """Return SQL for the valid row (the newest, quiet ones first) of each key in a table, sorted by the key."""
+    """Return SQL for the valid row (newest quiet row, or else newest) of each key in a table, sorted by the key."""
     key = ", ".join(KEYS[table])
-    # With max(), SQLite takes the other columns of a group from the row with the maximum
+    # With max(), SQLite takes a group's other columns from the row with the maximum
     return f"SELECT {columns}, max({_RANK}) FROM {table} WHERE {condition} GROUP BY {key} ORDER BY {key}"
 
 
 def superseded(table: str) -> str:
-    """Return the SQL condition that a row is superseded: another row with the same key is the valid one."""
+    """Return the SQL condition for superseded rows: another row with the same key is the valid one."""
     key = ", ".join(KEYS[table])
     return f"({key}, {_RANK}) NOT IN (SELECT {key}, max({_RANK}) FROM {table} GROUP BY {key})"
 
 
 def count_rows(condition: str) -> str:
-    """Return SQL for the number of rows that meet a condition, by kind of row."""
+    """Return SQL that counts the rows that meet a condition, by kind of row."""
     counts = (f"SELECT {_KINDS[table]}, count(*) FROM {table} WHERE {condition} GROUP BY 1" for table in KEYS)
     return " UNION ALL ".join(counts)
 
 
 def select_rows(tables: Iterable[str] = tuple(KEYS), condition: str = "TRUE", *, counting: bool = False) -> str:
-    """Return SQL for ``ROW_COLUMNS`` of the rows of ``tables`` that meet a condition, oldest first.
+    """Return SQL that selects ``ROW_COLUMNS`` of the rows of ``tables`` that meet a condition, oldest first.
 
-    counting: only valid rows, not superseded ones. The condition may use only columns that all of the tables have.
+    counting: whether to leave out superseded rows. The condition may use only columns common to all tables.
     """
     every = []
     for table in tables:
@@ -207,10 +207,10 @@ def select_rows(tables: Iterable[str] = tuple(KEYS), condition: str = "TRUE", *,
 def add_rows(
     connection: sqlite3.Connection, rows: Iterable[Mapping[str, Any]], *, replaces: bool = False
 ) -> Counter[str]:
-    """Add rows with their time stamps; return the numbers of ``added`` rows and of those ``known`` before.
+    """Add rows with their time stamps; return the numbers of ``added`` rows and of rows already ``known``.
 
-    rows: values by column, as in ``ROW_COLUMNS``, without columns that are None. replaces: whether a row replaces a row
-    with the same key and time stamp. Raises ``InvalidInputError`` for invalid values.
+    rows: values by column, as in ``ROW_COLUMNS``, without columns that are None. replaces: whether to replace rows with
+    the same key and time stamp. Raises ``InvalidInputError`` for invalid values.
     """
 
     @cache
@@ -250,9 +250,8 @@ def _insert(
 ) -> bool:
     """Add a row to a table, and return whether it was added.
 
-    replaces: replace a row with the same key, else keep that row.
-
-    Raises ``InvalidInputError`` for values that the table refuses.
+    replaces: whether to replace a row with the same key, rather than keep it. Raises ``InvalidInputError`` for values
+    that the table rejects.
     """
     try:
         return connection.execute(_insertion(table, columns, replaces), values).rowcount > 0
@@ -301,9 +300,9 @@ def named(key: Environment | ConvProblem) -> dict[str, str | int]:
 
 
 def problem_from(values: Sequence[Any]) -> ConvProblem:
-    """Return the problem that has these values, in the order of ``PROBLEM_COLUMNS``.
+    """Return the problem with these values, which are in the order of ``PROBLEM_COLUMNS``.
 
-    Raises ``ValueError`` or ``TypeError`` if no problem has such values.
+    Raises ``ValueError`` or ``TypeError`` for invalid values.
     """
     operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
     stride, padding, dilation = zip(pairs[::2], pairs[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""Selection of stored measurements that suffice for all tasks: one environment, one version of each algorithm."""
+"""Selection of stored measurements for a set of tasks: one environment, one version of each algorithm."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mucudnn.words.results import Configuration, Measurement, WholeRun, package_
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-_MOST_LIKE_IT = 3  # similar problems that an error names for each missing one
+_MOST_LIKE_IT = 3  # similar problems that an error lists for each missing one
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedMeasurements:
     """Measurements of one environment from which ``replay`` solves tasks. The database must stay open.
 
-    versions: the version used of each algorithm. notes: sentences about measurements that were not used.
+    versions: the version used, by algorithm. notes: sentences about measurements that were not used.
     """
 
     environment: Environment
@@ -32,13 +32,13 @@ class SelectedMeasurements:
     _database: Database
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return a task's measurements at the micro-batch sizes that the policy allows, of any error and workspace."""
+        """Return a task's measurements at the micro-batch sizes of the policy, with any error and workspace."""
         return self._measurements[task]
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
         """Return the valid whole run (times of complete calls) under the task's conditions, or None.
 
-        Conditions are a fresh workspace or an epilogue, as the task has them.
+        Conditions are a fresh workspace and an epilogue.
         """
         key = (self.environment, task.problem, configuration.micro_configs, self.versions)
         return self._database.whole_run(*key, task.how)
@@ -55,14 +55,14 @@ def select_measurements(
 ) -> SelectedMeasurements:
     """Return the stored measurements that are needed to solve the tasks again without a device.
 
-    algorithms: names of algorithms or of their sources to choose from, beside torch's own; None for all that were
-    measured. strict: use only torch's own and algorithms known to be local (a NaN spreads no further than in torch's);
-    algorithms of a library never are. environment: part of the environment's description, or its number in the error
-    that lists them; None for the only one with measurements of the tasks' problems. Environments are never mixed. Of
-    each algorithm the newest version in the environment is used.
+    algorithms: names of algorithms or sources to choose from besides torch's own; None for all measured ones. strict:
+    use only torch's own and algorithms known to be local (a NaN spreads no further than in torch's), which library
+    algorithms are not. environment: part of the environment's description, or its number in the error that lists them;
+    None for the only one with measurements of the tasks' problems. Environments are never mixed. The newest version of
+    each algorithm in the environment is used.
 
-    Raises ``InvalidInputError`` for unknown algorithms, if not exactly one environment matches, and if measurements of
-    a task are missing or cannot cover its batch (naming each such task and the measurements that there are).
+    Raises ``InvalidInputError`` for unknown algorithms, unless exactly one environment matches, and if the measurements
+    of a task are missing or cannot cover its batch (naming each such task and its existing measurements).
     """
     problems = frozenset(task.problem for task in tasks)
     chosen = _environment(database, problems, environment)
@@ -78,7 +78,7 @@ def select_measurements(
 
 
 def _named(versions: Mapping[str, Sequence[int]], algorithms: Collection[str] | None) -> Mapping[str, Sequence[int]]:
-    """Return the versions of torch's own convolution and of the algorithms asked for, by name or by library."""
+    """Return the versions of torch's own convolution and of the requested algorithms or sources."""
     if algorithms is None:
         return versions
     sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
@@ -110,7 +110,7 @@ def _notes_of_packages(algorithms: Iterable[str]) -> tuple[str, ...]:
 def _local(
     stored: Mapping[ConvProblem, Sequence[Measurement]], device_type: str
 ) -> dict[ConvProblem, list[Measurement]]:
-    """Return the measurements of torch's own convolution and of algorithms that spread a NaN no further."""
+    """Return the measurements of torch's own convolution and of local algorithms, which spread a NaN no further."""
     from mucudnn.kernels.registry import algorithms  # imported here, since it loads torch
 
     known = {algorithm.name: algorithm for algorithm in algorithms(device_type)}
@@ -156,7 +156,7 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
 
 
 def numbers_of(every: Mapping[int, Environment], text: str) -> list[int]:
-    """Return the numbers of the environments that ``text`` matches, as number or as part of the description."""
+    """Return the numbers of the environments that ``text`` matches: a number or part of the description."""
     text = text.strip()
     if text.isdecimal():
         return [int(text)] if int(text) in every else []
@@ -164,7 +164,7 @@ def numbers_of(every: Mapping[int, Environment], text: str) -> list[int]:
     return exact or [number for number, environment in every.items() if text.lower() in str(environment).lower()]
 
 
-# Enough to cover every batch
+# Coverage of the batches
 
 
 def _require_enough(
@@ -202,7 +202,7 @@ def _instead(
     stored: Mapping[ConvProblem, Sequence[Measurement]],
     known: Collection[ConvProblem],
 ) -> str:
-    """Describe what is stored for a task whose stored measurements are not enough."""
+    """Describe the stored measurements for a task that they cannot cover."""
     if sizes := _sizes(stored[task.problem]):
         return (
             f"measured in micro-batches of {_listed(sizes)}; those that the policy {policy} allows do not add up to "
@@ -214,7 +214,7 @@ def _instead(
 
 
 def _others_like(problem: ConvProblem, known: Collection[ConvProblem]) -> str:
-    """Name the stored problems that differ from ``problem`` in the fewest fields, if in one or two."""
+    """Describe the stored problems that differ from ``problem`` in the fewest fields, at most two."""
     differences = [_difference(problem, other) for other in known]
     fewest = min(map(len, differences), default=0)
     if not 1 <= fewest <= 2:

@@ -1,4 +1,4 @@
-"""One SQLite file that several processes share; every error says what to do."""
+"""An SQLite file shared by several processes, with error messages that name a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mucudnn.database import schema
 from mucudnn.words.errors import DATABASE_OPTION, DatabaseError
 
 MEMORY = Path(":memory:")
-_PATIENCE_S = 1.0  # of waiting for another process before a warning
+_PATIENCE_S = 1.0  # waiting time for another process before a warning
 
 _NAME_ANOTHER = f"name another file with {DATABASE_OPTION} or MUCUDNN_DATABASE"
 _MOVE_AWAY = f"it is left unchanged: move it away to start anew, or {_NAME_ANOTHER}"
@@ -33,18 +33,17 @@ _EXPLANATIONS = {
 class SqliteFile:
     """A connection to ``path`` (or to memory, for ``MEMORY``) with the tables of ``schema``, created if missing.
 
-    Files of other programs and of other versions are refused. Without ``create`` the file and its tables must exist.
-
-    ``read_only`` is true if it was asked for, or if the file or its folder cannot be written. Every method raises
-    ``DatabaseError`` if the file cannot be used, after waiting at most ``timeout_s`` for other processes (with a
-    warning), and in any thread or process but the one that opened the file; ``close`` does nothing there.
+    Files of other programs and versions are rejected. Without ``create`` the file and its tables must exist.
+    ``read_only`` is true if requested, or if the file or its folder cannot be written. Every method raises
+    ``DatabaseError`` if the file cannot be used, after waiting up to ``timeout_s`` for other processes (with a
+    warning), and in threads and processes other than the one that opened the file, where ``close`` does nothing.
     """
 
     def __init__(self, path: Path, *, read_only: bool, create: bool, timeout_s: float) -> None:
-        self.path, self._place = path, path.absolute()  # the process may change its folder
+        self.path, self._place = path, path.absolute()  # the working directory may change
         self._opened: os.stat_result | None = None
         self._user = _this_thread()
-        self._waits_after_s = max(timeout_s - _PATIENCE_S, 0.0)  # after a warning; 0 once it was issued
+        self._waits_after_s = max(timeout_s - _PATIENCE_S, 0.0)  # waiting time after a warning; 0 once that was issued
         self._may_make = create and not read_only
         self.read_only = read_only
         if path != MEMORY:
@@ -65,8 +64,8 @@ class SqliteFile:
             self._connection.close()
 
     def require_sound(self) -> None:
-        """Raise ``DatabaseError`` for a damaged file, whose rows may break the rules of their tables."""
-        # In a copy, since SQLite checks no constraints of a file that was opened for reading only
+        """Raise ``DatabaseError`` if the file is damaged, so that rows may violate their tables' constraints."""
+        # In a copy, since SQLite checks no constraints in a read-only file
         with self._explained(), closing(sqlite3.connect(":memory:")) as copy:
             self._connection.backup(copy)
             found = copy.execute("PRAGMA quick_check(1)").fetchone()
@@ -78,7 +77,7 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, committed at the end and rolled back after an exception."""
+        """Open a transaction, which is committed at the end, or rolled back on an exception."""
         if self.read_only:
             raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_READONLY]}")
         self._require_in_place()
@@ -86,17 +85,17 @@ class SqliteFile:
             yield connection
 
     def compact(self) -> None:
-        """Return the space of removed rows to the file system, so that the file gets smaller."""
+        """Shrink the file by returning the space of removed rows to the file system."""
         with self._explained():
             self._when_free("VACUUM")
 
     def copy_to(self, other: SqliteFile) -> None:
-        """Replace the content of the file ``other`` by a copy of this file's content."""
+        """Replace the content of ``other`` by a copy of this file's content."""
         with self._explained():
             self._connection.backup(other._connection)
 
     def _prepare_place(self) -> None:
-        """Create the file's folder if the file may be created; raise ``DatabaseError`` if the file cannot be opened."""
+        """Create the file's folder if the file may be created. Raise ``DatabaseError`` if the file cannot be opened."""
         try:
             found = _status(self.path)
             if found is None and self._may_make:
@@ -116,7 +115,7 @@ class SqliteFile:
         with self._explained():
             connection = sqlite3.connect(self._uri(), uri=True, timeout=timeout_s, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        # Decode bytes that are not UTF-8 such that they can be written again
+        # Preserve bytes that are not UTF-8 in a round trip
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         return connection
 
@@ -139,7 +138,7 @@ class SqliteFile:
             self._create()
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
-            if self._pragma("journal_mode") == "wal":  # survives SIGKILL without a sync of each commit
+            if self._pragma("journal_mode") == "wal":  # survives SIGKILL without syncing each commit
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def _create(self) -> None:
@@ -147,7 +146,7 @@ class SqliteFile:
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
-            if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have created them meanwhile
+            if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have been faster
                 for statement in schema.TABLES:
                     self._connection.execute(statement)
 
@@ -160,7 +159,7 @@ class SqliteFile:
         if self._opened is None or (found and found.st_size and os.path.samestat(found, self._opened)):
             return
         what = "deleted" if found is None else "replaced" if found.st_size else "emptied"
-        if what != "emptied":  # SQLite would apply the rest of the write-ahead log to a new file at the path
+        if what != "emptied":  # SQLite would apply the old write-ahead log to a new file at the path
             with self._explained():
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         raise DatabaseError(
@@ -171,11 +170,11 @@ class SqliteFile:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._explained(), self._connection:
-            self._when_free("BEGIN IMMEDIATE")  # lock first: two processes that read before they write deadlock
+            self._when_free("BEGIN IMMEDIATE")  # lock first: two processes that read before writing would deadlock
             yield self._connection
 
     def _when_free(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Execute SQL that may have to wait for other processes; warn at the first long wait."""
+        """Execute SQL, waiting for other processes if necessary; warn once if the wait is long."""
         try:
             return self._connection.execute(sql, parameters)
         except sqlite3.OperationalError as error:
@@ -208,7 +207,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             explanation = _EXPLANATIONS.get(_primary_code(error), f"cannot be used ({error}); {_MOVE_AWAY}")
             raise DatabaseError(f"database {self.path} {explanation}") from error
-        except UnicodeDecodeError as error:  # in SQLite's own message, which quotes a damaged schema
+        except UnicodeDecodeError as error:  # SQLite's message may quote a damaged schema
             raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_CORRUPT]}") from error
 
 
@@ -228,7 +227,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def can_be_made(path: Path) -> bool:
-    """Whether the file exists or can be created. As a side effect, creates its folder."""
+    """Return whether the file exists or can be created; as a side effect, create its folder."""
     try:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,5 +242,5 @@ def _can_be_written(path: Path) -> bool:
 
 
 def _allowed(path: Path) -> bool:
-    # Checked without opening: closing the file again would drop the locks of this process on it.
+    # Checked without opening, since closing the file would drop this process's locks on it.
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)

@@ -83,8 +83,7 @@ class ExactResults(Float64Results):
         return min(samples, _BYTES // (8 * prod(written_shape(self._problem, 1))))
 
     def compared(self, n: int) -> list[int]:
-        """Return the sorted indices of the samples among the first ``n`` that are compared (outputs or data
-        gradients)."""
+        """Return the sorted indices of the compared samples among the first ``n`` (for outputs and data gradients)."""
         return _spread(n, max(_FEWEST_SAMPLES, self.affordable))
 
     def peak_bytes(self) -> int:

@@ -47,8 +47,7 @@ class QuickPlan:
         return replace(self, known={**self.known, **others})
 
     def too_large(self) -> list[Failure]:
-        """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent more
-        runs."""
+        """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent reruns."""
         asked = [c for c in self.race.candidates if c.is_counted and self._is_new(c)]
         return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.race.fits(c)]
 

@@ -89,8 +89,7 @@ class Quiet:
         return None if run is None or (run.is_disturbed and self.is_now()) else run
 
     def believed_results(self, results: Sequence[Measurement | Failure]) -> list[Measurement | Failure]:
-        """Return the stored results; if the machine is quiet now, leave out disturbed ones so that they are
-        repeated."""
+        """Return the stored results; if the machine is quiet now, leave out disturbed ones, so these are repeated."""
         sound = _undisturbed(results)
         return _undoubted(sound) if len(sound) < len(results) and self.is_now() else [*results]
 

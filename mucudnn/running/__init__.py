@@ -1,4 +1,4 @@
-"""Runs tuned configurations in place of torch's convolution: operators, executables, workspace.
+"""Execution of tuned configurations in place of torch's convolution: operators, executables, workspace.
 
-A tuned model needs this folder and those of ``modules``, ``kernels`` and ``words``, and no other code of the project.
+A tuned model needs only this folder and ``modules``, ``kernels`` and ``words``.
 """

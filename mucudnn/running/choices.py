@@ -1,4 +1,4 @@
-"""Chosen configurations of tuned convolutions, and their executables, each made when a call first needs it."""
+"""Chosen configurations of tuned convolutions, and their executables, which are made on first use."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from mucudnn.words.errors import CapturingError, InvalidInputError, UnavailableE
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration
 
-UNTUNED = 0  # handle of no choices
+UNTUNED = 0  # handle without choices
 ExecutableKey = bytes | tuple[Any, ...]
-_EXECUTABLES_CACHED = 4096  # of one ``ExecutableSource``; shapes that never come back must not pile up
+_EXECUTABLES_CACHED = 4096  # limit per ``ExecutableSource``, in case shapes never repeat
 
 
 class ExecutableSource(Protocol):
-    """Object that makes the executables of tuned convolutions, and caches those that calls have asked for."""
+    """Object that makes and caches the executables of tuned convolutions."""
 
     device_type: str
     executables: dict[ExecutableKey, Executable | None]
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make the executable for ``problem`` on ``n`` samples; None if torch's own is to run.
+        """Return a new executable for ``problem`` on ``n`` samples; None if torch's own is to run.
 
         Raises errors derived from ``MucudnnError``.
         """
 
 
 class Choices:
-    """Configurations that were chosen on one type of device: one for each problem and batch size.
+    """Configurations chosen on one type of device, one for each problem and batch size.
 
-    Immutable, made by ``Choices.of``. On other devices and for other problems torch's own convolution runs.
+    Immutable; made by ``Choices.of``. Torch's own convolution runs on other devices and for other problems.
 
-    handle: a digest of the contents, the same in every process, by which a graph stored by ``torch.compile``, a copy
-    and a pickle (which registers itself when loaded) find the choices. x_shapes: the (N, C, H, W) that have a
-    configuration. keeps_workspace: whether the CPU's workspace outlives a call; else it exists only while a convolution
-    runs. limit_bytes: limit of a kept workspace together with bytes allocated inside; None for no limit. beside_torchs:
-    by operation, the most bytes that a kept workspace may have while torch's own runs.
+    handle: a digest of the contents, equal in all processes, by which compiled graphs, copies and pickles (which
+    register themselves when loaded) find the choices. x_shapes: shapes (N, C, H, W) with a configuration.
+    keeps_workspace: whether the CPU workspace is kept between calls. limit_bytes: limit on a kept workspace plus the
+    algorithms' own allocations; None for no limit. beside_torchs: by operation, the limit on a kept workspace while
+    torch's own runs.
     """
 
     __slots__ = (
@@ -90,7 +90,8 @@ class Choices:
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
     ) -> Choices:
-        """Register configurations by problem and batch size; the same contents give the same ``Choices`` object."""
+        """Register configurations by problem and batch size, and return their ``Choices``; equal contents share one
+        object."""
         choices = cls(configurations, device_type, keeps_workspace, limit_bytes)
         return _registered.setdefault(choices.handle, choices)
 
@@ -103,9 +104,9 @@ class Choices:
         return None if chosen is None or chosen.is_baseline else chosen
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make the executable for a problem on ``n`` samples; None if torch's own is to run.
+        """Return a new executable for a problem on ``n`` samples on the current device; None if torch's own is to run.
 
-        The executable is for the current device. Raises the errors of ``working_executable``.
+        Raises the errors of ``working_executable``.
         """
         configuration = self.configuration(problem, n)
         if configuration is None:
@@ -115,7 +116,7 @@ class Choices:
 
 
 def _within(limit_bytes: int, executable: Executable) -> Executable:
-    """Return a copy of the executable whose kept workspace and own allocations are within the limit together."""
+    """Return a copy of the executable that keeps its kept workspace plus its own allocations within the limit."""
     scratch = min(algorithm.workspace(executable.problem, n).scratch_bytes for algorithm, n in executable.steps)
     handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in executable.stages)
     internal_bytes = executable.configuration.workspace_bytes - handed
@@ -126,12 +127,12 @@ _registered: dict[int, Choices] = {}
 
 
 def choices_of(handle: int) -> Choices | Measured | None:
-    """Return the object with this handle; None if there is none. Raises ``KeyError`` for a deleted ``Measured``."""
+    """Return the choices with this handle; None if there are none. Raises ``KeyError`` for a deleted ``Measured``."""
     return _registered.get(handle) if handle >= UNTUNED else _measured[handle]
 
 
 class Measured:
-    """One configuration that is being timed, under a handle of its own. A failure is raised: no other code takes over.
+    """One configuration that is being timed, with its own handle. There is no fallback: errors are raised.
 
     The handle is negative, and is freed with the object. The constructor raises the errors of preparing the executable.
     """
@@ -157,7 +158,7 @@ _numbers = count(1)
 
 
 def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], how: str) -> int:
-    """Hash configurations and settings to a number of 63 bits, which is never ``UNTUNED``."""
+    """Return a 63-bit hash of configurations and settings, which is never ``UNTUNED``."""
     lines = sorted(
         f"{p!r} {n} {c.micro_configs!r}" for p, by_size in configurations.items() for n, c in by_size.items()
     )
@@ -170,8 +171,8 @@ def executable_of(
 ) -> Executable | None:
     """Return the executable of a call; None if torch's own convolution is to run. third: bias or dy.
 
-    The executable is made on first use and cached under everything that affects the choice. The key has plain numbers,
-    since calls that the C++ extension does not know come here.
+    The executable is made on first use and cached under a key of everything that affects the choice. Calls without a
+    key from the C++ extension get a tuple as key.
 
     Raises ``CapturingError`` if an executable would have to be made while a CUDA graph is captured, and ``StepError``
     if there is no memory to make it.
@@ -203,10 +204,9 @@ def forget(choices: ExecutableSource, executable: Executable | None) -> None:
 def _resolve(
     choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
-    """Make the executable of a call; None if torch's own is to run.
+    """Return a new executable for a call; None if torch's own is to run.
 
-    That is also so for an invalid convolution, of which torch reports the error, and for algorithms that this machine
-    lacks.
+    Torch's own also runs for invalid convolutions, to raise the error, and if an algorithm is missing on this machine.
     """
     tensors = [tensor for tensor in (x, w, third) if tensor is not None]
     alike = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors} == {(x.dtype, x.device, torch.strided)}
@@ -226,6 +226,6 @@ def _resolve(
         with made_current(x.device):
             return choices.executable(problem, len(x))
     except CapturingError:
-        raise  # it is nothing to remember
+        raise  # do not cache this
     except (InvalidInputError, UnavailableError):
         return None

@@ -1,8 +1,8 @@
-"""Definition of convolution operators for torch's subsystems: autograd, autocast, fake kernels and FLOPs.
+"""Definition of convolution operators for torch, with autograd, autocast, fake kernels and FLOP counts.
 
 A convolution has three operators on the same tensors x, w and y (or dy): forward and the two gradients. Each operator's
-derivatives are the other two, so that gradients of any order use only these. The operators have no forward-mode
-derivative and no rules for ``torch.func``.
+derivatives are the other two, so that gradients of any order need no more. The operators have no forward-mode
+derivatives and no rules for ``torch.func``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.words.problem import Operation
 
-Compute = Callable[..., Tensor]  # takes an operation, x, w, the bias or dy, and the rest of a call
+Compute = Callable[..., Tensor]  # arguments: operation, x, w, bias or dy, the other arguments of a call
 
 
 def define(
@@ -35,7 +35,7 @@ def define(
     """Define an operator of the namespace ``mucudnn``.
 
     fake: computes the result's shape and strides. save: sets up the context for ``gradients``. flops: counts FLOPs by
-    torch's own formula. is_cast: whether autocast casts the operands of a call, as for torch's convolution.
+    torch's formula. is_cast: whether autocast casts the operands, as for torch's convolution.
     """
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -55,8 +55,8 @@ def define_convolution(
 ) -> dict[Operation, OpOverload[..., Tensor]]:
     """Define the operators ``name``, ``name_backward_data`` and ``name_backward_filter``; return them by operation.
 
-    The operators take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a parameter of the schema
-    that says what runs. compute: function that takes the operation, and then the operator's arguments.
+    The operators take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a schema parameter that
+    selects the code to run. compute: function of the operation and the operator's arguments.
     """
     sizes = ", ".join(f"SymInt[{dimensions}] {each}" for each in ("stride", "padding", "dilation"))
     operators: dict[Operation, OpOverload[..., Tensor]] = {}
@@ -81,10 +81,10 @@ def define_convolution(
 
 
 def gradients(compute: Compute, operation: Operation, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    """Return an operation's gradients by x, w, and the bias or dy, those that ``ctx.needs_input_grad`` asks for.
+    """Return an operation's gradients by x, w, and the bias or dy; None for those not in ``ctx.needs_input_grad``.
 
-    g: the gradient of the tensor that the operation has written. In the other two operations g takes the place of that
-    tensor. As an operand the written tensor has no gradient of its own, since only its shape was used.
+    g: the gradient of the tensor that the operation wrote, which g replaces in the other two operations. The operand in
+    that tensor's place has no gradient, since only its shape was used.
     """
     x, w, y = (*ctx.saved_tensors, g)[:3]
     if operation is Operation.BACKWARD_DATA:
@@ -106,13 +106,13 @@ def gradients(compute: Compute, operation: Operation, ctx: Any, g: Tensor) -> tu
 def bias_gradient(dy: Tensor) -> Tensor:
     """Return the gradient of the bias, (K,): the sum of dy, (N, K, ...).
 
-    Every call looks this function up by name, since ``in_place`` wraps it for a while.
+    Callers must look this function up by name, since ``in_place`` replaces it during a recording.
     """
     return dy.sum((0, *range(2, dy.dim())))
 
 
 def convolution_flops(x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any, out_val: Tensor) -> int:
-    """Count the FLOPs of a convolution by the formula with which torch counts ``aten::convolution``.
+    """Return the FLOPs of a convolution, by torch's formula for ``aten::convolution``.
 
     geometry: includes ``transposed`` and ``output_padding``.
     """
@@ -132,7 +132,7 @@ def _save_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _save_without_bias(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, _, *ctx.rest = inputs
-    ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
+    ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
 
 
 def _gradients(compute: Compute, operation: Operation, ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -154,7 +154,7 @@ def _flops(
 
 
 def _cast_and_compute(operator: Callable[..., Tensor], device_type: str) -> Callable[..., Tensor]:
-    """Return the autocast kernel: it casts all but float64 to autocast's dtype, as for torch's convolution."""
+    """Return the autocast kernel, which casts all but float64 to autocast's dtype, as for torch's convolution."""
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
 
     def cast_and_compute(*args: Any) -> Tensor:

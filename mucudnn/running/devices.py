@@ -1,4 +1,4 @@
-"""Functions to find the device that a model is on, and to make a GPU the current device."""
+"""The device of a model, and the current GPU."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def device_named(device: object) -> torch.device:
 
 
 def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
-    """Return the most samples that a mini-batch may have.
+    """Return the largest supported number of samples in a mini-batch.
 
-    On a GPU x and y may have more than ``MOST_ELEMENTS`` numbers, as algorithms get smaller micro-batches there.
+    On a GPU x and y may exceed ``MOST_ELEMENTS`` elements, since algorithms get smaller micro-batches there.
     """
     return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
@@ -61,7 +61,7 @@ def device_of_convolutions(model: nn.Module) -> torch.device:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Find the device of a model's parameters and buffers; the CPU for a model without any.
+    """Return the device of a model's parameters and buffers; the CPU for a model without any.
 
     Raises ``InvalidInputError`` for a model that is on several devices.
     """
@@ -75,7 +75,7 @@ def device_of(model: nn.Module) -> torch.device:
 def made_current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one inside the context, on which torch allocates and runs by default.
 
-    Nothing happens if the GPU is already current, since asking is cheaper than switching.
+    If the GPU is already current, nothing is done, since the check is cheaper than a switch.
     """
     if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
         return nullcontext()
@@ -92,7 +92,8 @@ def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) 
 
 
 def _in_words(named: Mapping[torch.device, list[str]]) -> str:
-    """List devices with what is on them: ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
+    """Return a list of devices with the names of their tensors: ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1
+    (head)``."""
     parts = []
     for device, names in named.items():
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

@@ -1,14 +1,9 @@
-"""Wrappers around torch's own convolutions, in torch's dispatcher, for the whole process.
+"""Process-wide wrappers around torch's own convolutions in torch's dispatcher.
 
-``aten::convolution`` and ``aten::convolution_backward`` are what each convolution of torch ends in, below autograd,
-autocast, ``torch.func`` and the graphs of ``torch.compile``: modules, subclasses and functional calls, of one to three
-dimensions, transposed or not. A Python function stands in their place while there is a wrapper, for each type of
-device, and nothing else is slowed. Torch has one kernel of these operators for all devices, which is fetched before,
-and called where torch's own is wanted. Source of the method: ``torch.library.get_kernel``.
+Every convolution of torch (modules, subclasses and functional calls, one to three dimensions, transposed or not) ends in ``aten::convolution`` or ``aten::convolution_backward``, below autograd, autocast, ``torch.func`` and ``torch.compile``. While there is a wrapper, a Python function replaces these kernels for each device type; other operators are not slowed down. Torch's own kernel, the same for all devices, is fetched first with ``torch.library.get_kernel``.
 
-Torch frees a Python kernel when it is deregistered, also while another thread calls it. So kernels are deregistered
-only while the process has a single thread. With more threads the last ``pop`` leaves the kernels registered, and they
-call torch's own.
+Torch frees a Python kernel when it is deregistered, even while another thread calls it, so kernels are deregistered
+only if the process has a single thread. Otherwise the last ``pop`` leaves them registered, and they call torch's own.
 """
 
 from __future__ import annotations
@@ -25,8 +20,8 @@ import torch
 
 from mucudnn.words.errors import UnavailableError
 
-Kernel = Callable[..., Any]  # takes what the operator takes, positionally; returns what it returns
-Wrap = Callable[..., Any]  # takes the next kernel, then what the operator takes
+Kernel = Callable[..., Any]  # called like the operator, with positional arguments
+Wrap = Callable[..., Any]  # takes the next kernel, then the operator's arguments
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -37,14 +32,13 @@ _inner_convolution: Kernel = torch._convolution
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wrapper:
-    """Two functions that are called instead of torch's kernels, for all devices of ``DEVICE_TYPES``.
+    """Pair of functions that replace torch's kernels on all devices of ``DEVICE_TYPES``.
 
     forward(following, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups): returns y.
     backward(following, dy, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-    output_mask): returns the gradients of input, weight and bias, ``None`` for those that the mask leaves out.
-    ``following`` takes the same arguments and computes: it is the next wrapper, and torch's own kernel in the end.
-
-    Both functions run below autograd: nothing that they compute is recorded.
+    output_mask): returns the gradients of input, weight and bias; None for those that the mask excludes. ``following``,
+    the next wrapper or at last torch's own kernel, takes the remaining arguments and computes the result. Both
+    functions run below autograd, which does not record them.
     """
 
     forward: Wrap
@@ -52,12 +46,11 @@ class Wrapper:
 
 
 def push(wrapper: Wrapper) -> None:
-    """Add a wrapper around torch's convolutions as the outermost one, which is called first.
+    """Add an outermost wrapper around torch's convolutions, which is called first.
 
-    The first wrapper registers our kernels, unless they still are registered. That is best done while no other thread
-    computes convolutions: torch changes its table without a lock for readers.
-
-    Raises ``UnavailableError`` for a torch that is too old, or where another package has replaced the kernels.
+    The first wrapper registers our kernels, unless they are still registered. Avoid this while other threads compute
+    convolutions, since torch's table has no lock for readers. Raises ``UnavailableError`` if torch is too old, or if
+    another package has replaced the kernels.
     """
     with _changing:
         if not _wrappers:
@@ -67,9 +60,9 @@ def push(wrapper: Wrapper) -> None:
 
 
 def pop(wrapper: Wrapper) -> None:
-    """Remove this wrapper around torch's convolutions, at any position; a wrapper that is not there is ignored.
+    """Remove a wrapper around torch's convolutions from any position; ignore an unknown wrapper.
 
-    After the last wrapper torch's own kernels run again: directly in a process of one thread, else called by ours.
+    After the last one torch's own kernels run again: directly in a single-threaded process, else called by ours.
     """
     with _changing:
         if wrapper in _wrappers:
@@ -81,7 +74,7 @@ def pop(wrapper: Wrapper) -> None:
 
 @contextmanager
 def wrapped(wrapper: Wrapper) -> Iterator[None]:
-    """Have the wrapper around torch's convolutions inside the context only: ``push`` first, ``pop`` at the end."""
+    """Install a wrapper around torch's convolutions inside the context: ``push`` first, ``pop`` at the end."""
     push(wrapper)
     try:
         yield
@@ -90,9 +83,9 @@ def wrapped(wrapper: Wrapper) -> Iterator[None]:
 
 
 class Untouched:
-    """Context in which this thread's convolutions are torch's own, past all wrappers; it may be nested.
+    """Context in which this thread's convolutions bypass all wrappers; it may be nested.
 
-    Wrappers use this context for convolutions of their own, and so does measuring.
+    Wrappers use it for their own convolutions, and measurements for torch's.
     """
 
     __slots__ = ()
@@ -104,7 +97,7 @@ class Untouched:
         _thread.untouched -= 1
 
 
-untouched = Untouched()  # to be entered: ``with untouched:``
+untouched = Untouched()  # used as ``with untouched:``
 
 
 def torchs_kernel(operator: str, device_type: str) -> Kernel:
@@ -134,7 +127,7 @@ def _fetched(operator: str, device_type: str) -> Kernel:
 
 
 def _require_unreplaced(operator: str, device_type: str) -> None:
-    """Raise ``UnavailableError`` if another package has a kernel of this operator for this device type alone.
+    """Raise ``UnavailableError`` if another package has registered a kernel of this operator for this device type.
 
     Torch itself has one kernel for all devices.
     """
@@ -148,15 +141,15 @@ def _require_unreplaced(operator: str, device_type: str) -> None:
 
 
 def _cpu_convolution(*arguments: Any) -> Any:
-    """Compute a convolution by the function that ``aten::convolution`` calls, without the overhead of boxing arguments.
+    """Call the function behind ``aten::convolution`` directly, without the overhead of boxing arguments.
 
-    The flags passed to that function are of libraries for GPUs: search, determinism, whether to use them, rounding.
+    The flags that are off concern GPU libraries: benchmark mode, determinism, use of cuDNN, TF32.
     """
     return _inner_convolution(*arguments, False, False, False, False)
 
 
 class _Hook:
-    """Stand-in for one of torch's convolution kernels; ``call`` is the first wrapper's function."""
+    """Replacement of one of torch's convolution kernels; ``call`` is the outermost wrapper's function."""
 
     __slots__ = ("call", "device_type", "operator", "own")
 
@@ -165,7 +158,7 @@ class _Hook:
         self.own = self.call = _fetched(operator, device_type)
 
     def function(self) -> Kernel:
-        """Return the function that torch calls in place of its kernel: a closure, which is quicker than a method."""
+        """Return the function that torch calls in place of its kernel: a closure, which is faster than a method."""
         own, thread = self.own, _thread
 
         def hooked(*arguments: Any) -> Any:
@@ -176,11 +169,10 @@ class _Hook:
 
 
 def _hide_from_compiler(function: Any) -> None:
-    """Have ``torch.compile`` skip a function and all functions that it calls.
+    """Make ``torch.compile`` skip a function and all functions that it calls.
 
-    For a call that is in no graph, ``torch.compile`` still looks at every Python function: it would compile those
-    behind our kernels for many seconds. ``torch.compiler.disable`` has the same effect, but costs some microseconds in
-    every call.
+    Outside its graphs too, ``torch.compile`` compiles every Python function, which would take many seconds for those
+    behind our kernels. ``torch.compiler.disable`` has the same effect, but costs microseconds per call.
     """
     with suppress(AttributeError):  # older torch lacks it
         eval_frame: Any = torch._C._dynamo.eval_frame
@@ -194,13 +186,13 @@ class _OfThisThread(threading.local):
 
 _thread = _OfThisThread()
 _changing = threading.RLock()
-_wrappers: list[Wrapper] = []  # the last is called first
+_wrappers: list[Wrapper] = []  # the last one is called first
 _hooks: list[_Hook] = []
-_libraries: list[Any] = []  # the one that has our kernels registered
+_libraries: list[Any] = []  # at most one, with our kernels
 
 
 def _is_only_thread() -> bool:
-    """Whether no other thread can be in a convolution; torch's own helper threads do not count."""
+    """Return whether no other thread can be in a convolution; torch's internal threads do not count."""
     return len(sys._current_frames()) == 1
 
 

@@ -1,4 +1,4 @@
-"""The measuring environment: all of machine, libraries and settings that could change an algorithm's time."""
+"""The measuring environment: the machine, libraries and settings that affect an algorithm's time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Environment:
-    """The machine and software that measure: part of the key of each measurement, since times differ between machines.
+    """Machine and software of a measurement: part of its key, since times differ between machines.
 
     device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or the GPU's (``sm90``).
-    threads: number for one operation; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``).
-    compiled: which build of mucudnn's own C++ is loaded (``avx512``, ``avx2``, ``plain``), on a GPU what compiles it
-    (``CuPy 14.2.0``), or ``torch`` where there is none. numerics: ``TorchSettings`` as text; empty on the CPU.
+    threads: torch's number of threads; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``).
+    compiled: loaded build of mucudnn's C++ code (``avx512``, ``avx2``, ``plain``), the CUDA compiler on a GPU (``CuPy
+    14.2.0``), or ``torch`` if there is neither. numerics: ``TorchSettings`` as text; empty on the CPU.
     """
 
     device: str
@@ -37,7 +37,8 @@ class Environment:
         return "cuda" if self.numerics else "cpu"
 
     def __str__(self) -> str:
-        """Text to print: ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for avx512``."""
+        """Return text such as ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for
+        avx512``."""
         device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
         if self.device_type == "cuda":
             return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))
@@ -47,12 +48,11 @@ class Environment:
 
 
 def current_environment(device: str = "cpu") -> Environment:
-    """Describe the environment in which this process measures now.
+    """Return the environment in which this process measures now.
 
-    On the CPU the environment has torch's thread count at the time of the call; for CUDA, the current GPU and torch's
-    settings.
+    On the CPU it includes torch's current thread count; for CUDA, the current GPU and torch's settings.
 
-    Raises ``UnavailableError`` for any other device, and with the reason if CUDA is not available.
+    Raises ``UnavailableError`` for any other device, and if CUDA is not available.
     """
     require_known(device)
     return _on_cpu() if device == "cpu" else _on_cuda()
@@ -68,7 +68,7 @@ def require_known(device: str) -> None:
 
 
 def _on_cpu() -> Environment:
-    import torch  # here, since `import mucudnn` must not load torch
+    import torch  # lazy, since `import mucudnn` must not load torch
 
     from mucudnn.kernels.libraries import compiler_of, library_of
 
@@ -104,7 +104,7 @@ def _on_cuda() -> Environment:
 
 
 def require_cuda() -> None:
-    """Require a GPU that torch can use. Raises ``UnavailableError``, saying what is missing and what to do."""
+    """Raise ``UnavailableError``, with the cause and a remedy, unless torch can use a GPU."""
     import torch
 
     if torch.version.cuda is None:
@@ -117,7 +117,7 @@ def require_cuda() -> None:
     reason = "there is none"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # tells no driver, one that is too old, and no device apart
+    except RuntimeError as error:  # distinguishes a missing driver, an old driver, and no device
         reason = first_line(error)
     raise UnavailableError(
         f"device is 'cuda', but torch can use no GPU: {reason}; see nvidia-smi for the driver, or use device 'cpu'"
@@ -127,7 +127,7 @@ def require_cuda() -> None:
 def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
     """Raise ``UnavailableError`` for a GPU older than all GPUs that torch was compiled for.
 
-    architectures: those that torch was compiled for, such as ``sm_75``, ``sm_90a``, ``compute_120``; empty if unknown.
+    architectures: torch's compiled architectures, such as ``sm_75``, ``sm_90a``, ``compute_120``; empty if unknown.
     """
     import torch
 
@@ -142,7 +142,7 @@ def _require_young_enough(capability: tuple[int, int], architectures: Sequence[s
 
 
 def cpu_model() -> str:
-    """Return the model name from ``/proc/cpuinfo``, or the architecture (``aarch64``) without one."""
+    """Return the CPU's model name from ``/proc/cpuinfo``, or its architecture (``aarch64``) if there is none."""
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     match = re.search(r"^model name\s*:\s*(\S.*?)\s*$", text, re.MULTILINE)
     return match.group(1) if match else platform.machine()

@@ -1,6 +1,6 @@
 """Executables: configurations (algorithms with micro-batch sizes) made ready to run.
 
-Algorithms, slices and places in the workspace are resolved once, so that a call does little more than the arithmetic.
+Algorithms, slices and workspace offsets are resolved once, so that a call does little more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUFFER_BYTES = 256  # alignment of each buffer, as in CUDA's allocations, which 
 class StepError(LibraryError):
     """A step of an executable (an algorithm on a micro-batch) cannot be built or run, with the library's message.
 
-    The error is raised from the ``LibraryError``.
+    Its cause is the ``LibraryError``.
     """
 
     def __init__(self, problem: ConvProblem, micro_config: MicroConfig, error: LibraryError) -> None:
@@ -48,9 +48,9 @@ class StepError(LibraryError):
 class Stage:
     """The part of a configuration that one algorithm computes, in one or several micro-batches.
 
-    slices: the micro-batches along N, in the order of running. prepared: place of the algorithm's prepared bytes in the
-    workspace; if ``is_cached``, in a buffer of their own, which outlives the call. fuses: whether the algorithm
-    computes an ``Epilogue``. bound: runs the whole stage in one C call, if that is possible.
+    slices: the micro-batches along N, in execution order. prepared: range of the algorithm's prepared bytes in the
+    workspace or, if ``is_cached``, in a separate buffer that outlives the call. fuses: whether the algorithm computes
+    an ``Epilogue``. bound: runs the whole stage in one C call; None if not possible.
     """
 
     algorithm: Algorithm
@@ -71,7 +71,7 @@ class Stage:
         scratch: Tensor,
         epilogue: Epilogue | None,
     ) -> None:
-        """Compute the micro-batches one by one, each with the epilogue: inside the algorithm, or after it.
+        """Compute the micro-batches one by one, each with the epilogue, inside or after the algorithm.
 
         Raises ``StepError`` if a library fails.
         """
@@ -124,11 +124,11 @@ class Result:
 class Executable:
     """A configuration of one problem, resolved for one thread count and one device.
 
-    ``workspace_bytes`` is passed to the algorithms: their prepared buffers side by side, then the largest scratch, each
-    aligned to ``BUFFER_BYTES``. Libraries' own allocations come on top: beside them, a workspace kept between calls may
-    have ``most_kept_bytes``, or the bytes that the executable itself needs.
+    The workspace consists of the algorithms' prepared buffers and then the largest scratch, each aligned to
+    ``BUFFER_BYTES``. Libraries allocate more: a workspace kept between calls may have ``most_kept_bytes``, or as much
+    as the executable needs.
 
-    bound: does what ``run`` does, in C++ if every stage has a C function, so that torch computes none of them.
+    bound: a C++ version of ``run``, if every stage has a C function; otherwise None.
     """
 
     problem: ConvProblem
@@ -151,13 +151,12 @@ class Executable:
         device_type: str = "cpu",
         keeps_workspace: bool = True,
     ) -> Executable:
-        """Make an executable from a configuration, for the current device, which has type ``device_type``.
+        """Return the executable of a configuration for the current device, which has the type ``device_type``.
 
-        cached: the algorithm whose prepared buffer is handed to ``execute``, as ``prepare`` has filled it.
-        keeps_workspace: whether the CPU's workspace outlives a call.
-
-        Raises ``InvalidInputError`` for an algorithm that is not registered, or cannot compute the problem;
-        ``LibraryError`` and ``UnavailableError`` for one of a library that is not there.
+        cached: name of the algorithm whose prepared buffer, filled by ``prepare``, is passed to ``execute``.
+        keeps_workspace: whether the CPU workspace is kept between calls. Raises ``InvalidInputError`` for an algorithm
+        that is not registered or cannot compute the problem, and ``LibraryError`` or ``UnavailableError`` for an
+        algorithm of a missing library.
         """
         sizes_of = {
             name: [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
@@ -192,13 +191,14 @@ class Executable:
 
     @property
     def steps(self) -> Iterator[tuple[Algorithm, int]]:
-        """Yield each algorithm with each micro-batch size that it runs, once."""
+        """Distinct pairs of an algorithm and a micro-batch size that it runs."""
         for stage in self.stages:
             for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
                 yield stage.algorithm, size
 
     def takes(self, epilogue: Epilogue, x: Tensor) -> bool:
-        """Return whether an algorithm computes epilogues, and the tensor that this epilogue adds is laid out like y."""
+        """Return whether an algorithm computes this epilogue: it supports epilogues, and the added tensor is laid out
+        like y."""
         if not any(stage.fuses for stage in self.stages):
             return False
         added = epilogue.added
@@ -218,14 +218,14 @@ class Executable:
             self.build_step(algorithm, size)
 
     def build_step(self, algorithm: Algorithm, micro_batch_size: int) -> None:
-        """Build one of ``steps``, an algorithm for a micro-batch size. Raises the errors of ``build``."""
+        """Build one of ``steps``: an algorithm for a micro-batch size. Raises the errors of ``build``."""
         try:
             algorithm.build(self.problem, micro_batch_size)
         except LibraryError as error:
             raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
 
     def prepare(self, w: Tensor) -> Tensor:
-        """Prepare the filter w by the cached algorithm, for any number of calls; return a new buffer, 1-D uint8.
+        """Prepare the filter w with the cached algorithm; return a new buffer, 1-D uint8, for any number of calls.
 
         w: (K, C // groups, R, S), dense, in the problem's memory format.
         """
@@ -244,8 +244,8 @@ class Executable:
     ) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
-        x, w, third: of the problem's shapes and dtype, with any strides; third: the bias or None in FORWARD, else dy.
-        cached, epilogue: as for ``execute``.
+        x, w, third: tensors of the problem's shapes and dtype, with any strides. third: the bias or None in FORWARD,
+        else dy. cached, epilogue: see ``execute``.
         """
         operation, result = self.problem.operation, self.result.new()
         is_channels_last = self.problem.memory_format is MemoryFormat.CHANNELS_LAST
@@ -271,12 +271,12 @@ class Executable:
         cached: Tensor | None = None,
         epilogue: Epilogue | None = None,
     ) -> None:
-        """Compute the problem's operation on a mini-batch, into the tensor that it writes.
+        """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All are dense, in the problem's
-        memory format, and N is the configuration's: this is not checked here. cached: what ``prepare`` returned for
-        this w; only for an executable with a cached algorithm. epilogue: what to compute on y afterwards, in FORWARD.
-        All tensors are on the current device.
+        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All must be dense, in the
+        problem's memory format, on the current device, with the configuration's N, which is not checked. cached: result
+        of ``prepare`` for this w; only for an executable with a cached algorithm. epilogue: computed on y afterwards,
+        in FORWARD.
 
         Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """
@@ -299,9 +299,9 @@ class Executable:
             stage.run(self.problem, x, w, y, bias, buffer, workspace[self.scratch], epilogue)
 
     def _in_cpp(self) -> Bound | None:
-        """Return a C++ function that runs the executable; None if there can be none.
+        """Return a C++ function that runs the executable; None if that is not possible.
 
-        For operands that the C++ code does not support, the function calls ``run``.
+        The function calls ``run`` for operands that the C++ code does not support.
         """
         problem, result = self.problem, self.result
         return bound_in_cpp(
@@ -338,22 +338,22 @@ def _dense_channels_last(tensor: Tensor) -> Tensor:
 
 
 def _taken(images: Tensor, micro_batch: slice) -> Tensor:
-    """Return the samples of a micro-batch (a view); for all samples the tensor itself, which saves a microsecond."""
+    """Return the samples of a micro-batch as a view, or the tensor itself for all samples, which saves a
+    microsecond."""
     return images if micro_batch.stop - micro_batch.start == len(images) else images[micro_batch]
 
 
 def _aligned(end: int, size: int) -> slice:
-    """Return the first ``size`` bytes after ``end`` that begin on a multiple of ``BUFFER_BYTES``."""
+    """Return the range of ``size`` bytes that begins at the next multiple of ``BUFFER_BYTES`` after ``end``."""
     start = -(-end // BUFFER_BYTES) * BUFFER_BYTES
     return slice(start, start + size)
 
 
 def _placed(sizes: Sequence[int]) -> list[slice]:
-    """Place micro-batches of these sizes along N, side by side, and return their slices.
+    """Return adjacent slices along N for micro-batches of these sizes.
 
-    Each slice begins on a multiple of the largest power of two that divides its own size, on which libraries may rely.
-    The slices lie in descending order of these powers, in any order of running, so that the sizes before a slice, and
-    their sum, are multiples of its power.
+    Each slice begins at a multiple of the largest power of two that divides its size, since libraries may rely on this
+    alignment. To this end, slices are placed in descending order of these powers, regardless of execution order.
     """
     slices = [slice(0)] * len(sizes)
     start = 0

@@ -1,13 +1,11 @@
-"""Caches filters: in inference, the form into which an algorithm transforms a filter is kept from call to call.
+"""Cache of filters for inference: a filter as transformed by an algorithm is kept between calls.
 
-A filter has changed if its bytes have, whoever wrote them: an optimizer, ``.data``, a NumPy array that shares the
-memory, another process. Torch's version counter sees only some of these, so every call fingerprints all bytes of the
-filter (``kernels/compiled/common/fingerprint.cpp``). A fingerprint reads the filter once, as fast as memory allows;
-preparing a filter reads it, computes, and writes several times as much. Two filters have the same 64-bit fingerprint by
-chance alone.
+Optimizers, ``.data``, NumPy arrays that share the memory and other processes can change a filter's bytes. Torch's
+version counter misses some of these changes, so every call fingerprints all bytes of the filter
+(``kernels/compiled/common/fingerprint.cpp``). A fingerprint reads the filter once, at memory speed, while preparing a
+filter computes and writes several times as much. The fingerprint has 64 bits, so collisions are negligible.
 
-Filters are cached on the CPU only: on a GPU every call would have to wait for the fingerprint, and for all work queued
-before.
+Filters are cached on the CPU only: on a GPU every call would have to wait for all queued work and the fingerprint.
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ from mucudnn.words.units import format_bytes
 from mucudnn.words.warning import say_once
 
 _Source = tuple[int, torch.Size, tuple[int, ...], torch.dtype, int]
-_Prepared = tuple[_Source, Tensor]  # of a filter: its source, and the buffer, 1-D uint8
+_Prepared = tuple[_Source, Tensor]  # source of a filter, and its prepared buffer, 1-D uint8
 
 
 @dataclass(frozen=True, slots=True)
 class CachedFilter:
     """A filter to cache for one forward problem, prepared by ``algorithm`` in ``prepared_bytes`` bytes.
 
-    configurations: those that use the cached filter, by batch size. reason: why it is worth caching, as text.
+    configurations: configurations that use the cached filter, by batch size. reason: reason for caching it, as text.
     """
 
     problem: ConvProblem
@@ -54,7 +52,7 @@ class CachedFilter:
     reason: str = ""
 
     def __str__(self) -> str:
-        """One line to print: ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs gemm 2×4``."""
+        """Return text such as ``kept for forward 64x56x56 -> 64: winograd-4x4, 2.25 MiB; batch 8 runs gemm 2×4``."""
         largest = max(self.configurations)
         parts = [
             f"kept for {self.problem}: {self.algorithm}, {format_bytes(self.prepared_bytes)}",
@@ -65,7 +63,7 @@ class CachedFilter:
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """Hash all bytes of a dense CPU tensor, in the order in which they lie in memory, to 64 bits.
+    """Return a 64-bit hash of all bytes of a dense CPU tensor, in memory order.
 
     The hash is the same for any number of threads. Raises ``UnavailableError`` without compiled code.
     """
@@ -78,12 +76,11 @@ def _fingerprint_address() -> int:
 
 
 class FilterCache:
-    """Prepared filters of one module: made when they are first used, and again whenever the filter's bytes change.
+    """Prepared filters of one module, made on first use and again whenever the filter's bytes change.
 
-    Threads can share a cache. A copy or pickle of a cache prepares its filters anew. x_shapes: the (N, C, H, W) for
-    which there is a cached filter. keeps_workspace: as in ``Choices``. kept: data with which the C++ extension runs a
-    call (``hot_path.fused``), by the call's key: fingerprint of the filter, address of the function that computes it,
-    prepared buffer.
+    The cache is thread-safe. A copy or pickle of a cache prepares its filters anew. x_shapes: shapes (N, C, H, W) with
+    a cached filter. keeps_workspace: see ``Choices``. kept: data for calls of the C++ extension (``hot_path.fused``),
+    by the call's key: fingerprint of the filter, address of the fingerprint function, prepared buffer.
     """
 
     device_type = "cpu"
@@ -111,7 +108,8 @@ class FilterCache:
         self._preparing = Lock()
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Make the executable for ``problem`` on ``n`` samples with a cached filter; None if there is none."""
+        """Return a new executable for ``problem`` on ``n`` samples with a cached filter; None if no filter is
+        cached."""
         cached = self._of_problem.get(problem)
         configuration = None if cached is None else cached.configurations.get(n)
         if cached is None or configuration is None:
@@ -126,11 +124,10 @@ class FilterCache:
         geometry: Geometry,
         epilogue: Epilogue | None = None,
     ) -> Tensor | None:
-        """Compute y: (N, K, P, Q), a new tensor; None if no filter is cached for this call, or without memory.
+        """Return y: (N, K, P, Q), a new tensor; None if no filter is cached for this call, or if memory is short.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Call this only where no gradient is wanted and
-        ``is_eager`` is true. epilogue: what to compute on y afterwards; ``None`` is also returned if no algorithm of
-        the executable computes it.
+        x: (N, C, H, W), w: (K, C // groups, R, S), bias: (K,). Call this only if no gradient is needed and ``is_eager``
+        is true. epilogue: computed on y afterwards; the result is None if no algorithm of the executable supports it.
         """
         if x.shape not in self.x_shapes or loaded_build().library is None:
             return None
@@ -165,14 +162,14 @@ class FilterCache:
     def _prepare(self, w: Tensor, source: _Source, executable: Executable) -> _Prepared:
         """Prepare the filter w into a new buffer, since another thread may be reading the old one.
 
-        The buffer is prepared from a copy of w: if another thread writes to w meanwhile, fingerprint and buffer still
-        match.
+        The buffer is prepared from a copy of w, so that fingerprint and buffer match even if another thread writes to
+        w.
         """
         with self._preparing:
             prepared = self._prepared.get(executable.problem)
-            if prepared is not None and prepared[0] == source:  # by another thread, while this one waited
+            if prepared is not None and prepared[0] == source:  # prepared by another thread in the meantime
                 return prepared
-            self._prepared.pop(executable.problem, None)  # freed first if nobody reads it
+            self._prepared.pop(executable.problem, None)  # frees the old buffer unless it is in use
             self.kept = {}
             copy = w.detach().clone()
             torch_format = TORCH_FORMATS[executable.problem.memory_format]
@@ -182,5 +179,5 @@ class FilterCache:
 
 
 def _source_of(w: Tensor) -> _Source:
-    """Return what a prepared buffer depends on: the filter, and the number of threads, which may decide its layout."""
+    """Return a key of a prepared buffer: the filter, and the number of threads, which may affect its layout."""
     return fingerprint(w), w.shape, w.stride(), w.dtype, torch.get_num_threads()

@@ -1,7 +1,7 @@
 """The three convolutions as torch operators: ``mucudnn::conv2d``, ``conv2d_backward_data``, ``conv2d_backward_filter``.
 
-Which configuration runs is looked up by the integer ``tuning``, the handle of a ``Choices``. If no configuration is
-found (other shape, larger batch, other dtype, unknown handle, handle 0), the operators compute torch's own convolution.
+The configuration to run is looked up by the integer ``tuning``, the handle of a ``Choices``. If there is none (other
+shape, larger batch, other dtype, unknown handle, handle 0), the operators compute torch's own convolution.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ def computed(
     choices: ExecutableSource,
     epilogue: Epilogue | None = None,
 ) -> Tensor | None:
-    """Compute a call by its tuned configuration, into a new tensor; None if it is not tuned or cannot run now.
+    """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
-    operand that stands for the result only shape and strides matter. Autograd does not record this function: call it
-    where gradients are switched off, or below autograd. A step may be torch's own convolution of a part of the
-    mini-batch. epilogue: what to compute on y, in FORWARD; ``None`` is also returned if no chosen algorithm computes
-    it.
+    x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Only
+    shape and strides are used of the operand in the result's place. Autograd does not record this function: call it
+    with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch. epilogue:
+    computed on y, in FORWARD; the result is None if no chosen algorithm supports it.
 
-    If a step fails, the call starts anew with another algorithm in its place; each failure is remembered, so that this
-    ends.
+    If a step fails, the call is retried with another algorithm in its place; failures are recorded, so that retries
+    end.
     """
     executable = None
     while True:
@@ -79,7 +78,7 @@ def computed(
 
 
 def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    """Compute a call by its tuned configuration (``computed``), or by torch's own where that returns None.
+    """Return the result of a call by its tuned configuration (``computed``), or by torch's own as the fallback.
 
     rest: stride, padding, dilation, groups, and ``Choices``, ``Measured`` or None. For ``Measured`` any error is
     raised.
@@ -105,10 +104,9 @@ def as_measured(
     measured: Measured,
     epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Compute a call by the executable that is being measured; nothing replaces it if it fails: any error is raised.
+    """Return the result of a call by the executable that is being measured, without a fallback: raise any error.
 
-    epilogue: what to compute on y, in FORWARD: inside the executable, or in place afterwards if that does not support
-    it.
+    epilogue: computed on y, in FORWARD: by the executable, or in place afterwards if it does not support that.
     """
     result: object = None
     if epilogue is None:
@@ -128,7 +126,7 @@ def as_measured(
 def _run(
     executable: Executable, x: Tensor, w: Tensor, third: Tensor | None, epilogue: Epilogue | None
 ) -> Tensor | None:
-    """Run the executable, and return the result; None if the executable does not support the epilogue."""
+    """Run the executable and return the result; None if it does not support the epilogue."""
     if epilogue is None and executable.bound is not None:
         return executable.bound(x, w, third)
     if epilogue is not None and not executable.takes(epilogue, x):

@@ -1,4 +1,4 @@
-"""The ``ConvProblem`` (shapes, dtype and operation) that a call of a convolution computes."""
+"""The ``ConvProblem`` (shapes, dtype and operation) of a convolution call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operati
 
 Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
 
-DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # of those that problems can have
+DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
 _MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
 
 
 def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -> ConvProblem:
-    """Return the problem of an operation of the convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
+    """Return the problem of an operation for the convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
 
-    The problem's memory format is the one in which torch would compute and return the result. x has a dtype of
-    ``DTYPE_NAMES``. Raises ``InvalidInputError`` for an invalid convolution.
+    The problem has the memory format in which torch would return the result. The dtype of x must be in ``DTYPE_NAMES``.
+    Raises ``InvalidInputError`` for an invalid convolution.
     """
     _, c, height, width = x.shape
     k, _, r, s = w.shape

@@ -1,4 +1,4 @@
-"""Repair of executables: another algorithm, or else torch's own convolution, replaces a step that fails."""
+"""Fallbacks of executables: another algorithm, or else torch's own convolution, replaces a failing step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.warning import say_once
 
-# Steps that have failed in this process, with the error of their library
+# Steps that have failed in this process, with the library's error
 _failed: dict[tuple[torch.device, ConvProblem, MicroConfig], str] = {}
 
 
@@ -23,9 +23,10 @@ def working_executable(
 ) -> Executable | None:
     """Build the executable of a configuration for the current device, with alternatives in place of failed steps.
 
-    Returns None, for torch's own convolution, if the device or torch's settings are not those of the tuning, or no
-    alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
-    problem, ``CapturingError`` while a CUDA graph is captured, and ``StepError`` if there is no memory to build it.
+    Returns None, so that torch's own convolution runs, if the device or torch's settings differ from those of the
+    tuning, or if no alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot
+    compute the problem, ``CapturingError`` while a CUDA graph is captured, and ``StepError`` if there is no memory to
+    build it.
     """
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
@@ -41,9 +42,9 @@ def working_executable(
 
 
 def note_failure(error: StepError, device: torch.device) -> None:
-    """Record a failed step: from now on ``working_executable`` makes no executable with that step for this device.
+    """Record a failed step, which ``working_executable`` will no longer use on this device.
 
-    Raises torch's error if the failure has broken the CUDA context, since nothing can run any more.
+    Raises torch's error if the failure has broken the CUDA context, so that nothing can run any more.
     """
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
@@ -67,7 +68,7 @@ def _first_that_works(executable: Executable, device: torch.device) -> Executabl
 
 
 def _failed_step(executable: Executable, device: torch.device) -> tuple[Algorithm, int] | None:
-    """Return the executable's first step that has failed before or cannot be built now; None if all are built."""
+    """Return the executable's first step that has failed before or cannot be built; None if all are built."""
     for step in executable.steps:
         key = device, executable.problem, _micro_config(*step)
         if key not in _failed:

@@ -1,8 +1,8 @@
 """Memory for calls: the workspace that each thread keeps between calls, and huge pages for large tensors.
 
-Both save page faults. The first touch of fresh memory costs one page fault for each 4 KiB, and a large result is fresh
-memory in every call: for the first layers of VGG-16 that costs as much as their convolution. Linux backs a range with
-pages of 2 MiB on request (``madvise``; the usual setting of /sys/kernel/mm/transparent_hugepage/enabled), with 512
+Both save page faults. The first touch of fresh memory costs one page fault per 4 KiB, and a large result is fresh
+memory in every call: for the first layers of VGG-16 the faults cost as much as the convolution. On request
+(``madvise``, the usual setting of /sys/kernel/mm/transparent_hugepage/enabled) Linux uses pages of 2 MiB, with 512
 times fewer faults.
 """
 
@@ -24,15 +24,15 @@ from torch import Tensor
 from mucudnn.words.warning import say_once
 
 _HUGE_PAGE_BYTES = 2 * 2**20
-_SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # below, the allocator mostly has pages that were touched before
+_SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # for less, the allocator usually has touched pages
 _MADV_HUGEPAGE = 14
 
 
 def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes: float = inf) -> Tensor:
-    """Return a workspace of ``size_bytes`` or more, 1-D uint8, uninitialised, aligned to 64 bytes or more.
+    """Return a workspace of at least ``size_bytes``, 1-D uint8, uninitialized, aligned to at least 64 bytes.
 
-    keeps: whether, on the CPU, to use the thread's kept workspace, which outlives the call. most_bytes: limit of the
-    kept one; if it is larger than this and than ``size_bytes``, it is freed first.
+    keeps: whether, on the CPU, to use the workspace that this thread keeps between calls. most_bytes: limit on the kept
+    workspace, which is freed first if it is larger than both this and ``size_bytes``.
     """
     if keeps and device.type == "cpu":
         if most_bytes != inf:
@@ -42,16 +42,16 @@ def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes:
 
 
 def make_room(most_bytes: float) -> None:
-    """Free this thread's kept workspace if it is larger than ``most_bytes``, before a call that allocates by itself."""
+    """Free this thread's kept workspace if it is larger than ``most_bytes``."""
     kept = _of_this_thread.workspace
     if kept.buffer is not None and kept.buffer.numel() > most_bytes:
         kept.release()
 
 
 def lasting_buffer(size_bytes: int) -> Tensor:
-    """Return a new CPU buffer, 1-D uint8, that training may write to even if it is made in inference mode."""
+    """Return a new CPU buffer, 1-D uint8, that training may write to even if it was made in inference mode."""
     with torch.inference_mode(False):
-        return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device="cpu"))  # whatever the default is
+        return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device="cpu"))  # ignore the default device
 
 
 def is_advised(size_bytes: int) -> bool:
@@ -66,7 +66,7 @@ def on_huge_pages(tensor: Tensor) -> Tensor:
         first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         length = (start + size) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES - first
         if length > 0:
-            _advise()(first, length, _MADV_HUGEPAGE)  # a refusal changes nothing but the speed
+            _advise()(first, length, _MADV_HUGEPAGE)  # failure only affects speed
     return tensor
 
 
@@ -79,14 +79,14 @@ def _advise() -> Callable[[int, int, int], int]:
     return madvise
 
 
-# What is kept for speed alone
+# Memory kept for speed
 
 
 class Releasable(Protocol):
-    """Memory that is kept only to be faster, so that it may be freed at any time."""
+    """Object with memory kept only for speed, which may be freed at any time."""
 
     def release(self) -> None:
-        """Free the memory that is kept only to be faster."""
+        """Free the memory that is kept only for speed."""
 
     def unlock(self) -> None:
         """Reset this object's locks in a forked process, since other threads may have held them."""
@@ -120,7 +120,7 @@ def make_releasable(memory: Releasable) -> None:
 
 
 class _KeptWorkspace:
-    """The workspace of one thread, kept between calls: page faults of fresh memory may cost more than arithmetic."""
+    """The workspace of one thread, kept between calls, since page faults of fresh memory are slow."""
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
@@ -128,7 +128,7 @@ class _KeptWorkspace:
     def at_least(self, size_bytes: int) -> Tensor:
         buffer = self.buffer
         if buffer is None or buffer.numel() < size_bytes:
-            self.buffer = buffer = None  # freed first: never two at a time
+            self.buffer = buffer = None  # freed first, so that there is never more than one
             buffer = self.buffer = lasting_buffer(size_bytes)
         return buffer
 
@@ -146,7 +146,7 @@ class _OfThisThread(threading.local):
 
 
 _releasable: WeakSet[Releasable] = WeakSet()
-_listing = threading.Lock()  # threads begin while another one releases
+_listing = threading.Lock()  # new threads may register while another one releases
 
 
 def _unlock_in_child() -> None:

@@ -1,6 +1,4 @@
-"""Benchmarker of one tuning: measures the candidates of each task (a convolution problem and batch size) in a race.
-
-Then it times whole calls of the best configurations.
+"""The benchmarker of one tuning, which races the candidates of each task and then times the best configurations.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ Priors = dict[Environment, Prior]
 
 
 class Benchmarker:
-    """Measures tasks under one config, and stores each result as it is made. Stored results are not measured again.
+    """Benchmarker of tasks under one config. Each result is stored at once, and stored results are reused.
 
     A stored failure of torch's own convolution is retried, since everything is compared with it. Other failed
-    candidates are not retried, unless none that fits is left.
+    candidates are retried only if no fitting one is left.
 
-    ranks: processes that tune the same problems together. ready: problems tuned so far, which survive an interruption.
+    ranks: group of processes that tune together. ready: problems tuned so far, which survive an interruption.
     """
 
     def __init__(
@@ -65,21 +63,21 @@ class Benchmarker:
         self.ranks = ranks or Alone()
         self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
         self.ready: list[TunedProblem] = []
-        self._measured: dict[ConvProblem, dict[MicroConfig, Measurement]] = {}  # by this tuning
+        self._measured: dict[ConvProblem, dict[MicroConfig, Measurement]] = {}  # in this tuning
         self._priors = {} if priors is None else priors
 
     def tuning(self) -> Tuning:
-        """Return a ``Tuning`` with the problems that were tuned so far."""
+        """Return a ``Tuning`` of the problems tuned so far."""
         return Tuning(self.config, self.machine.environment, tuple(self.ready))
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Start the process that proves foreign code, if torch's own convolution has no result for some job."""
+        """Start the process that proves foreign code, if a job has no result for torch's own convolution."""
         if self.machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
             self.machine.prover.start()
             self.machine.watch.forget()
 
     def end(self) -> None:
-        """Let the proving process free its memory, and warn if other processes disturbed results that remain."""
+        """Let the proving process free its memory, and warn if disturbed results remain."""
         if self.machine.prover is not None:
             self.machine.prover.rest()
         if self.in_passing:
@@ -103,7 +101,7 @@ class Benchmarker:
         return Job(task, bound, candidates, unsupported, {result.micro_config: result for result in known})
 
     def _is_believed(self, failure: Failure, task: Task) -> bool:
-        """Whether a stored failure of a candidate counts, so that the candidate is not measured again."""
+        """Whether a stored failure of a candidate is valid, so that the candidate is not measured again."""
         return failure.micro_config != task.baseline and not (self.config.thorough and failure.is_passed_over)
 
     def measure(
@@ -111,7 +109,7 @@ class Benchmarker:
     ) -> None:
         """Measure the job's missing candidates within a workspace limit, and store the results.
 
-        start, share: the part of the whole tuning's progress, from 0 to 1, that is reported meanwhile.
+        start, share: begin and length of this job's part of the tuning's progress, from 0 to 1.
         """
         self.at = start
         self.progress(f"{job.task}: measuring", start)
@@ -136,7 +134,7 @@ class Benchmarker:
             job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
-        """Measure the job's missing candidates in a quick race; all of them if that finds none within a small limit."""
+        """Measure the job's missing candidates in a quick race, then in a thorough race if none fits the limit."""
         yield from self.quiet.measured(self._race(job, limit_bytes))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
             yield from self.quiet.measured(self._thorough_race(job, limit_bytes))
@@ -168,7 +166,7 @@ class Benchmarker:
         }
 
     def _prior(self) -> Prior:
-        """Return the expected times from all measurements of this machine so far; this tuning adds its own to them."""
+        """Return the expected times from all measurements of this machine so far, to which this tuning adds its own."""
         environment = self.machine.environment
         if environment not in self._priors:
             learnt = self._priors[environment] = Prior()
@@ -177,7 +175,7 @@ class Benchmarker:
         return self._priors[environment]
 
     def expected_cost(self, job: Job) -> float:
-        """Estimate the cost of measuring the job's missing candidates; never 0, as whole runs may be needed."""
+        """Estimate the cost of measuring the job's missing candidates; never 0, since whole runs may be needed."""
         full_s = expected_s(job.task.problem, job.task.batch_size)
         if not job.measurements():
             return full_s
@@ -186,16 +184,16 @@ class Benchmarker:
         return full_s * (1 + len(self._race(job, limit).missing())) / (1 + len(job.candidates))
 
     def verifier(self, jobs: Sequence[Job]) -> Verify:
-        """Return a function that looks up whole runs (complete calls) of these jobs' tasks, and makes missing ones."""
+        """Return a function that returns whole runs (complete calls) of these jobs' tasks, making missing ones."""
         of_task = {job.task: job for job in jobs}
         return lambda task, configurations: self.outcomes(of_task[task], configurations)
 
     def outcomes(self, job: Job, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return whole runs (complete calls) of configurations, made now if this rank measures the job.
+        """Return whole runs (complete calls) of configurations; make missing ones if this rank measures the job.
 
-        None for a configuration that the job's rank has not run.
+        The outcome is None if the job's rank has not run the configuration.
         """
-        if job.barred is not None:  # nothing can be compared with it
+        if job.barred is not None:  # there is no baseline to compare with
             return dict.fromkeys(configurations)
         unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
         if unknown:
@@ -204,7 +202,7 @@ class Benchmarker:
         return {c: job.outcomes.get(c.micro_configs) for c in configurations}
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        """Return complete calls of configurations compared with torch's own: stored ones, or made now."""
+        """Return whole runs of configurations, compared with torch's own: stored ones, or made now."""
         problem, how = task.problem, task.how
         known: dict[Configuration, Outcome] = {
             c: self.quiet.believed(self.store.whole_run(problem, c.micro_configs, self.versions, how))
@@ -235,7 +233,7 @@ class Benchmarker:
 def permitted_algorithms(
     machine: Machine, config: Config, problem: ConvProblem | None = None, sizes: Sequence[int] = ()
 ) -> list[Algorithm]:
-    """Return the algorithms that a config allows; for a problem, also those that sources offer for it alone.
+    """Return the algorithms that a config allows, including those that sources offer for the given problem.
 
     Raises ``InvalidInputError`` for unknown names.
     """
@@ -251,7 +249,7 @@ def permitted_algorithms(
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
-    """Whether the config allows an algorithm by name or source, and determinism; torch's own always is allowed."""
+    """Whether the config allows an algorithm by name or source, and by determinism; torch's own is always allowed."""
     name = algorithm.name
     named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
     return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)

@@ -1,8 +1,8 @@
-"""The choice of filters to cache: a memory budget divided over a model's layers, confirmed by timing complete calls.
+"""The choice of filters to cache: a memory budget divided over a model's layers, confirmed by whole runs.
 
-A module can cache the filter as prepared by one algorithm. Then that algorithm's setup is only the fingerprint of the
-filter, and its prepared bytes count against the budget instead of the workspace limit. So the fastest configuration may
-be another one than without a cache.
+A module can cache its filter as prepared by one algorithm. Then that algorithm's setup is only a check of the filter's
+fingerprint, and its prepared bytes count against the budget instead of the workspace limit, so the fastest
+configuration may differ from the one without a cache.
 """
 
 from __future__ import annotations
@@ -37,24 +37,23 @@ from mucudnn.words.results import Configuration, Measurement, MicroConfig, Whole
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.warning import warn
 
-# The cost of fingerprinting a filter instead of preparing it: less than measured, and constant, so that equal
-# measurements give equal answers. Whole runs include the real cost.
+# The cost of fingerprinting a filter: an optimistic constant, so that equal measurements give equal answers.
 FINGERPRINT_BYTES_PER_S = 20e9
 FINGERPRINT_S = 5e-6
 
-_Tuned = tuple[TunedProblem, ...]  # one forward problem of one module: of each batch size, the largest first
+_Tuned = tuple[TunedProblem, ...]  # one forward problem of a module at each tuned batch size, largest first
 
 
 def cache_filters(
     model: torch.nn.Module, config: Config, *, machine: Machine | None = None, database: Database | None = None
 ) -> Division[str] | None:
-    """Let the tuned convolutions of ``model`` cache the filters that are worth it within ``config.cache_budget``.
+    """Let tuned convolutions of ``model`` cache filters within ``config.cache_budget`` where it makes them faster.
 
     Sets ``filter_cache`` of every ``mucudnn.Conv2d``. A filter is cached if complete calls with the cache were faster,
     by more than the noise, than interleaved calls of the same module without it; stored comparisons are not repeated.
-    Returns the division of the budget: module and problem -> the configuration with the cached bytes, which may be 0.
-    Returns None if the budget is 0, if nothing is tuned, and, with a warning, if there is no compiled code for
-    fingerprints. On other devices than the CPU nothing is cached, also with a warning.
+    Returns the division of the budget: module and problem -> configuration with the cached bytes, which may be 0.
+    Returns None if the budget is 0, if nothing is tuned, and, with a warning, if the compiled code for fingerprints is
+    missing. On devices other than the CPU nothing is cached, also with a warning.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -84,7 +83,7 @@ def cache_filters(
 def cache_filters_together(
     model: torch.nn.Module, config: Config, team: Team, *, machine: Machine, database: Database
 ) -> None:
-    """Do what ``cache_filters`` does, on ranks that must choose alike: the first rank of each device kind measures."""
+    """Call ``cache_filters`` on several ranks with equal choices: the first rank of each device kind measures."""
     with team.propagate_errors(), closing(CopyingDatabase(database)) as known:
         modules = {name: module for name, module in model.named_modules() if isinstance(module, Conv2d)}
         cache, rows = partial(cache_filters, model, config, machine=machine, database=known), []
@@ -106,9 +105,8 @@ def _described(module: Conv2d) -> Mapping[str, str]:
 def _warn_of_other_devices(modules: Iterable[Conv2d]) -> None:
     """Warn that nothing is cached on a GPU.
 
-    Changes of a filter show only in its bytes. The filter's address and version are not enough: ``.data``, an older
-    view, CUDA graphs and other processes change bytes without a new version. On a GPU each call would have to wait for
-    all queued work before the call could read the filter's bytes.
+    Only a filter's bytes reveal every change: ``.data``, older views, CUDA graphs and other processes change them
+    without a new version number. On a GPU each call would have to wait for all queued work before it could read them.
     """
     devices = {str(m.weight.device) for m in modules if m.tuned and m.weight.device.type != FilterCache.device_type}
     if devices:
@@ -124,8 +122,7 @@ def cached_run(
 ) -> Callable[[], object]:
     """Return a call of the convolution with a cached filter of ``algorithm``; the first call prepares it.
 
-    The epilogue (such as ReLU) is computed by the executable, or in place afterwards if the executable does not support
-    it.
+    An epilogue (such as ReLU) is computed by the executable if it supports that, or else in place afterwards.
     """
     cache = FilterCache([CachedFilter(problem, algorithm, 0, {configuration.batch_size: configuration})])
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
@@ -151,9 +148,9 @@ def compare_cached(
     instead_of: Configuration,
     epilogue: WithEpilogue | None = None,
 ) -> WholeRun | Exception:
-    """Compare the convolution with a cached filter of ``algorithm`` and ``instead_of`` without cache, interleaved.
+    """Compare the convolution with a cached filter of ``algorithm`` to ``instead_of`` without cache, interleaved.
 
-    epilogue: computed in both calls; None for none.
+    epilogue: computed in both calls; None if there is none.
     """
     operands = followed_operands(problem, configuration.batch_size, epilogue, machine.device)
     uncached = machine.whole_run(problem, instead_of, operands)
@@ -164,9 +161,10 @@ def compare_cached(
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A filter that may be cached, as ``algorithm`` prepares it. cost: seconds of all calls together, and cached bytes.
+    """A filter, prepared by ``algorithm``, that may be cached.
 
-    configurations: what runs with the cached filter, for each tuned batch size.
+    cost: seconds of all calls together, and cached bytes. configurations: the configuration to run with the cached
+    filter, by tuned batch size.
     """
 
     algorithm: str
@@ -175,16 +173,16 @@ class _Option:
 
 
 class _Chooser:
-    """Divides the cache budget over filters, and corrects the choice by timing complete calls."""
+    """Division of the cache budget over filters, corrected by whole runs."""
 
     def __init__(self, config: Config, machine: Machine, store: EnvironmentStore) -> None:
         self.config, self.machine, self.store = config, machine, store
         self.versions = {algorithm.name: algorithm.version for algorithm in machine.algorithms}
-        self.options: dict[_Tuned, list[_Option]] = {}  # equal layers share theirs, and their whole runs
+        self.options: dict[_Tuned, list[_Option]] = {}  # equal layers share options and whole runs
         self.reasons: dict[tuple[_Tuned, str], str] = {}  # of options confirmed by whole runs
 
     def divide(self, items: Mapping[str, _Tuned]) -> Division[str]:
-        """Divide the budget, and repeat that without refuted options until whole runs confirm all that are chosen."""
+        """Divide the budget; repeat without refuted options until whole runs confirm all chosen ones."""
         for tuned in items.values():
             self.options.setdefault(tuned, list(_options(tuned)))
         while True:
@@ -198,7 +196,7 @@ class _Chooser:
                 self.options[tuned].remove(option)
 
     def cached_filter(self, tuned: _Tuned, cost: Configuration) -> CachedFilter | None:
-        """Return the filter to cache that belongs to ``cost``, a choice of the division; None if nothing is cached."""
+        """Return the filter to cache for ``cost``, a choice of the division; None if nothing is to be cached."""
         option = self._option(tuned, cost)
         if option is None:
             return None
@@ -213,7 +211,7 @@ class _Chooser:
         return next((option for option in self.options[tuned] if option.cost == cost), None)
 
     def _is_confirmed(self, tuned: _Tuned, option: _Option) -> bool:
-        """Whether calls with the option's cached filter are faster than without, at every tuned batch size."""
+        """Whether calls with the option's cached filter are faster than calls without, at every tuned batch size."""
         if (tuned, option.algorithm) in self.reasons:
             return True
         runs = [run for one in tuned if (run := self._run(one, option)) is not None]
@@ -232,7 +230,7 @@ class _Chooser:
         return run is not None and not is_gain(run)
 
     def _run(self, tuned: TunedProblem, option: _Option) -> WholeRun | None:
-        """Compare the option with the same module without cache, or look that up; None if the option cannot run."""
+        """Return the comparison of the option with the module without cache, stored or new; None if it cannot run."""
         problem, configuration = tuned.problem, option.configurations[tuned.batch_size]
         how = WithCachedFilter(option.algorithm, tuned.configuration.micro_configs, tuned.epilogue)
         known = self.store.whole_run(problem, configuration.micro_configs, self.versions, how)
@@ -248,7 +246,7 @@ class _Chooser:
 
 
 def _items(modules: Mapping[str, Conv2d]) -> Iterator[tuple[str, tuple[str, _Tuned]]]:
-    """Yield, for each module and forward problem, a name for both, the module's name, and what was tuned."""
+    """Yield, for each module and forward problem, a label, the module's name, and the tuning results."""
     for name, module in modules.items():
         forward = [tuned for tuned in tuned_of(module) if tuned.problem.operation is Operation.FORWARD]
         if module.weight.device.type != FilterCache.device_type:
@@ -280,9 +278,9 @@ def _options(tuned: _Tuned) -> Iterator[_Option]:
 
 
 def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
-    """Return the fastest configuration if it has the named algorithm, else the fastest of that algorithm alone.
+    """Return the fastest configuration if it uses the named algorithm, else the fastest with that algorithm alone.
 
-    The latter may be confirmed even if whole runs have refuted a configuration that was predicted to be faster.
+    The latter may win in whole runs even if the predictions favour another configuration.
     """
     n, limit = tuned.batch_size, tuned.limit_bytes
     measurements = _with_cached(name, tuned)
@@ -294,9 +292,9 @@ def _fastest_with(name: str, tuned: TunedProblem) -> Configuration | None:
 
 
 def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configuration]:
-    """Return configurations by batch size, also for untuned sizes whose fastest one uses the cached filter."""
+    """Return configurations by batch size, including smaller sizes whose fastest one uses the cached filter."""
     configurations: dict[int, Configuration] = {}
-    for one in tuned:  # the largest first: what was tuned for a smaller one overrides
+    for one in tuned:  # largest first, so that results of smaller batch sizes override
         sets = desirable_sets(_with_cached(option.algorithm, one), one.batch_size)
         fastest = {n: sets.fastest(n, one.limit_bytes) for n in range(1, one.batch_size)}
         configurations |= {n: c for n, c in fastest.items() if c is not None and option.algorithm in c.algorithms}
@@ -304,7 +302,7 @@ def _with_smaller_batches(option: _Option, tuned: _Tuned) -> dict[int, Configura
 
 
 def _with_cached(name: str, tuned: TunedProblem) -> Sequence[Measurement]:
-    """Return the measurements as they would be if the named algorithm's prepared filter were cached."""
+    """Return the measurements, adjusted as if the named algorithm's prepared filter were cached."""
     problem = tuned.problem
     w_bytes = problem.item_bytes * prod(problem.w_shape())
     fingerprint_s = FINGERPRINT_S + w_bytes / FINGERPRINT_BYTES_PER_S

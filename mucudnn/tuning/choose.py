@@ -1,6 +1,6 @@
-"""The choice of the configuration to run: the solver's answer, corrected by timing complete calls against torch.
+"""The choice of the configuration to run: the solver's answer, corrected by timing whole runs against torch.
 
-A callable provides these whole runs: the tuner's makes missing ones, the replay's only looks them up.
+A callable provides the whole runs: the tuner's makes missing ones, the replay's only looks them up.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
 MOST_CONTENDERS = 3
-NEARLY_AS_FAST = 1.15  # predictions this close differ by noise and by the error of adding up parts
-JUST_AS_FAST = 1.07  # predictions this close mostly differ by noise alone
-_EVEN = 1.03  # times the fastest in whole runs: within their noise
-_COARSE = 4  # times the baseline's error: beyond it, half the error is preferred within JUST_AS_FAST
+NEARLY_AS_FAST = 1.15  # predictions this close may differ by noise and by the error of summing up parts
+JUST_AS_FAST = 1.07  # predictions this close usually differ by noise only
+_EVEN = 1.03  # multiple of the fastest whole run that counts as equal, given the noise
+_COARSE = 4  # multiple of the baseline's error above which half the error is preferred within JUST_AS_FAST
 
-# A smaller lead is ignored, since another machine may not show it; the baseline is never slower than torch.
+# A smaller lead is ignored, since it may not be reproducible, while the baseline is never slower than torch.
 LEAST_GAIN = 0.03
-_SURPRISING = 1.25  # times the prediction: a slower whole run is no noise, and others may be faster
+_SURPRISING = 1.25  # multiple of the prediction above which a whole run is no noise, and others are tried
 
-Outcome = WholeRun | Exception | None  # the whole run; the error of running it; None: it was not run
+Outcome = WholeRun | Exception | None  # the whole run, its error, or None if it was not run
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
 
 
@@ -41,12 +41,12 @@ def choose(
     baseline_bytes: int | None = None,
     margin: float = NEARLY_AS_FAST,
 ) -> TunedProblem:
-    """Choose the fastest configuration in whole runs, or torch's own unless that is slower by more than the noise.
+    """Choose the configuration with the fastest whole run, or torch's own unless it is slower by more than the noise.
 
-    measurements: of candidates that the config allows; some configuration must be within the task's limit.
-    baseline_bytes: the workspace of torch's own if that was not measured; if None, it is taken to need no more than its
-    micro-batches. margin: configurations are run if predicted to take at most this multiple of the fastest's time. If
-    their whole runs take much longer than predicted, further ones are run, too.
+    measurements: of the allowed candidates; some configuration must fit the task's limit. baseline_bytes: the workspace
+    of torch's own if it was not measured; None to assume that of its micro-batches. margin: configurations are run if
+    their predicted time is at most this multiple of the fastest's. If their whole runs take much longer than predicted,
+    further ones are run.
 
     Raises the error of the whole runs if all fail and torch's own does not fit the limit, and ``InfeasibleError`` if
     only torch's own may fit the limit but has never been run.
@@ -72,8 +72,7 @@ def _surprising_s(
 ) -> float | None:
     """Return the predicted seconds up to which further configurations are to be run whole; None if none are.
 
-    Some are if configurations were slower than predicted. A slowdown that torch's own shares does not count, nor does
-    torch's own being faster than it was measured.
+    Further ones are run if the best was slower than predicted, unless torch's own was too, or was faster than measured.
     """
     runs = _runs(outcomes)
     if not runs:
@@ -122,7 +121,7 @@ def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
 def refuted(
     task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
-    """Return configurations of smaller batches that were not faster in whole runs than torch's own, if that fits."""
+    """Return configurations of smaller batches whose whole runs were not faster than torch's own, where that fits."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
     sizes = {parts: sum(part.micro_batch_size for part in parts) for parts in slower}
     baselines = {
@@ -143,10 +142,10 @@ def baseline_of(measurements: Sequence[Measurement], batch_size: int) -> Configu
 def baseline_or_declared(
     measurements: Sequence[Measurement], batch_size: int, declared_bytes: int | None
 ) -> Configuration:
-    """Return torch's own undivided configuration, with infinite time and an estimated workspace if not measured.
+    """Return torch's own undivided configuration; if it was not measured, with infinite time and estimated workspace.
 
-    The workspace is at least that of its micro-batches. A whole run may still succeed, since measuring takes more
-    memory.
+    The estimate is at least the workspace of its micro-batches. A whole run may still succeed, since it takes less
+    memory than measuring.
     """
     measured = baseline_of(measurements, batch_size)
     if measured is not None:
@@ -163,7 +162,7 @@ def is_timed(baseline: Configuration) -> bool:
 
 
 def timed(baseline: Configuration, run: Outcome) -> Configuration:
-    """Return the baseline (torch's own), with the time from a whole run if it was not measured."""
+    """Return the baseline (torch's own), with its time from the whole run if it was not measured."""
     if is_timed(baseline) or not isinstance(run, WholeRun):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
@@ -235,8 +234,8 @@ def contenders_near(
 ) -> list[Configuration]:
     """Return the configurations whose predicted time is within ``margin`` times the fastest's, fastest first.
 
-    found: the predicted fastest, if any fits. The best configurations of each single algorithm are added: with any
-    sizes, divided, and undivided. Torch's own is returned only if there is no other.
+    found: the predicted fastest, if any fits. To it are added the best configurations of each single algorithm: with
+    any sizes, divided, and undivided. Torch's own is returned only if there is no other.
     """
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
@@ -253,7 +252,7 @@ def contenders_near(
 
 
 def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
-    """Return a lower bound in seconds by algorithm: its best time per sample times the batch size, without setup."""
+    """Return a lower bound in seconds by algorithm: best time per sample times batch size, without setup."""
     least: dict[str, float] = {}
     for m in measurements:
         name, n = m.micro_config.algorithm, m.micro_config.micro_batch_size
@@ -269,10 +268,10 @@ def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_b
 
 
 def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
-    """Return the configuration fastest in whole runs, or one with fewer micro-batches within the noise of it.
+    """Return the configuration with the fastest whole run, or an equally fast one with fewer micro-batches.
 
-    If its error is many times that of torch's own, a configuration with at most half the error is preferred if it is
-    just as fast, since the least accurate layers determine the error of a network.
+    If its error is many times that of torch's own, an about equally fast configuration with at most half the error is
+    preferred, since the least accurate layers determine the error of a network.
     """
     most = max(run.speedup for run in runs.values())
     even = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)

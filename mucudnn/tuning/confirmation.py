@@ -1,4 +1,4 @@
-"""Results of confirming a tuned model: its steps and convolutions timed with torch's own and with ours, interleaved."""
+"""Results of confirming a tuned model: interleaved timings of its steps and convolutions, with torch's own and ours."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mucudnn.words.results import is_busy
 from mucudnn.words.samples import uncertainty
 from mucudnn.words.units import format_seconds
 
-LEAST_LOSS = 0.01  # the rounds are few: their noise may seem smaller than it is
+LEAST_LOSS = 0.01  # with few rounds the noise may be underestimated
 
 
 @dataclass(frozen=True, slots=True)
 class InTurns:
-    """Times of torch's own convolution and ours, measured in alternation: medians over the rounds, in seconds.
+    """Interleaved times of torch's own convolutions and ours: medians over the rounds, in seconds.
 
-    speedup: the median of torch / ours in each round. uncertainty: noise of the speedup, computed as in ``WholeRun``.
+    speedup: median over the rounds of torch / ours. uncertainty: noise of the speedup, computed as in ``WholeRun``.
     """
 
     torch_s: float
@@ -31,7 +31,7 @@ class InTurns:
 
     @classmethod
     def of(cls, torchs_s: Sequence[float], ours_s: Sequence[float]) -> Self:
-        """Compare the seconds of each round, torch's and ours; the speedup is 1 if ours take no time."""
+        """Compare the seconds of each round, torch's and ours; where ours is 0, the ratio is 1."""
         ratios = [torch_s / time_s if time_s else 1.0 for torch_s, time_s in zip(torchs_s, ours_s, strict=True)]
         return cls(median(torchs_s), median(ours_s), median(ratios), uncertainty(ratios), len(ratios))
 
@@ -52,10 +52,10 @@ class InTurns:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Seconds of a convolution call within the model's own step, equal layers together: torch's own, and ours as tuned.
+    """Times of a convolution call within the model's own step, summed over equal layers: torch's own and ours.
 
-    operations: those that the call computes; torch computes dx and dw in one call, so these are compared together.
-    loses: if ours is slower, whether torch's own is to compute this operation again.
+    operations: operations that the call computes; torch computes dx and dw in one call, so they are compared together.
+    loses: whether ours is slower and torch's own is to replace it.
     """
 
     operations: tuple[Operation, ...]
@@ -71,7 +71,7 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """A problem of a module that torch's own convolution computes again after a confirmation, and the reason.
+    """A problem of a module for which a confirmation has restored torch's own convolution, with the reason.
 
     is_allowed: if false, our convolution still runs, since torch's own needs more workspace than the limit.
     """
@@ -88,15 +88,14 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """Comparison of a model's own step with torch's convolutions and with ours, interleaved. Prints as one line.
+    """Interleaved comparison of a model's own step with torch's convolutions and with ours. Prints as one line.
 
-    step: the whole step. recorded: the steps in which convolutions were timed one by one, with a small overhead.
-    convolutions: the summed time of all in such a step. over_tuned: time of a call within the step over its time in
-    tuning, the median over the tuned convolutions; None if unknown. put_back: problems that torch's own runs again,
-    since ours was slower in place. is_withdrawn: whether torch's own runs everywhere, since the step was still slower.
-    kept: problems for which ours is slower in place but stays, since torch's own needs more workspace than the limit.
-    load: as of a ``Measurement``. stored_on: the day of the steps if they are from the database; None if they ran just
-    now.
+    step: the whole step. recorded: steps in which each convolution is timed, with a small overhead. convolutions:
+    summed time of all convolutions in such a step. over_tuned: median over the tuned convolutions of the time in the
+    step / the time in tuning; None if unknown. put_back: problems for which torch's own was restored, since ours was
+    slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower. kept:
+    problems for which ours is slower in place but stays, since torch's own needs more workspace than the limit. load:
+    as in ``Measurement``. stored_on: date of the steps if they are from the database; None if they ran just now.
     """
 
     step: InTurns
@@ -111,7 +110,7 @@ class Confirmation:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes kept the machine so busy that the comparison of steps decided nothing."""
+        """Whether the machine was too busy for a conclusive comparison of steps."""
         return is_busy(self.load)
 
     @property
@@ -120,7 +119,7 @@ class Confirmation:
 
     @property
     def share(self) -> float:
-        """Share of the convolutions in the time of torch's step, from 0 to 1, in the steps in which they were timed."""
+        """Share of the convolutions in the time of torch's recorded steps, from 0 to 1."""
         return min(1.0, self.convolutions.torch_s / self.recorded.torch_s)
 
     @property
@@ -130,9 +129,9 @@ class Confirmation:
 
     @property
     def rest(self) -> float:
-        """Time of a step without its convolutions: seconds with ours over seconds with torch's, in the recorded steps.
+        """Ratio, ours / torch's, of the time that a recorded step spends outside its convolutions.
 
-        The time includes the overhead of recording, which is largest for torch's convolutions.
+        It includes the overhead of recording, which is largest for torch's convolutions.
         """
         torch_s = self.recorded.torch_s - self.convolutions.torch_s
         return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
@@ -151,7 +150,7 @@ class Confirmation:
         return "; ".join(parts)
 
     def details(self) -> str:
-        """The summary line of the confirmation, and its further findings, a line each."""
+        """Return the summary line of the confirmation and its details, one per line."""
         lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with PyTorch's own"]
         if self.over_tuned is not None:
             lines.append(

@@ -1,4 +1,4 @@
-"""Division of a workspace budget over convolutions to tune, corrected by whole runs, which a callable provides."""
+"""Division of a workspace budget over convolutions, corrected by whole runs, which a callable provides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
-_NO_GAIN = 1.001  # times the baseline, for configurations that are no gain: ties go to the baseline
-_MOST_ROUNDS = 8  # of solving, running whole and solving again
+_NO_GAIN = 1.001  # cost of configurations without a gain, as a multiple of the baseline: ties go to the baseline
+_MOST_ROUNDS = 8  # rounds of solving and whole runs
 
-Wanted = Mapping[Task, Sequence[Configuration]]  # to be verified next
+Wanted = Mapping[Task, Sequence[Configuration]]  # configurations to verify next
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """A divided workspace budget: the choice of each task, the solver's result, and the options with the times it used.
+    """A divided workspace budget: the choices, the solver's result, and its options with the times that it used.
 
-    An option's time is that of its whole run (a complete call), or else the predicted one.
+    An option's time is from its whole run (a complete call), or else predicted.
     """
 
     choices: Mapping[Task, TunedProblem]
@@ -45,18 +45,18 @@ def divide(
     baseline_bytes: Mapping[Task, int | None] | None = None,
     ahead: Callable[[Wanted], None] = lambda wanted: None,
 ) -> Divided:
-    """Choose one configuration for each task, in sum within the budget: workspace division, corrected by whole runs.
+    """Choose one configuration for each task so that all fit the budget (workspace division), corrected by whole runs.
 
-    Chosen configurations are run whole, and the budget is divided again with their times, until all chosen ones have
-    been run. measurements, baseline_bytes: by task, as for ``choose``. ahead: called with all configurations that
-    ``verify`` is asked for next, so that several processes can share the work.
+    The chosen configurations are run whole, and the budget is divided again with their times, until all chosen ones
+    have been run. measurements, baseline_bytes: by task, as for ``choose``. ahead: called with all configurations that
+    ``verify`` will need next, so that several processes can share the work.
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
     """
     declared = baseline_bytes or {}
     every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
     run = partial(_run, every, verify, ahead)
-    # Only a whole run has torch's own time with the epilogue, so one option of each fused convolution is run first.
+    # Only whole runs show torch's time with the epilogue, so one option of each fused convolution is run first.
     run({task: options.telling(budget_bytes) for task, options in every.items() if task.epilogue is not None})
     for _ in range(_MOST_ROUNDS):
         run({task: options.baseline for task, options in every.items() if not options.configurations})
@@ -74,7 +74,7 @@ def divide(
 
 @dataclass(slots=True)
 class _Options:
-    """Configurations that a division of the budget may give to one task, and their whole runs (complete calls).
+    """Configurations that a division of the budget may choose for one task, and their whole runs (complete calls).
 
     followed_s: seconds of torch's own with the task's epilogue; None without an epilogue, or if not yet known.
     """
@@ -89,7 +89,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         self.configurations = [*self._desirable(self.measurements)]
-        if self.task.epilogue is not None:  # others that are slower without it may compute it inside
+        if self.task.epilogue is not None:  # slower ones may be faster with the epilogue, if they compute it inside
             others = [m for m in self.measurements if m.micro_config.algorithm != TORCHS_OWN]
             self.configurations += [c for c in self._desirable(others) if c not in self.configurations]
         unsolved = baseline_or_declared(self.measurements, self.task.batch_size, self.baseline_bytes)
@@ -101,24 +101,24 @@ class _Options:
         return desirable_sets(measurements, n).of(n) if measurements else ()
 
     def _offer_baseline(self) -> None:
-        """Add torch's own to the options once its time is known: whole runs may show it faster than predicted."""
+        """Add torch's own to the options once its time is known, since whole runs may show it faster than predicted."""
         if is_timed(self.baseline) and not any(c.is_baseline for c in self.configurations):
             self.configurations.append(self.baseline)
 
     def learn_baseline(self, outcome: Outcome) -> None:
-        """Take the time of torch's own from a whole run, and add it to the options if its time is known."""
+        """Learn the time of torch's own from a whole run, and add it to the options if its time is known."""
         self.baseline = timed(self.baseline, outcome)
         if self.task.epilogue is not None and self.followed_s is None and isinstance(outcome, WholeRun):
             self.followed_s = outcome.baseline_s
         self._offer_baseline()
 
     def telling(self, budget_bytes: int | None) -> Configuration:
-        """Return the configuration to run first if there is an epilogue: the likeliest choice within the budget."""
+        """Return the configuration to run first if there is an epilogue: the predicted fastest within the budget."""
         fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
         return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
 
     def costed(self) -> list[Configuration]:
-        """Return all options, each with the time from its whole run, or else the predicted one."""
+        """Return all options, each with its time from a whole run, or else its predicted time."""
         return [replace(c, time_s=self._time_s(c)) for c in self.configurations]
 
     def original(self, costed: Configuration) -> Configuration:
@@ -160,7 +160,7 @@ class _Options:
 
     @property
     def _baseline_s(self) -> float:
-        """Seconds of torch's own convolution, including the epilogue if the time of both together is known."""
+        """Seconds of torch's own convolution, including the epilogue if that time is known."""
         return self.baseline.time_s if self.followed_s is None else self.followed_s
 
     @property
@@ -172,7 +172,7 @@ class _Options:
         """Return the seconds of an option, from its whole run if there is one.
 
         A whole run counts by its ratio to torch's own, since the machine's speed may have changed. Without a whole run,
-        an option of torch's own algorithm has the epilogue's time added, while others may compute it inside.
+        the epilogue's time is added to options of torch's own algorithm only, since others may compute it inside.
         """
         if configuration.is_baseline:
             return self._baseline_s
@@ -189,7 +189,7 @@ def _run(
     ahead: Callable[[Wanted], None],
     wanted: Mapping[Task, Configuration],
 ) -> bool:
-    """Learn from one whole run for each task in ``wanted``, made now if missing; return False if there are none."""
+    """Learn one whole run for each task in ``wanted``, making missing ones; return False if there are no tasks."""
     if wanted:
         ahead({task: [configuration] for task, configuration in wanted.items()})
     for task, configuration in wanted.items():

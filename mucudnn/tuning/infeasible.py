@@ -1,4 +1,4 @@
-"""Errors if no configuration fits the allowed workspace: which convolutions cause it, and how much would be enough."""
+"""Errors for workspace limits that no configuration fits: the convolutions concerned, and the smallest workspace."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NEEDS_NOTHING = "allow the algorithm loop-nest, which needs no workspace (compi
 
 
 def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int | None:
-    """Return the least workspace of any configuration made of these measurements; None if they make none."""
+    """Return the smallest workspace of a configuration of these measurements; None if none covers the batch."""
     smallest = desirable_sets(measurements, batch_size).smallest(batch_size) if measurements else None
     return None if smallest is None else smallest.workspace_bytes
 
 
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
-    """Return one error for all tasks that have no configuration within their limit, with the least bytes of each.
+    """Return one error for all tasks that have no configuration within their limit, with their smallest workspaces.
 
-    failed: the failures of each task's candidates, which the least bytes leave out.
+    failed: the failures of each task's candidates, which the smallest workspaces ignore.
     """
     lines = [
         f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
@@ -41,7 +41,7 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
 def unaffordable(
     smallest: Mapping[Task, int | None], budget_bytes: int | None, failed: _Failed | None = None
 ) -> InfeasibleError:
-    """Return one error for a budget that is too small for all tasks together, naming those that need most first.
+    """Return one error for a budget too small for all tasks together, with the most demanding tasks first.
 
     failed: as for ``infeasible``.
     """
@@ -64,7 +64,7 @@ def _either(*remedies: str) -> str:
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:
-    """List a task's failed candidates, only the least size of each algorithm, since larger ones fail alike.
+    """List a task's failed candidates, only the smallest of each algorithm, since larger ones fail likewise.
 
     Stored failures of algorithms from an ``AlgorithmSource`` are not retried.
     """

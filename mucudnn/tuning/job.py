@@ -1,4 +1,4 @@
-"""One task (a convolution to tune): its candidates, their results, and the findings that processes exchange."""
+"""One task (a convolution to tune) with its candidates and results, and the findings that ranks exchange."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 from mucudnn.words.task import Task
 
-_FOUND = ("results", "left_out", "declared_bytes", "outcomes", "is_chosen")  # what other ranks need to choose alike
+_FOUND = ("results", "left_out", "declared_bytes", "outcomes", "is_chosen")  # fields that other ranks need
 
 
 @dataclass(slots=True)
 class Job:
     """One task (a convolution to tune): its candidates and their results. left_out: candidates cut by the time limit.
 
-    outcomes: of whole runs, by configuration. declared_bytes: see ``baseline_bytes``. choice: None until it is made.
-    is_own: whether this rank measures the task. is_chosen: whether the rank that does has made a choice; None if
-    unknown.
+    outcomes: whole runs or their errors, by configuration. declared_bytes: see ``baseline_bytes``. choice: None until
+    it is made. is_own: whether this rank measures the task. is_chosen: whether the measuring rank has made a choice;
+    None if unknown.
     """
 
     task: Task
@@ -41,34 +41,34 @@ class Job:
     is_chosen: bool | None = None
 
     def findings(self) -> Mapping[str, Any]:
-        """Return the results that other ranks need to choose alike, with errors replaced by picklable ones."""
+        """Return the results that other ranks need for the same choice, with errors replaced by picklable ones."""
         outcomes = self.outcomes.items()
         readable = {of: MucudnnError(str(one)) if isinstance(one, Exception) else one for of, one in outcomes}
         found = {name: getattr(self, name) for name in _FOUND}
         return found | {"outcomes": readable, "is_chosen": self.choice is not None}
 
     def learn(self, told: Mapping[str, Any]) -> None:
-        """Take over the results of another rank, as its ``findings`` returned them."""
+        """Adopt the results of another rank, as returned by its ``findings``."""
         for name in _FOUND:
             setattr(self, name, told[name])
 
     @property
     def barred(self) -> Failure | None:
-        """The lasting failure of torch's own undivided convolution, which then is not run; None if there is none."""
+        """The permanent failure that forbids running torch's own undivided convolution; None if it may run."""
         result = self.results.get(self.task.baseline)
         is_barred = isinstance(result, Failure) and result.is_lasting and not result.is_passed_over
         return cast(Failure, result) if is_barred else None
 
     def measured_task(self, limit_bytes: int | None) -> Task:
-        """Return the task under another limit; torch's own is not exempt from the limit if it must not run."""
+        """Return the task with another limit, which torch's own is not exempt from if it must not run."""
         fits = self.task.baseline_exempt and self.barred is None
         in_headroom = self.task.in_headroom and self.barred is None
         return replace(self.task, limit_bytes=limit_bytes, baseline_exempt=fits, in_headroom=in_headroom)
 
     def baseline_bytes(self) -> int | None:
-        """Count the workspace of torch's own by running it; None if it was measured or cannot be counted.
+        """Return the workspace of torch's own, counted in a run; None if it was measured or cannot be counted.
 
-        The run is repeated in each call, since there may have been no memory the first time.
+        Each call repeats the run, since an earlier one may have lacked memory.
         """
         if self.barred is not None or isinstance(self.results.get(self.task.baseline), Measurement):
             return None
@@ -76,7 +76,7 @@ class Job:
         return baseline.workspace_bytes if baseline.is_countable else None
 
     def forget_failures(self) -> None:
-        """Forget failed candidates, so that they are retried, except foreign code, which may have ended a process."""
+        """Forget failed candidates, so that they are retried, except foreign code with a permanent failure."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
         self.results = {
             of: r
@@ -93,7 +93,7 @@ class Job:
         return allowed(self.measurements(), self.error_bound)
 
     def failed_candidates(self) -> list[Failure]:
-        """Return the failures of candidates that ran, without unsupported problems and candidates that were skipped."""
+        """Return the failures of candidates that ran, without unsupported and skipped ones."""
         known = (self.results.get(candidate.micro_config) for candidate in self.candidates)
         return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
 
@@ -101,7 +101,7 @@ class Job:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
     def tuned(self, choice: TunedProblem, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
-        """Return the choice with the measurements and failures of all candidates added.
+        """Return the choice with the measurements and failures of all candidates.
 
         runs: whole runs of the problem, for any batch size.
         """
@@ -117,21 +117,21 @@ class Job:
         return choice.knowing(measured, self.failures(), **known)
 
     def smallest_feasible_bytes(self) -> int | None:
-        """Return the least workspace of any configuration of candidates that did not fail and keep the error bound.
+        """Return the smallest workspace of a configuration of candidates without failures or excessive errors.
 
-        Torch's own counts even if it failed for lack of memory: measuring takes more memory than running.
+        Torch's own counts even if it failed for lack of memory, since running takes less memory than measuring.
         """
         return _least_declared_bytes(self._usable(), self.task.batch_size)
 
     def bytes_in_smallest_pieces(self) -> int | None:
-        """Return the least workspace of any configuration of smallest micro-batches alone, which few runs determine."""
+        """Return the smallest workspace of a configuration of smallest micro-batches only, which takes few runs."""
         usable = self._usable()
         least = min((c.micro_batch_size for c in usable), default=0)
         smallest = [c for c in usable if c.micro_batch_size == least]
         return _least_declared_bytes(smallest, self.task.batch_size)
 
     def is_feasible(self) -> bool:
-        """Whether any configuration fits the limit. Torch's own is tried first: it mostly fits, and takes few runs."""
+        """Return whether a configuration fits the limit. Torch's own is tried first, since it usually fits."""
         if self.is_chosen is not None:
             return self.is_chosen
         if (self.task.in_headroom or self.task.baseline_exempt) and self.barred is None:
@@ -158,12 +158,11 @@ class Job:
 
 
 def _least_declared_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Return the least workspace of any configuration of the candidates; nothing is timed, but bytes may be counted."""
+    """Return the smallest workspace of a configuration of the candidates; this may run them to count bytes."""
     return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
 
 
-# To measure a problem quickly on one core, all candidates and samples together (AlexNet and MobileNetV2, torch 2.13,
-# Intel Xeon 2.50 GHz). Only the ratios count: they say how much longer a large convolution takes than a small one.
+# Cost model of measuring a problem in a quick race, fitted on one core (AlexNet and MobileNetV2, torch 2.13, Xeon).
 _OVERHEAD_S = 0.3
 _FLOPS_PER_S = 5e9
 _BYTES_PER_S = 35e6
@@ -175,14 +174,14 @@ class Alone:
     are_several = False
 
     def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Return the jobs that this rank measures: here all. cost: returns the expected cost of a job, in any unit."""
+        """Return the jobs that this rank measures: here all. cost: estimates the cost of a job, in any unit."""
         return jobs
 
     def exchange(self, jobs: Sequence[Job]) -> None:
-        """Exchange the jobs' results with the ranks of the same kind of device: here do nothing."""
+        """Exchange the jobs' results with the ranks of the same kind of device: here, do nothing."""
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on all ranks, so that all go on alike: here on this one."""
+        """Return whether a condition holds on all ranks: here, on this one."""
         return holds
 
 

@@ -1,4 +1,4 @@
-"""Repeated measurement of doubtful results in a database: those disturbed by other processes, or too noisy."""
+"""Repeated measurement of doubtful results in a database: disturbed by other processes, or too noisy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mucudnn.words.results import (
 )
 from mucudnn.words.task import Task
 
-MOST_WAITED_S = 60.0  # for a quiet machine, without which nothing is measured again
+MOST_WAITED_S = 60.0  # for a quiet machine, without which nothing is repeated
 
 
 R = TypeVar("R", Measurement, WholeRun)
@@ -44,7 +44,7 @@ R = TypeVar("R", Measurement, WholeRun)
 
 @dataclass(frozen=True, slots=True)
 class Again(Generic[R]):
-    """A result before and after it was measured again. of: the micro-config or configuration that was measured."""
+    """A result before and after its repetition. of: the micro-config or configuration that was measured."""
 
     problem: ConvProblem
     of: MicroConfig | Configuration
@@ -53,17 +53,17 @@ class Again(Generic[R]):
 
 
 def has_turned(run: Again[WholeRun]) -> bool:
-    """Whether the repeated run changed the verdict on a configuration from gain to no gain, or the other way round."""
+    """Whether the repeated run changed the verdict on a configuration between gain and no gain."""
     return is_gain(run.before) != is_gain(run.now)
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """Results of measuring again what was doubtful in one environment (a machine with its settings).
+    """Results of repeating the doubtful measurements of one environment (a machine with its settings).
 
-    doubtful: number of measurements and whole runs to measure again. passed_over: how many of these can no longer win,
-    failed, or have algorithms that are not available in that version. busy: the disturbance that ended the refresh, or
-    empty. interrupted: whether Ctrl-C ended it.
+    doubtful: number of measurements and whole runs to repeat. passed_over: how many of these can no longer win, failed,
+    or have algorithms that are not available in that version. busy: the disturbance that ended the refresh; empty if
+    there was none. interrupted: whether Ctrl-C ended it.
     """
 
     environment: Environment
@@ -76,7 +76,7 @@ class Refreshed:
 
     @property
     def disturbed(self) -> int:
-        """Number of repeated results that other processes disturbed again."""
+        """Number of repeated results that were disturbed again."""
         measured = sum(one.now.is_disturbed for one in self.measurements)
         return measured + sum(run.now.is_disturbed for run in self.whole_runs)
 
@@ -94,10 +94,10 @@ def refresh(
     older_than: timedelta | None = None,
     progress: Progress | None = None,
 ) -> Refreshed:
-    """Measure doubtful results of the machine's environment again, or also older ones, or everything.
+    """Repeat doubtful measurements of the machine's environment, and on request old ones or all.
 
-    The function first waits at most a minute for free cores. Each result is stored at once, beside the one that it
-    replaces, so that Ctrl-C loses nothing; the result is then marked ``interrupted``.
+    The function first waits up to a minute for free cores. Each result is stored at once, next to the result that it
+    replaces, so that Ctrl-C loses nothing; the return value is then marked ``interrupted``.
 
     Raises ``DatabaseError`` for a file that cannot be read.
     """
@@ -115,7 +115,7 @@ def _is_wanted(row: Row, everything: bool, before: str | None) -> bool:
 
 
 class _Refresh:
-    """One repetition of a database's doubtful measurements."""
+    """One run of repeating a database's doubtful measurements."""
 
     def __init__(self, database: Database, machine: Machine, progress: Progress) -> None:
         self.machine, self.progress, self.done = machine, progress, 0.0
@@ -130,7 +130,7 @@ class _Refresh:
         busy, interrupted = "", False
         try:
             if again:
-                self.machine.watch.pause()  # to see the load before anything is measured
+                self.machine.watch.pause()  # to read the load before measuring
             for number, problem in enumerate(again):
                 self.done = number / len(again)
                 load = self.quiet.wait()
@@ -147,9 +147,9 @@ class _Refresh:
         return Refreshed(self.machine.environment, len(wanted), *made, self.passed_over, busy, interrupted)
 
     def _refresh(self, problem: ConvProblem, rows: Sequence[Row], again: Sequence[Row]) -> None:
-        """Measure the doubtful results of one problem again.
+        """Repeat the doubtful measurements of one problem.
 
-        rows: all stored results of the problem that count. again: those to measure again.
+        rows: all valid stored results of the problem. again: the results to repeat.
         """
         measured, doubtful = ([row for row in some if row["kind"] == "measurement"] for some in (rows, again))
         sizes = sorted({row["micro_batch_size"] for row in measured}) or [1]
@@ -175,7 +175,7 @@ class _Refresh:
         before: Mapping[MicroConfig, Measurement],
         versions: Mapping[str, int],
     ) -> None:
-        """Measure the candidates of ``before`` again, in a race with the ``known`` results, as the tuner does."""
+        """Repeat the measurements in ``before`` in a race against the ``known`` results, as the tuner does."""
         may_keep = problem.operation is Operation.FORWARD
         race = ThoroughRace(Task(problem, batch_size), candidates, self.machine, known, may_keep=may_keep)
         now: dict[MicroConfig, Again[Measurement]] = {}
@@ -189,7 +189,7 @@ class _Refresh:
             self.measurements += now.values()
 
     def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
-        """Repeat those of the whole runs in ``rows`` whose algorithms are available, interleaved by batch size."""
+        """Repeat the whole runs in ``rows`` whose algorithms are available, interleaved by batch size."""
         together: dict[tuple[int, How], dict[Configuration, WholeRun]] = defaultdict(dict)
         for row in rows:
             micro_configs, versions, how = whole_run_from(row["configuration"])

@@ -1,4 +1,4 @@
-"""Replay: choices from stored measurements, as ``tune`` would make them, without a device and without measuring."""
+"""Replay: the choices that ``tune`` would make from stored measurements, without a device and without measuring."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ class Stored(Protocol):
         """The environment in which the measurements were made."""
 
     def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return the stored measurements of micro-batch sizes that the task allows; they cover its mini-batch."""
+        """Return the stored measurements of the task's micro-batch sizes, which cover its mini-batch."""
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the stored comparison of this configuration's complete calls with torch's own; None if there is none.
-
-        The comparison was made with the task's kind of workspace.
+        """Return the stored whole run of this configuration under the task's conditions; None if there is none.
         """
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     """Choose as ``tune_tasks`` would, from stored results alone; missing whole runs are replaced by predictions.
 
-    From the stored results of a tuning under the same config, the choice is the same as in that tuning.
+    With the stored results and the config of a tuning, the choices are the same as in that tuning.
 
-    Raises ``InfeasibleError`` if no configuration fits, with the tasks and the memory that would be enough.
+    Raises ``InfeasibleError`` if no configuration fits, naming the tasks and the smallest sufficient workspace.
     """
 
     def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
@@ -60,8 +58,8 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
 
 
 def shortcomings(tasks: Sequence[Task], stored: Stored) -> tuple[str, ...]:
-    """Return warnings about mini-batches measured only in smaller pieces, for which torch's own was not measured."""
-    pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> how many tasks
+    """Return warnings about mini-batches measured only in smaller pieces, without the undivided baseline."""
+    pieces: dict[tuple[int, tuple[int, ...]], int] = {}  # mini-batch, sizes -> number of tasks
     for task in tasks:
         micro_configs = {m.micro_config for m in stored.measurements(task)}
         if task.baseline not in micro_configs:
@@ -88,7 +86,7 @@ def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
 
 
 def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Whether equal micro-batches of one algorithm are within the task's limit, which needs no solver to find out."""
+    """Whether equal micro-batches of one algorithm fit the task's limit, a check that needs no solver."""
     limit = inf if task.limit_bytes is None else task.limit_bytes
     dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
     return (

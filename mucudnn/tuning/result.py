@@ -1,4 +1,4 @@
-"""Results of tuning: the chosen configuration of each problem, the measurements behind it, and why it was chosen."""
+"""Results of tuning: the chosen configuration of each problem, the reason, and the underlying measurements."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates cut by a time limit: not measured at all, or measured with fewer samples than usual.
-
-    Candidates that the race has shown to be hopeless do not count.
+    """Candidates cut by a time limit: unmeasured, or measured with fewer samples than usual; without hopeless ones.
     """
 
     unmeasured: tuple[MicroConfig, ...] = ()
@@ -38,18 +36,18 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class TunedProblem:
-    """The choice for one problem, and why. Times are medians of complete calls, measured in turns with torch's own.
+    """The choice for one problem, with its reason. Times are medians of complete calls, interleaved with torch's own.
 
     If a replay has no whole runs, they are predictions, as ``reason`` says, and ``baseline_s`` is None if torch's own
     was not measured at this batch size. ``configuration.time_s`` is the solver's prediction. ``relative_error`` is None
-    for torch's own if it could not be compared. ``limit_bytes``: the most workspace that the problem may use, or its
-    share of a budget. ``measurements`` and ``failures`` are of all candidates, also of those barred by the workspace
-    limit or by an error above ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``:
-    configurations of smaller batches that were not faster than torch's own in whole runs. ``account``: the solver's
-    result under the limit, before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``:
-    times in the model's own step; None if it was not confirmed. ``load``: of the machine during the whole runs, as of a
-    ``Measurement``; None if unknown. ``epilogue``: of a fused convolution; it is part of ``baseline_s`` and ``time_s``,
-    but not of the prediction.
+    for torch's own if it could not be compared. ``limit_bytes``: the workspace limit, or the problem's share of a
+    budget. ``measurements`` and ``failures`` cover all candidates, including those that exceed the workspace limit or
+    ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``: configurations of smaller
+    batches that were not faster than torch's own in whole runs. ``account``: the solver's result under the limit,
+    before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``: times in the model's
+    own step; None if it was not confirmed. ``load``: the machine's load during the whole runs, as in ``Measurement``;
+    None if unknown. ``epilogue``: epilogue of a fused convolution; ``baseline_s`` and ``time_s`` include it, the
+    prediction does not.
     """
 
     problem: ConvProblem
@@ -80,7 +78,7 @@ class TunedProblem:
         reason: str,
         load: float | None = None,
     ) -> TunedProblem:
-        """Return the choice for a task, still without the results of its candidates, which ``knowing`` adds."""
+        """Return the choice for a task, without the results of its candidates, which ``knowing`` adds."""
         return cls(
             problem=task.problem,
             batch_size=task.batch_size,
@@ -103,7 +101,7 @@ class TunedProblem:
         left_out: LeftOut = LeftOut(),
         refuted: tuple[tuple[MicroConfig, ...], ...] = (),
     ) -> TunedProblem:
-        """Return a copy of this choice to which the measurements and failures of all candidates are added."""
+        """Return a copy of this choice with the measurements and failures of all candidates added."""
         return replace(
             self,
             relative_error=relative_error_of(self.configuration, measurements),
@@ -117,25 +115,25 @@ class TunedProblem:
 
     @property
     def allowed_measurements(self) -> list[Measurement]:
-        """Measurements of those algorithms whose errors are within the bound."""
+        """Measurements of the algorithms whose errors are within the bound."""
         return allowed(self.measurements, self.error_bound)
 
     @property
     def barred(self) -> Failure | None:
-        """The lasting failure for which torch's own undivided convolution must not run; None if it may run."""
+        """The permanent failure that forbids running torch's own undivided convolution; None if it may run."""
         baseline = MicroConfig(TORCHS_OWN, self.batch_size)
         lasting = (f for f in self.failures if f.micro_config == baseline and f.is_lasting and not f.is_passed_over)
         return next(lasting, None)
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the choice rests on measurements that were made on a busy machine."""
+        """Whether the choice depends on measurements made on a busy machine."""
         compared = {*self.configuration.micro_configs, MicroConfig(TORCHS_OWN, self.batch_size)}
         return is_busy(self.load) or any(m.is_disturbed for m in self.measurements if m.micro_config in compared)
 
     @property
     def speedup(self) -> float | None:
-        """Time of torch's own convolution over the chosen one's; None if the former is unknown."""
+        """Time of torch's own convolution / time of the chosen configuration; None if the former is unknown."""
         return None if self.baseline_s is None else self.baseline_s / self.time_s
 
     def __str__(self) -> str:
@@ -158,7 +156,7 @@ class TunedProblem:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The choice as plain values for ``json.dumps``, in seconds and bytes."""
+        """Return the choice as plain values for ``json.dumps``, in seconds and bytes."""
         bound = self.error_bound if isfinite(self.error_bound) else None
         return {name: value for name, value in asdict(self).items() if name not in ("account", "in_place")} | {
             "speedup": self.speedup,
@@ -179,7 +177,7 @@ class Tuning:
     divided: Divided | None = None
 
     def __getitem__(self, problem: ConvProblem) -> TunedProblem:
-        """Return what was tuned for a problem. Raises ``InvalidInputError`` for a problem that was not tuned."""
+        """Return the choice for a problem. Raises ``InvalidInputError`` for a problem that was not tuned."""
         for tuned in self.problems:
             if tuned.problem == problem:
                 return tuned
@@ -188,7 +186,7 @@ class Tuning:
     def configurations(self, problem: ConvProblem) -> Mapping[int, Configuration]:
         """Return the configuration to run by batch size, up to the tuned one: see ``configurations_of``.
 
-        Raises ``InvalidInputError`` for a problem that is not among those tuned.
+        Raises ``InvalidInputError`` for a problem that was not tuned.
         """
         return configurations_of(self[problem])
 
@@ -199,7 +197,7 @@ class Tuning:
         return "\n".join((f"on {self.environment}", *map(str, self.problems), *divided))
 
     def to_json(self) -> dict[str, Any]:
-        """All results as plain values for ``json.dumps``, in seconds and bytes."""
+        """Return all results as plain values for ``json.dumps``, in seconds and bytes."""
         return {
             "environment": asdict(self.environment),
             "workspace_limit": self.config.workspace_limit,
@@ -208,14 +206,14 @@ class Tuning:
         }
 
     def to_frame(self) -> pandas.DataFrame:
-        """A table with a row for each problem: its geometry, the chosen configuration, seconds and bytes."""
+        """Return a table with a row for each problem: its geometry, the chosen configuration, seconds and bytes."""
         import pandas
 
         return pandas.DataFrame([row_of(tuned) for tuned in self.problems])
 
 
 class TuningInterrupted(KeyboardInterrupt):
-    """Raised for Ctrl-C while tuning. ``partial`` has the tuned problems; all measurements so far are stored."""
+    """Ctrl-C during tuning. ``partial`` has the problems tuned so far; all measurements so far are stored."""
 
     def __init__(self, partial: Tuning) -> None:
         super().__init__(f"tuning was interrupted; {len(partial.problems)} problems are ready")
@@ -223,7 +221,7 @@ class TuningInterrupted(KeyboardInterrupt):
 
 
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
-    """Describe how many candidates a time limit left unmeasured, and of which algorithms; empty if none."""
+    """Return a description of the candidates that a time limit left unmeasured; empty if there are none."""
     unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
     hurried = sum(len(one.left_out.hurried) for one in tuned)
     worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
@@ -237,16 +235,15 @@ def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
 
 
 def tuned_of(module: TunedModule) -> tuple[TunedProblem, ...]:
-    """Return the tuning results of a module as ``TunedProblem``, a type that the module itself does not know."""
+    """Return the tuning results of a module, with the type ``TunedProblem``, which the module does not import."""
     return cast("tuple[TunedProblem, ...]", module.tuned)
 
 
 def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
     """Return the configuration to run by batch size, up to the tuned batch size, within the problem's workspace limit.
 
-    The tuned batch size has the verified configuration. Smaller sizes have the fastest by the same measurements, except
-    configurations that were not faster than torch's own in complete calls. If torch's own convolution was chosen,
-    smaller batch sizes are left out.
+    The tuned batch size has the verified configuration. Smaller sizes have the fastest configuration by the same
+    measurements, without those refuted by whole runs. If torch's own was chosen, smaller batch sizes are left out.
     """
     from mucudnn.solver.front import desirable_sets
 
@@ -276,7 +273,7 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
 
 
 def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
-    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn anyway."""
+    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn."""
     return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 

@@ -1,4 +1,4 @@
-"""Tuning shared by processes (the ranks of a process group): distribution of work, and exchange of results."""
+"""Tuning shared by the ranks of a process group: distribution of work, and exchange of results."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.task import Task
 from mucudnn.words.version import VERSION
 
-_NO_REASON_TO_DIFFER = ("database",)  # fields of a config: ranks may have files of their own
+_NO_REASON_TO_DIFFER = ("database",)  # config fields that may differ: ranks may have their own files
 
 
 @contextmanager
 def sharing(
     team: Team, tasks: Sequence[Task], config: Config, machine: Machine, file: Database
 ) -> Iterator[tuple[Sharing, CopyingDatabase]]:
-    """Synchronize with the other ranks, exchange stored results of the tasks, and yield a database that has them all.
+    """Synchronize with the other ranks, exchange stored results of the tasks, and yield a database with all of them.
 
-    Raises ``SharingError`` if ranks differ in what they tune.
+    Raises ``SharingError`` if ranks differ in tasks, config or environment.
     """
     team.meet(fingerprint_of(tasks, config, machine, file))
     with closing(CopyingDatabase(file)) as known:
@@ -43,7 +43,7 @@ def sharing(
 
 
 class Sharing(Alone):
-    """Connection of this rank to the others that tune with it. known: the stored results of all ranks."""
+    """Connection of this rank to the other ranks of the tuning. known: the stored results of all ranks."""
 
     are_several = True
 
@@ -53,7 +53,7 @@ class Sharing(Alone):
     def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
         """Return the jobs that this rank measures; jobs of one problem go to the same rank.
 
-        The first rank of a kind of device estimates the costs for all.
+        The first rank of each kind of device estimates the costs for all its ranks.
         """
         numbers: dict[ConvProblem, list[int]] = {}
         for number, job in enumerate(jobs):
@@ -76,23 +76,23 @@ class Sharing(Alone):
                     jobs[number].learn(findings)
 
     def exchange_rows(self, rows: Sequence[Row]) -> None:
-        """Send database rows to all ranks: each rank keeps the others' in memory, and one rank per file stores them."""
+        """Send database rows to all ranks; each rank keeps them in memory, and one rank per file stores them."""
         self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
 
     def everywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on all ranks, of any kind of device, so that all ranks go on alike."""
+        """Return whether a condition holds on all ranks of all device kinds, so that they take the same branch."""
         return self._team.everywhere(holds)
 
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
         """Check that all ranks of a kind of device chose the same.
 
-        Raises ``SharingError``, which names convolutions and ranks, if they did not.
+        Raises ``SharingError``, naming convolutions and ranks, if they differ.
         """
         self._team.agree({_in_words(task): described(one) for task, one in zip(tasks, tuned, strict=True)})
 
 
 def described(tuned: TunedProblem) -> Mapping[str, str]:
-    """Return as text everything in a tuning result that determines what runs, to compare it between ranks."""
+    """Return as text the parts of a tuning result that determine what runs, for comparison between ranks."""
     return {
         "configuration": str(tuned.configuration),
         "order": repr(tuned.configuration.micro_configs),
@@ -103,7 +103,7 @@ def described(tuned: TunedProblem) -> Mapping[str, str]:
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:
-    """Return the properties of this rank that other ranks compare with theirs before anything is measured."""
+    """Return the properties of this rank that ranks compare before measuring."""
     environment = machine.environment
     release, _, _ = environment.torch.partition("+")
     everywhere = {"mucudnn": VERSION, "torch": release} | {
@@ -125,7 +125,7 @@ def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file
 
 
 def _place(file: Database) -> str:
-    """Return a name of the database file that is the same on all ranks that reach the same file."""
+    """Return a name of the database file that is equal on all ranks that share the file."""
     if file.path == MEMORY:
         return f"{socket.gethostname()}:{os.getpid()}"
     path = file.path.absolute().resolve()

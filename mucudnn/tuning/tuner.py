@@ -1,4 +1,4 @@
-"""``tune``: measures candidates that have no stored results, then chooses configurations by timing complete calls."""
+"""``tune``, which measures candidates without stored results, and chooses configurations by timing complete calls."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def tune(
 ) -> Tuning:
     """Choose the fastest configuration of each problem within the workspace limit, and verify it against torch.
 
-    With ``config.workspace_budget`` the budget is divided over all problems instead. Problems whose operation is not in
+    With ``config.workspace_budget``, a budget is divided over all problems instead. Problems whose operation is not in
     ``config.operations`` are skipped. Stored results are not measured again; each new measurement is stored at once.
     ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a
     ``torch.device``. ``progress`` is called with a description of the current work and the fraction that is done.
-    ``names``: names of problems to show in progress and errors. ``database``: used instead of the config's file.
-    ``machine``: used instead of this machine.
+    ``names``: names of problems for progress and errors. ``database``: replaces the config's file. ``machine``:
+    replaces this machine.
 
-    Under an initialised ``torch.distributed`` process group of several ranks all of them call it, with the same
-    problems: each measures its share, and all choose the same (``Config(share_tuning=False)``: each for itself).
-    ``process_group``: used instead of the default group.
+    In an initialized ``torch.distributed`` process group, all ranks must call it with the same problems: each measures
+    its share, and all make the same choices. With ``Config(share_tuning=False)`` each rank tunes for itself.
+    ``process_group``: replaces the default group.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for invalid arguments, an unknown algorithm, or a batch that is too large,
@@ -92,15 +92,15 @@ def tune_tasks(
     in_passing: bool = False,
     team: Team | None = None,
 ) -> Tuning:
-    """Do what ``tune`` does for tasks of any batch sizes, limits and counts; the result has their order.
+    """Tune tasks of any batch sizes, limits and counts, as ``tune`` does; the result has their order.
 
-    priors: expected times from earlier calls, used and updated, since reading a whole database takes a moment.
-    in_passing: whether a user's call tunes on the way, and so neither waits for a quiet machine nor warns each time
-    that the machine is busy. team: the ranks that tune together; the team ends with this call.
+    priors: cache of expected times from earlier calls, which is updated; reading them from the database is slow.
+    in_passing: whether tuning happens inside a user's call, so that it neither waits for a quiet machine nor warns of a
+    busy one. team: the ranks that tune together; it is closed at the end of this call.
     """
     require_callable(progress)
     if database is not None:
-        instance(Database, database, "database")  # a file is named in the config
+        instance(Database, database, "database")  # a path belongs in the config
     if machine is not None:
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def tune_tasks(
         benchmarker = partial(Benchmarker, config, on, progress=progress, priors=priors, in_passing=in_passing)
         if team is None:
             return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks)
-        from mucudnn.tuning.sharing import sharing  # of several ranks alone
+        from mucudnn.tuning.sharing import sharing  # only needed with several ranks
 
         with sharing(team, tasks, config, on, opened) as (ranks, known):
             tuning = _tune(benchmarker(EnvironmentStore(known, on.environment), ranks=ranks), tasks)
@@ -123,9 +123,9 @@ def tune_tasks(
 def machine_and_database(
     config: Config, device: str = "cpu", machine: Machine | None = None, database: Database | None = None
 ) -> Iterator[tuple[Machine, Database]]:
-    """Yield the machine and the database: by default the current machine, and the database file that config names.
+    """Yield the machine and the database: by default the current machine and the config's database file.
 
-    Within the context, torch is as deterministic as the config requires, since the machine's environment includes it.
+    Within the context, torch's determinism is set as in the config, since it is part of the machine's environment.
     """
     with deterministic_torch(config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device)
@@ -149,7 +149,7 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
 
 
 def _tune(benchmarker: Benchmarker, tasks: Sequence[Task]) -> Tuning:
-    """Find the tasks' candidates, measure them, solve, and verify choices by complete calls; return the results.
+    """Find the tasks' candidates, measure them, solve, and verify the choices by whole runs; return the results.
 
     Ctrl-C keeps the finished problems.
     """

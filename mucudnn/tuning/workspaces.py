@@ -1,4 +1,4 @@
-"""Tuning under a limit for each convolution (WR) or one budget over all (WD).
+"""Tuning under a workspace limit for each convolution (WR) or one budget for all (WD).
 
 The method is that of Oyama et al., 2018, sections III-B and III-C.
 """
@@ -20,7 +20,7 @@ from mucudnn.words.task import Task
 
 
 def tune_each(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
-    """Measure and choose, task by task; then choose again from the results of all ranks, so that these agree.
+    """Measure and choose task by task; with several ranks, choose again from all results, so that the ranks agree.
 
     Raises ``InfeasibleError``, which names all tasks without a configuration within their workspace limit.
     """
@@ -72,7 +72,7 @@ def tune_together(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
     if not ranks.everywhere(_is_divisible(jobs, budget)):
         _measure(benchmarker, own, budget, thoroughly=True)
         ranks.exchange(jobs)
-    _require_affordable(jobs, budget)  # with what failed
+    _require_affordable(jobs, budget)  # now that some candidates may have failed
     divided = divide(
         {job.task: job.allowed() for job in jobs},
         budget,
@@ -90,7 +90,7 @@ def _measure(benchmarker: Benchmarker, jobs: Sequence[Job], budget: int | None, 
 
 
 def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Task, Sequence[Configuration]]) -> None:
-    """Make the whole runs that will be asked for next: each rank those of its own jobs; then exchange them."""
+    """Prefetch whole runs: each rank makes those of its own jobs, then all ranks exchange them."""
     if benchmarker.ranks.are_several:
         for job in jobs:
             if job.is_own:
@@ -99,21 +99,19 @@ def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Ta
 
 
 def _is_affordable(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether the budget is enough for the smallest configuration of every job together.
-
-    The smallest micro-batches are tried first.
+    """Whether the budget is enough for the smallest configurations of all jobs; check smallest micro-batches first.
     """
     each = (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes)
     return any(_fit(map(smallest, jobs), budget) for smallest in each)
 
 
 def _is_divisible(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether measured configurations fit the budget; the quick race may have skipped those of least workspace."""
+    """Whether measured configurations fit the budget, although the quick race may have skipped the smallest ones."""
     return _fit((smallest_bytes(job.allowed(), job.task.batch_size) for job in jobs), budget)
 
 
 def _fit(sizes: Iterable[int | None], budget: int | None) -> bool:
-    """Whether the sum of these bytes, one size for each job, is within the budget; None makes it false."""
+    """Whether the sum of these sizes in bytes, one per job, is within the budget; false if one is None."""
     if budget is None:
         return True
     total = 0

@@ -1,6 +1,5 @@
-"""Runs eager calls (outside ``torch.compile``) past torch's dispatcher, faster than registered operators.
+"""Fast path of eager calls (outside ``torch.compile``), which bypasses torch's dispatcher and registered operators.
 
-This folder has the conditions under which a call may take this path (``plain``), executables bound to C (``bound``),
-the extension ``_call`` and its Python replacement (``hot_path``), and the functions of autograd (``calls``). The
-operators themselves are in the folder above.
+``hot_path`` has the C++ extension ``_call``, its Python replacement, and the conditions for a call to take this path;
+``calls`` has the autograd functions. The operators themselves are in the folder above.
 """

@@ -1,8 +1,8 @@
-"""Tuned convolutions for eager code: the values and gradients of module ``operators``, with less overhead per call.
+"""Tuned convolutions for eager code: the same results as the module ``operators``, with less overhead per call.
 
-A registered operator with its derivative in Python costs several times what the arithmetic of a small convolution does.
-On plain tensors, where no subsystem of torch intercepts calls, a hand-made function of autograd is used, or none if no
-gradient is wanted. All other calls go through the registered operators, which torch's subsystems know.
+A registered operator with a derivative in Python takes several times as long as the arithmetic of a small convolution.
+So for plain tensors, where no subsystem of torch intercepts calls, an ``autograd.Function`` is used, or the plain
+computation if no gradient is needed. All other calls go through the registered operators.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mucudnn.words.problem import Operation
 
 
 def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-    """Compute a convolution or gradient into a new tensor, differentiable; by torch's own if the call is not tuned.
+    """Return the differentiable result of a convolution or gradient; use torch's own if the call is not tuned.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Of the
-    operand that stands for the result only shape and strides matter, and it has no gradient. rest: stride, padding,
-    dilation, groups, and ``Choices`` or ``Measured``. Autocast casts in FORWARD, as for torch's own. Raises torch's
+    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Only
+    shape and strides are used of the operand in the result's place, which has no gradient. rest: stride, padding,
+    dilation, groups, and ``Choices`` or ``Measured``. Autocast applies to FORWARD, as for torch's own. Raises torch's
     errors for invalid operands, and for ``Measured`` any error.
     """
     if not torch.compiler.is_compiling() and is_eager(x, w, third):
@@ -34,7 +34,7 @@ def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *
 
 
 def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
-    """Compute the result of ``convolve`` past torch's dispatcher, for calls of which ``is_eager`` is true."""
+    """Return the result of ``convolve``, bypassing torch's dispatcher, for calls for which ``is_eager`` is true."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         result: Tensor = _APPLY[operation](x, w, third, rest)
         return result
@@ -46,12 +46,12 @@ _values: Callable[..., Tensor] = operators.values if _compiled is None else _com
 
 
 def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
-    """Make a differentiable function (``autograd.Function``) for an operation. name: shown by torch's profiler."""
+    """Return a differentiable function (``autograd.Function``) of an operation. name: its name in torch's profiler."""
     is_forward = operation is Operation.FORWARD
 
     def forward(ctx: Any, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
         if is_forward:
-            ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
+            ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
         else:
             ctx.save_for_backward(x, w, third)
         ctx.rest = rest
@@ -64,11 +64,10 @@ def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
                 return found
         return *gradients(convolve, operation, ctx, g), None
 
-    # boxed_grads_call: torch asks for it in every call, and what is there is found sooner than what is not
+    # boxed_grads_call: torch looks it up in every call, and an existing attribute is found faster than a missing one
     methods = {"boxed_grads_call": False, "forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type(name, (torch.autograd.Function,), methods)
-    # The function of C behind ``apply``, which is half of its time: the rest is for the transforms of torch.func, which
-    # see none of our calls (``is_eager``).
+    # The C function behind ``apply``: skipping the handling of torch.func, which ``is_eager`` excludes, halves the time.
     applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return applied
 

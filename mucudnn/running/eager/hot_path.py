@@ -1,7 +1,7 @@
-"""The part that every call runs: in C++ (``_call.cpp``) if that was built, else in Python, which is slower.
+"""The code on the path of every call: in C++ (``_call.cpp``) if that was built, else in Python, which is slower.
 
-Both give the same results. A call may go past torch's dispatcher only if its tensors are plain values in memory, and no
-subsystem of torch has to see the call.
+Both give the same results. A call may bypass torch's dispatcher only if its tensors are plain values in memory and no
+subsystem of torch has to intercept the call.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from mucudnn.words.problem import Operation
 
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-_KEPT = -1  # where what a stage has prepared lies, if that is not the workspace; _call.cpp has the same
+_KEPT = -1  # offset that stands for a separate, cached buffer; as in _call.cpp
 _OPERATIONS = tuple(Operation)  # in the order of _call.cpp
-_keys_of = torch._C._dispatch_keys  # looked up once, since every call asks
+_keys_of = torch._C._dispatch_keys  # looked up once, since every call needs it
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
-_WATCHING = (  # any of these does, where the result is true
+_WATCHING = (  # a true result means that a subsystem of torch intercepts calls
     torch._C._is_any_autocast_enabled,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
     torch._C._are_functorch_transforms_active,
 )
 
-# Methods that are true of tensors whose bytes do not tell all: a negation is pending, or dimensions have names, as they
-# can in older versions of torch.
+# Methods that return true for tensors whose bytes are not their values: pending negation, or named dimensions, which older versions of torch have.
 UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name))
 
 
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
-    """Pass torch's functions to the C++ extension. unusual: methods that are true of tensors that are not plain.
+    """Pass torch's functions to the C++ extension. unusual: methods that return true for tensors that are not plain.
 
-    Raises ``AttributeError`` or ``ValueError`` if torch lacks the version of DLPack that the extension was written for.
+    Raises ``AttributeError`` or ``ValueError`` if torch lacks the DLPack version that the extension needs.
     """
     _call.set_up(
         *(Tensor, Parameter, Tensor.__dlpack_c_exchange_api__),
@@ -55,14 +54,14 @@ try:
     from mucudnn.running.eager import _call
 
     set_up()
-except (ImportError, AttributeError, ValueError):  # it was not built, or torch does not describe its tensors to it
+except (ImportError, AttributeError, ValueError):  # not built, or torch lacks its DLPack version
     is_built = False
 else:
     is_built = True
 
 
 def _plain_keys(device_type: str) -> frozenset[int]:
-    """Find the dispatch keys of dense tensors without pending negation, made outside and inside inference mode."""
+    """Return the dispatch keys of dense tensors without pending negation, made outside and inside inference mode."""
     found = set()
     for inside in (False, True):
         with torch.inference_mode(inside):
@@ -84,7 +83,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
-    """Return whether a call may go past torch's dispatcher: ``is_eager`` in Python, where no C++ was built."""
+    """Return whether a call may bypass torch's dispatcher: the Python version of ``is_eager``."""
     if _is_compiling() or any(watches() for watches in _WATCHING):
         return False
     if _tracing_state() is not None or forward_ad._current_level >= 0:
@@ -109,7 +108,7 @@ run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
 # it runs no such call.
 known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 
-# Tells whether nobody watches, and x, w and the bias (or None) or dy are plain. Not while torch compiles.
+# Returns whether no subsystem intercepts calls and x, w and the bias (or None) or dy are plain. Not for use in torch.compile.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
 # Runs a fused convolution in inference, if its executable is known and bound. Takes the ``Conv2d``, x, what is added to
@@ -119,9 +118,9 @@ fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
 
 
 def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
-    """Return the C++ module with the functions ``values`` and ``gradients``; ``None`` if it was not built.
+    """Return the C++ module with the functions ``values`` and ``gradients``; None if it was not built.
 
-    values_in_python: Python function that does what ``values`` does, for all calls.
+    values_in_python: Python version of ``values``, for calls that the C++ code does not support.
     """
     if not is_built:
         return None
@@ -140,15 +139,15 @@ def bound_in_cpp(
     new_large: Callable[[], Tensor] | None,
     otherwise: Bound,
 ) -> Bound | None:
-    """Return a C++ function that runs an executable on the CPU; ``None`` if there can be none.
+    """Return a C++ function that runs an executable on the CPU; None if that is not possible.
 
-    stages: pairs of a stage and the offset of its prepared bytes in the workspace, ``None`` if they have a buffer of
-    their own. scratch: place of the scratch in the workspace, at the end. fuses: whether every stage takes an epilogue.
-    result: shape, strides, dtype and device of the result. new_large: allocates a large result; ``None`` if the result
-    is not large.
+    stages: pairs of a stage and the offset of its prepared bytes in the workspace; None if they have a separate buffer.
+    scratch: range of the scratch at the end of the workspace. fuses: whether every stage supports epilogues. result:
+    shape, strides, dtype and device of the result. new_large: allocates a large result; None if the result is not
+    large.
 
-    otherwise: Python function that runs the executable on any operands. It is called if they are not dense, this thread
-    has no workspace yet, or a stage needs a buffer that another call has prepared.
+    otherwise: Python function that runs the executable on any operands. It is called if they are not dense, if this
+    thread has no workspace yet, or if a stage needs a cached filter.
     """
     if not is_built:
         return None
