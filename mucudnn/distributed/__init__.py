@@ -1,7 +1,7 @@
 """Cooperation of the ranks of a torch.distributed process group: exchange messages, divide work, check agreement.
 
 The folder ``tuning`` decides what is measured and chosen; torch.distributed sends the messages. A process outside any
-group loads nothing of torch.distributed.
+group does not import torch.distributed.
 """
 
 from __future__ import annotations

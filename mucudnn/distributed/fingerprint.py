@@ -1,4 +1,4 @@
-"""Comparison of the ranks that tune together: their settings before tuning, and their choices after. Pure functions."""
+"""Comparison of ranks that tune together: settings before tuning, and choices afterwards. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fingerprint:
 
     kind: kind of the rank's device; ranks of one kind share measurements. place: the rank's host and database file.
     everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
-    kind. convolutions: the convolutions that the rank tunes, equal on ranks of one kind, too.
+    kind. convolutions: the convolutions to tune, also equal on ranks of one kind.
     """
 
     kind: str = ""
@@ -47,7 +47,7 @@ def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
 
 
 def differences(fingerprints: Sequence[Fingerprint]) -> list[str]:
-    """Describe the settings that should be equal on the ranks and are not, with the ranks that have each value."""
+    """Return descriptions of the settings that wrongly differ between ranks, with the ranks of each value."""
     every = dict(enumerate(fingerprints))
     found = _differing(every, lambda fingerprint: fingerprint.everywhere)
     for ranks in kinds(fingerprints).values():
@@ -70,7 +70,7 @@ def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerpr
 
 
 def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
-    """Compare each rank's convolutions with those of the first rank, and name some that only one of them tunes."""
+    """Compare each rank's convolutions with the first rank's; list some that only one of the two tunes."""
     (first, own), *others = fingerprints.items()
     for rank, other in others:
         here, there = (frozenset(one.convolutions) for one in (own, other))
@@ -84,7 +84,7 @@ def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
 
 
 def by_rank(values: Mapping[int, str]) -> str:
-    """Describe which ranks have which value, the most frequent value last.
+    """Return text that lists each value with its ranks, the most frequent value last.
 
     >>> by_rank({0: "2", 1: "1", 2: "2"})
     '1 on rank 1, 2 on ranks 0, 2'
@@ -98,7 +98,7 @@ def by_rank(values: Mapping[int, str]) -> str:
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """Return the numbers of ranks as words of a sentence.
+    """Return the numbers of ranks as part of a sentence.
 
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2', 'ranks 0, 1, 3')
@@ -112,13 +112,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(map(shown, names[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
-Described = Mapping[str, Mapping[str, str]]  # convolution -> what was decided, by name
+Described = Mapping[str, Mapping[str, str]]  # convolution -> its decided values, by name
 
 _MOST_NAMED = 5  # convolutions that were chosen differently
 
 
 def digest(choices: Described) -> str:
-    """Return a hash of a rank's tuned choices, by which ranks compare them.
+    """Return a hash of a rank's tuned choices, for comparison between ranks.
 
     >>> digest({"conv1": {"configuration": "gemm 8"}}) == digest({"conv1": {"configuration": "gemm 4×2"}})
     False

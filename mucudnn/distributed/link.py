@@ -18,11 +18,11 @@ from mucudnn.words.errors import UnavailableError
 
 SIZES = tuple(4**exponent for exponent in range(5, 13))  # 1 KiB to 16 MiB
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device
-_TIMEOUT_S = 86400.0  # while the first rank tunes, the others wait for it
+_TIMEOUT_S = 86400.0  # the other ranks wait while the first one tunes
 
 
 def launched_rank() -> int:
-    """Return the rank of this process from the environment of torchrun.
+    """Return the rank of this process from torchrun's environment variables.
 
     Raises ``UnavailableError`` if torchrun did not start this process.
     """
@@ -37,7 +37,7 @@ def launched_rank() -> int:
 
 @contextmanager
 def freeing_what_failed() -> Iterator[None]:
-    """Clear the frames of an error of the block, since they keep the model alive.
+    """Clear the frames of an error raised in the block, which would keep the model alive.
 
     A model that outlives its process group may deadlock torch.
     """
@@ -50,13 +50,13 @@ def freeing_what_failed() -> Iterator[None]:
 
 @contextmanager
 def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-    """Join the process group of all ranks started by torchrun, and leave the group at the end of the block.
+    """Join the process group of all ranks started by torchrun, and leave it at the end of the block.
 
-    An existing group is used as it is. A process that torchrun did not start is the only rank of a group.
+    An existing group is used as it is. A process that torchrun did not start gets a group of its own.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
-    ``init_method``, where the ranks find each other; ``RANK`` and ``WORLD_SIZE`` are in the environment. timeout_s:
-    longest wait for another rank.
+    ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment. timeout_s:
+    longest wait for another rank, in seconds.
 
     Raises the errors of ``torch.distributed.init_process_group``.
     """
@@ -82,7 +82,7 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 def all_reduce_times_s(
     clock: Clock, device: str = "cpu", *, sizes: Sequence[int] = SIZES, rounds: int = 11
 ) -> Mapping[int, float]:
-    """Measure all-reduces; return their seconds by size in bytes: the median over rounds, then the maximum over ranks.
+    """Measure all-reduces; return seconds by size in bytes: the maximum over ranks of the median over rounds.
 
     All ranks of the default group must call this function. sizes: multiples of four bytes, as the data is float32.
     """
@@ -104,7 +104,7 @@ def _all_reduce_of(tensor: torch.Tensor) -> Callable[[], object]:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return the values that the ranks of the default process group pass, in their order; all ranks must call this."""
+    """Return the values of all ranks of the default process group, in rank order; all ranks must call this."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
     return every

@@ -26,7 +26,7 @@ from mucudnn.words.values import shown
 
 T = TypeVar("T")
 
-_TAG = 20181001  # tag of our messages, not used by others
+_TAG = 20181001  # tag of our messages, unlikely to be used by others
 _HERE, _ENDED, _LATE = range(3)  # state of a rank
 _IN_WORDS = {_ENDED: "ended", _LATE: "did not come within the timeout of the process group"}
 ALONE = "Config(share_tuning=False) lets each rank tune for itself"
@@ -35,9 +35,9 @@ ALONE = "Config(share_tuning=False) lets each rank tune for itself"
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
     """Deal pieces of work to ranks, and return the rank (from 0) of each piece.
 
-    The longest piece is dealt first, each to the least loaded rank. costs: cost of each piece, in any unit; among equal
-    loads, the rank with the fewest pieces is chosen. The last rank ends at most 4/3 - 1/(3 ranks) times as late as with
-    the best schedule (Graham, 1969). The result is deterministic.
+    Pieces are dealt in descending order of cost, each to the least loaded rank, or the one with the fewest pieces among
+    equal loads. costs: cost of each piece, in any unit. The last rank ends at most 4/3 - 1/(3 ranks) times as late as
+    in the best schedule (Graham, 1969). The result is deterministic.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]
@@ -54,7 +54,7 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
 class Team:
     """The ranks of a process group, or this process alone. All ranks must call the same methods in the same order.
 
-    Every method raises ``SharingError`` on all remaining ranks if one has failed, ended, or is late.
+    Every method raises ``SharingError`` on all remaining ranks if a rank has failed, ended or timed out.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -68,7 +68,7 @@ class Team:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team of a process group (None: the default group). Returns None if the group has one rank.
+        """Return the team of a process group; None if the group has a single rank. group: None for the default group.
 
         If the group's backend is not gloo, messages go over another group, since they are objects in host memory.
         Raises ``InvalidInputError`` if this process is not in the group.
@@ -91,9 +91,9 @@ class Team:
         return self._mates[0] == self.rank
 
     def meet(self, fingerprint: Fingerprint) -> None:
-        """Exchange fingerprints: find the ranks on this kind of device, and the rank that writes to the database.
+        """Exchange fingerprints to find the ranks on this kind of device, and the rank that writes to the database.
 
-        Raises ``SharingError`` with ranks and differences if settings differ that must be equal.
+        Raises ``SharingError``, naming ranks and values, if settings that must be equal differ.
         """
         every = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
         require_alike(every, ALONE)
@@ -105,14 +105,14 @@ class Team:
     def own(self, costs: Sequence[float]) -> list[int]:
         """Return the numbers of the pieces of work that this rank does.
 
-        costs: cost of each piece; all ranks on one kind of device use those of the first of them.
+        costs: cost of each piece; ranks on one kind of device use the costs of their first rank.
         """
         (costs, *_) = self.of_kind(self.gather(costs))
         mine = self._mates.index(self.rank)
         return [piece for piece, rank in enumerate(deal(costs, len(self._mates))) if rank == mine]
 
     def of_kind(self, gathered: Sequence[T]) -> list[T]:
-        """Return, from one message of each rank, the messages of the ranks on this kind of device."""
+        """Select the messages of the ranks on this kind of device from the messages of all ranks."""
         return [gathered[rank] for rank in self._mates]
 
     def anywhere(self, holds: bool) -> bool:
@@ -124,13 +124,13 @@ class Team:
         return all(self.gather(holds))
 
     def require_same(self, what: str, value: str, remedy: str) -> None:
-        """Raise ``SharingError`` if the ranks have different values of ``what``, which they must have in common."""
+        """Raise ``SharingError`` if the ranks have different values of ``what``, which must be equal."""
         values = dict(enumerate(self.gather(value)))
         if len({*values.values()}) > 1:
             raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
 
     def agree(self, choices: Described) -> None:
-        """Require equal tuned choices on all ranks with the same kind of device. This is the last exchange of messages.
+        """Require equal tuned choices on all ranks with the same kind of device, as the last exchange of messages.
 
         Raises ``SharingError`` on every rank, with the differences, if the choices differ.
         """
@@ -144,7 +144,7 @@ class Team:
     def gather(self, message: T) -> list[T]:
         """Send a message to all ranks, and return the messages of all ranks, by rank.
 
-        Raises ``SharingError`` on every remaining rank if one has failed, ended, or is late.
+        Raises ``SharingError`` on every remaining rank if a rank has failed, ended or timed out.
         """
         if self.size == 1:
             return [message]
@@ -165,9 +165,9 @@ class Team:
 
     @contextmanager
     def propagate_errors(self) -> Iterator[None]:
-        """Send an error raised in the block to the other ranks in place of the next message, so that they do not wait.
+        """Send an error raised in the block to the other ranks in place of the next message, so that they stop waiting.
 
-        Errors that all ranks know, errors after ``agree`` and Ctrl-C, which ends this process, are not sent.
+        Not sent are errors that all ranks know, errors after ``agree``, and Ctrl-C, which ends this process.
         """
         try:
             yield
@@ -179,7 +179,7 @@ class Team:
             raise
 
     def again(self) -> Self:
-        """Return a team of the same ranks that can exchange messages again after ``agree``, the end of this one."""
+        """Return a new team of the same ranks, for further messages after ``agree`` has closed this one."""
         other = copy(self)
         other._is_over = False
         return other
@@ -194,24 +194,24 @@ class Team:
         return every
 
     def _meet(self) -> None:
-        """Wait until all ranks have called this. Rank 0 waits for all others, and tells them which ranks are missing.
+        """Wait until all ranks have called this; rank 0 waits for all others and tells them which ranks are missing.
 
-        A rank that ends closes its connections, so that the others notice its end without waiting for the timeout.
+        A rank that ends closes its connections, so that others notice its end before the timeout.
         """
         if self.rank == 0:
-            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive, as they are written asynchronously
+            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive, since they are written asynchronously
             waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
             fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
             verdict = torch.tensor(fates, dtype=torch.uint8)
             for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
-                with suppress(RuntimeError):  # the next exchange notices a lost rank
+                with suppress(RuntimeError):  # the next exchange detects a lost rank
                     dist.send(verdict, self._ranks[rank], self._group, _TAG)
         else:
             verdict = torch.zeros(self.size, dtype=torch.uint8)
             try:
                 dist.send(torch.ones(1, dtype=torch.uint8), self._ranks[0], self._group, _TAG)
-                fate = _fate(self._receive(0, verdict), 2 * _timeout(self._group))  # as rank 0 waits for the others
+                fate = _fate(self._receive(0, verdict), 2 * _timeout(self._group))  # since rank 0 waits for the others
             except RuntimeError as error:
                 fate = _fate_by(error)
             verdict[0] = fate
@@ -225,7 +225,7 @@ class Team:
 
 
 def _fate(waiting: dist.Work | RuntimeError, timeout: timedelta) -> int:
-    """Wait for a message from another rank, and return that rank's state: here, ended or late."""
+    """Wait for a message from another rank; return that rank's state: here, ended or late."""
     try:
         if isinstance(waiting, RuntimeError):
             raise waiting
@@ -266,9 +266,9 @@ def _group_of_this_process(group: object) -> dist.ProcessGroup:
 
 
 def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return the group if its backend is gloo, else a gloo group of the same ranks, which is made once.
+    """Return the group if its backend is gloo, or else a gloo group of the same ranks, which is made once.
 
-    Torch makes a group only on all ranks together, so no gloo group can be made here for some of the ranks.
+    Torch can make a group only on all ranks together, so none can be made here for a subset of the ranks.
     """
     if dist.get_backend(group) == "gloo":
         return group

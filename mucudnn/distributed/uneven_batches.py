@@ -1,7 +1,7 @@
-"""Uneven shares of every batch: the samples of each rank, and the weights that give the gradient of the whole batch.
+"""Uneven shares of batches: samples for each rank, and loss weights that yield the gradient of the whole batch.
 
-DistributedDataParallel averages the ranks' gradients as if all had the same number of samples. A rank whose loss is the
-mean over its own samples therefore multiplies it by its share of the batch times the number of ranks.
+DistributedDataParallel averages the ranks' gradients as if all had the same number of samples. So a rank whose loss is
+the mean over its own samples must multiply it by its share of the batch times the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mucudnn.words.values import flag, whole
 
 
 def gradient_weight(samples: int, batch: int, ranks: int) -> float:
-    """Return the factor for a rank's mean loss that makes the average gradient over ranks that of the whole batch.
+    """Return the factor for a rank's mean loss with which the ranks' average gradient is that of the whole batch.
 
     samples: samples of this rank, out of ``batch``. A rank without samples has the weight 0.
 
@@ -31,18 +31,18 @@ def gradient_weight(samples: int, batch: int, ranks: int) -> float:
 
 
 class UnevenBatchSampler(Sampler[list[int]]):
-    """Sampler that divides every batch over the ranks by their shares: a ``batch_sampler`` for ``DataLoader``.
+    """Sampler that divides every batch by the ranks' shares; use it as the ``batch_sampler`` of a ``DataLoader``.
 
     All ranks derive the same order from ``seed`` and the epoch, so that every sample is used exactly once. A smaller
     last batch is divided in proportion, with at least one sample for each rank with a share while samples last. A rank
-    that gets no sample has one batch less: then train under ``torch.distributed.algorithms.Join``, with default
-    settings of DistributedDataParallel, or drop the last batch.
+    without a sample has one batch less: then use ``torch.distributed.algorithms.Join`` with DistributedDataParallel's
+    default settings, or drop the last batch.
 
     data: the data set, or anything else with a length. shares: samples of each rank in a batch, as ``mucudnn share``
-    prints them, at least one above 0. rank: the rank that gets these samples, or None for that of this process in the
-    default process group. shuffle: whether each epoch has another order; call ``set_epoch`` before each epoch.
+    prints them, at least one above 0. rank: the rank to sample for; None for this process's rank in the default process
+    group. shuffle: whether each epoch has another order; call ``set_epoch`` before each epoch.
 
-    Raises ``InvalidInputError`` for invalid shares, or if their number is not that of the group's ranks.
+    Raises ``InvalidInputError`` for invalid shares, or if there is not one share per rank of the group.
 
     >>> sampler = UnevenBatchSampler(range(10), shares=(3, 1), rank=0, shuffle=False)
     >>> list(sampler), [sampler.weight(number) for number in range(3)]
@@ -69,7 +69,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Number of samples of a whole batch, on all ranks together."""
+        """Number of samples of a whole batch, summed over all ranks."""
         return sum(self.shares)
 
     def set_epoch(self, epoch: int) -> None:
@@ -88,7 +88,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
         return gradient_weight(dealt[self.rank], sum(dealt), len(dealt))
 
     def __len__(self) -> int:
-        """Count the batches of this rank in an epoch."""
+        """Return the number of batches of this rank in an epoch."""
         if not self._batches:
             return 0
         last = self._dealt(self._batches - 1)[self.rank]
@@ -104,7 +104,7 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
     @property
     def _batches(self) -> int:
-        """Number of batches in an epoch, counting those without a sample for this rank."""
+        """Number of batches in an epoch, including those without a sample for this rank."""
         whole_ones, left = divmod(self.samples, self.batch_size)
         return whole_ones + (left > 0 and not self.drop_last)
 
@@ -120,9 +120,9 @@ class UnevenBatchSampler(Sampler[list[int]]):
 
 
 def _in_proportion(shares: Sequence[int], samples: int) -> tuple[int, ...]:
-    """Divide a smaller batch by the shares of the ranks, and return the number of samples of each rank.
+    """Divide a smaller batch in proportion to the ranks' shares; return the number of samples of each rank.
 
-    Every rank with a share gets one sample while samples last, then the rank that is furthest below its share.
+    Every rank with a share gets one sample while samples last; each further one goes to the rank most below its share.
     """
     batch = sum(shares)
     dealt = [0] * len(shares)

@@ -1,4 +1,4 @@
-"""Optimization of whole models: applies the tuned choices, confirms them in steps of the model, and reports them.
+"""Optimization of whole models: applying tuned choices, confirming them in steps of the model, and reporting them.
 
 ``tuning`` makes the choices; ``modules`` has the modules that run them.
 """

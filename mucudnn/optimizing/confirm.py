@@ -1,4 +1,4 @@
-"""Confirmation of tuned choices in steps of the model: decides where to restore torch's own convolution."""
+"""Confirmation of tuned choices in steps of the model, to restore torch's own convolution where it is faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mucudnn.words.units import format_seconds
 _Key = tuple[ConvProblem, int, tuple[MicroConfig, ...]]  # problem, batch size, chosen micro-configs
 _Base = tuple[str | None, ConvProblem, int]  # module, forward problem, batch size
 
-SHORTEST_S, LONGEST_S = 0.002, 2.5  # step time with torch's own convolutions within which confirmation is automatic
+SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
 
 
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
@@ -28,8 +28,8 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     First each convolution is compared inside the step, then the whole step with the remaining choices. If that step is
     slower, torch's convolution is restored everywhere, except where its workspace would exceed the limit. Choices
     without a clear result are kept. Rounds disturbed by other processes are repeated; if the machine stays busy, they
-    change no choice. automatic: compare nothing and return the reason if a step is too short to measure, or too long.
-    Ranks that run the steps together run the same number of them, even on different kinds of device.
+    change no choice. automatic: whether to skip the comparison, returning the reason, if a step is too short to measure
+    or too long. Ranks that run the steps together run the same number of them, even on different kinds of device.
 
     Raises any error of a step; the model then keeps the choices that it ran last.
     """
@@ -52,7 +52,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
 def confirm_again(steps: ModelSteps, in_place: Iterable[InPlace | None], found: Confirmation) -> Confirmation:
     """Apply a confirmation that the database has stored, without running steps of the model again.
 
-    in_place: the time of each tuned problem inside a step, or None, in the order of tuned problems.
+    in_place: the times inside a step, or None, in the order of the tuned problems.
     """
     each = iter(in_place)
     tuned = {name: tuple(replace(one, in_place=next(each)) for one in every) for name, every in steps.tuned.items()}
@@ -62,7 +62,7 @@ def confirm_again(steps: ModelSteps, in_place: Iterable[InPlace | None], found: 
 def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
     """Restore torch's convolution where the tuned choice is slower within the model and the limit allows it.
 
-    Returns all slower choices, restored or not.
+    Returns all slower choices, whether replaced or not.
     """
     lost = [
         PutBack(
@@ -105,7 +105,7 @@ def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) 
 
 
 def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-    """Have the modules run the tuned choices, but torch's own convolution for the problems in ``put_back``."""
+    """Make the modules run the tuned choices, except torch's own convolution for the problems in ``put_back``."""
     why = {(one.module, one.problem, one.batch_size): one.why for one in put_back}
 
     def after(name: str, one: TunedProblem) -> TunedProblem:
@@ -118,7 +118,7 @@ def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack
 def _warm_up(steps: ModelSteps) -> float:
     """Run one step with torch's convolutions and one with ours as a warm-up.
 
-    Returns the seconds of torch's step, the minimum of two runs if the step is short.
+    Returns the seconds of torch's step: the minimum of two runs if the step is short.
     """
     first_s = steps.run(ours=False, recorded=False).time_s
     steps.run(ours=True, recorded=True)
@@ -128,17 +128,17 @@ def _warm_up(steps: ModelSteps) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Convolution calls that are compared as one group, since their modules and tuned choices are equal.
+    """Convolution calls that are compared as a group, since their modules and tuned choices are equal.
 
-    tuned: the choice for each operation. places: where torch's calls and ours run in the model, in the same order in
-    every process, so that floating-point sums agree.
+    tuned: the choice for each operation. places: places of torch's calls and ours in the model, in the same order in
+    every process, so that floating-point sums are equal.
     """
 
     tuned: tuple[TunedProblem, ...]
     places: dict[Place, None]
 
     def in_place(self, rounds: Rounds) -> dict[_Key, InPlace]:
-        """Compare the times of torch's convolution and of ours, and mark the operations in which ours is slower.
+        """Compare the times of torch's convolutions with ours, and mark the operations for which ours are slower.
 
         Returns an empty dict if a step had no such call.
         """
@@ -158,17 +158,17 @@ class _Part:
         return [sum(t.convolutions[place].time_s for place in places if place in t.convolutions) for t in steps]
 
     def _calls(self, times: StepTimes) -> int:
-        """Count how often a step calls the first operation of this part."""
+        """Return how often a step calls the first operation of this part."""
         first = self.tuned[0].problem.operation
         return sum(
             times.convolutions[p].calls for p in self.places if first in p.operations and p in times.convolutions
         )
 
     def _losers(self, rounds: Rounds) -> list[TunedProblem]:
-        """Return the operations for which torch's convolution is restored, as this part is slower than torch's calls.
+        """Return the operations for which torch's convolution is to be restored, given that this part is slower.
 
         Torch may compute several operations in one call. The time of that call is shared among them in proportion to
-        torch's times in tuning. Operations that exceed their share lose, at least the one that exceeds its share most.
+        torch's times in tuning. Operations that exceed their share lose, or at least the one with the largest excess.
         """
         baselines_s = [one.baseline_s for one in self.tuned]
         all_s = sum(seconds or 0.0 for seconds in baselines_s)
@@ -187,7 +187,7 @@ def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
     measured: dict[_Key, InPlace] = {}
     for part in _parts(rounds, tuned):
         for key, in_place in part.in_place(rounds).items():
-            if key not in measured or not measured[key].loses:  # a choice that loses anywhere is withdrawn everywhere
+            if key not in measured or not measured[key].loses:  # a choice that loses at one place is withdrawn at all
                 measured[key] = in_place
     return {
         name: tuple(replace(one, in_place=measured.get(_key(one))) for one in every) for name, every in tuned.items()
@@ -195,11 +195,11 @@ def _with_in_place(rounds: Rounds, tuned: TunedModules) -> TunedModules:
 
 
 def _parts(rounds: Rounds, tuned: TunedModules) -> Iterator[_Part]:
-    """Yield groups of convolution calls with equal modules and equal choices for the operations of one torch call."""
+    """Yield groups of convolution calls with equal modules and equal choices, by the operations of one torch call."""
     by_base: dict[_Base, dict[Operation, TunedProblem]] = {}
     for name, every in tuned.items():
         for one in every:
-            for module in (name, None):  # None: for calls of unknown modules, the first module with this problem
+            for module in (name, None):  # None: calls of unknown modules count for the first module with this problem
                 base = module, one.problem.with_operation(Operation.FORWARD), one.batch_size
                 by_base.setdefault(base, {}).setdefault(one.problem.operation, one)
     places = _by_base((*rounds.torchs, *rounds.ours))

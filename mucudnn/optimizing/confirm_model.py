@@ -1,6 +1,6 @@
 """Confirmation of a tuned model in its own steps: the user's, or steps on the sample input.
 
-Results of steps on the sample input are stored in the database, so that the next process need not run them.
+Results of steps on the sample input are stored in the database, so that later processes need not run them.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def confirm_model(
     """Time interleaved steps with torch's convolutions and with ours, and restore torch's where ours are slower.
 
     step: the user's step, or None for a forward and backward pass on the sample input, in ``eval()`` mode a forward
-    pass. Results of these passes are stored in the database and used again unless ``config.confirm`` is True. A user's
-    step is always run, since nothing shows whether that step is the same as before. team: the ranks that have tuned the
-    model together. All these ranks call this function, run the same number of steps, and make the same decisions; the
-    team ends here. Returns the confirmation (the result of the comparison), which every module also has as
-    ``confirmation``. Returns None if there was nothing to confirm, if torch's convolution must not run somewhere, or,
-    after a warning, if a step failed on any rank; the tuned choices then stay. Restores parameters that a step may
-    change. The caller restores buffers, gradients, mode and random state.
+    pass. Results of these passes are stored in the database and reused unless ``config.confirm`` is True. A user's step
+    is always run, since it may have changed. team: the ranks that tuned the model together. All of them must call this
+    function; they run the same number of steps and make the same decisions, and the team is closed. Returns the
+    confirmation (the result of the comparison), which is also set on every module as ``confirmation``. Returns None if
+    there was nothing to confirm, if torch's convolution must not run somewhere, or, after a warning, if a step failed
+    on any rank; the tuned choices then stay. Restores parameters that a step may change. The caller restores buffers,
+    gradients, mode and random state.
 
-    Raises ``SharingError`` if a rank has ended, has no ``step`` while others do, or has decided differently.
+    Raises ``SharingError`` if a rank has ended, has no ``step`` while others have one, or has decided differently.
     """
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
@@ -128,12 +128,12 @@ def _known_or_confirmed(
     if fingerprint and not is_asked_for and (known := _stored(store, steps, fingerprint)) is not None:
         return known
     has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in steps.model.parameters())
-    # Processes that work together must run the same number of steps, and gradient hooks may train the model
+    # Cooperating processes must run the same number of steps, and gradient hooks may train the model
     runs_unasked = steps.model.training and not has_hooks and (steps.ranks.are_several or not _is_one_of_several())
     if not steps.ranks.everywhere(is_asked_for or fingerprint is None or runs_unasked):
         return _why_not_unasked(steps.model, has_hooks=has_hooks)
     progress("confirming in the model's own step", 1.0)
-    versions = _versions(store, steps)  # of the choices before any is withdrawn
+    versions = _versions(store, steps)  # before any choice is withdrawn
     with _parameters_kept(steps.model) if fingerprint is None or has_hooks else nullcontext():
         found = confirm(steps, automatic=fingerprint is not None and not is_asked_for)
     if isinstance(found, Confirmation) and fingerprint:
@@ -142,7 +142,7 @@ def _known_or_confirmed(
 
 
 def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
-    """Return why steps of this model are compared only if ``Config(confirm=True)`` asks for the comparison."""
+    """Return the reason why steps of this model are compared only with ``Config(confirm=True)``."""
     if not model.training:
         return "the model is in eval mode; Config(confirm=True) confirms anyway"
     if has_hooks:
@@ -151,7 +151,7 @@ def _why_not_unasked(model: nn.Module, *, has_hooks: bool) -> str:
 
 
 def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[str, dict[str, str]]:
-    """Return what the ranks must agree on: the choices of each module, and the times from which the choices follow."""
+    """Return the values that must be equal on all ranks: each module's choices, and the times behind them."""
     convolutions = {
         f"{name}, {one.problem}, batch {one.batch_size}": {
             "configuration": repr(one.configuration.micro_configs),
@@ -164,7 +164,7 @@ def _decided(found: Confirmation, modules: Mapping[str, TunedModule]) -> dict[st
 
 
 def _in_words(error: Exception) -> str:
-    """Describe the error with which a step failed on this rank or on other ranks."""
+    """Return a description of a step's error on this rank or on other ranks."""
     if isinstance(error, SharingError):
         return "; ".join(f"rank {rank}: {why}" for rank, why in error.failures.items())
     return f"{type(error).__name__}: {first_line(error)}"
@@ -189,7 +189,7 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
 def _stored(store: EnvironmentStore, steps: ModelSteps, fingerprint: str) -> Confirmation | None:
     """Apply the stored confirmation of this fingerprint without running a step.
 
-    Returns None if none is stored, or if the ranks' confirmations differ.
+    Returns None if none is stored, or if the ranks have different ones.
     """
     known, *others = steps.ranks.of_kind(steps.ranks.gather(store.confirmation(fingerprint)))
     if not steps.ranks.everywhere(known is not None and all(one == known for one in others)):
@@ -206,7 +206,7 @@ def _stored(store: EnvironmentStore, steps: ModelSteps, fingerprint: str) -> Con
 def _store(
     store: EnvironmentStore, steps: ModelSteps, fingerprint: str, versions: Mapping[str, int], found: Confirmation
 ) -> None:
-    """Store the confirmation, unless it was disturbed: on one rank of each database and each kind of device."""
+    """Store the confirmation unless it was disturbed, on one rank per database and per kind of device."""
     if found.is_disturbed or not (steps.ranks.is_writer or steps.ranks.is_first):
         return
     every = [one.in_place for of_module in steps.tuned.values() for one in of_module]
@@ -223,9 +223,9 @@ def _in_place(operations: list[str], call: dict[str, Any], loses: bool) -> InPla
 
 
 def _fingerprint(store: EnvironmentStore, steps: ModelSteps, sample_input: Any) -> str:
-    """Hash the tuned choices and everything visible in the model that affects the time of a step.
+    """Return a hash of the tuned choices and all visible properties of the model that affect the time of a step.
 
-    Names are included, since choices are withdrawn by name and equal layers elsewhere have other neighbours.
+    Names are included, since choices are withdrawn by name, and equal layers may have different neighbours.
     """
     model = steps.model
     described = (
@@ -241,7 +241,7 @@ def _fingerprint(store: EnvironmentStore, steps: ModelSteps, sample_input: Any) 
 
 
 def _chosen(module: TunedModule, steps: ModelSteps) -> tuple[object, ...]:
-    """Return the tuned choices of a module, and for which of them torch's convolution may be restored."""
+    """Return the tuned choices of a module, and whether torch's convolution may replace each of them."""
     return (
         [(one.problem, one.batch_size, one.epilogue, steps.may_run_torchs_own(one)) for one in tuned_of(module)],
         [configuration.micro_configs for configuration in _configurations(module)],
@@ -262,7 +262,7 @@ def _versions(store: EnvironmentStore, steps: ModelSteps) -> dict[str, int]:
 
 
 def _described(leaf: object) -> object:
-    """Describe a tensor by its metadata, a plain value by itself, anything else by its type."""
+    """Return a tensor's metadata, a plain value itself, or any other object's type."""
     if isinstance(leaf, Tensor):
         return () if is_lazy(leaf) else (*leaf.shape, leaf.dtype, leaf.requires_grad)
     return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)

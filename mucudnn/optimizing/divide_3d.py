@@ -1,4 +1,4 @@
-"""Micro-batch sizes for ``nn.Conv3d``: the largest with which torch's convolution stays within the workspace limit."""
+"""Micro-batch sizes for ``nn.Conv3d``: the largest for which torch's convolution fits the workspace limit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Divided = dict[str, tuple[DividedOperation, ...]]  # by module name
 def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: str) -> Divided:
     """Choose micro-batches for every ``nn.Conv3d`` in ``model(sample_input)``, if there is a workspace limit in bytes.
 
-    Otherwise torch's convolution runs undivided: without a limit; with the limit "headroom", which is what torch's step
-    leaves free; and with a budget, which is divided only among layers with several algorithms. Bytes are counted by
-    running each operation on zeros. If even the smallest micro-batches exceed the limit, warns and leaves the layer
-    undivided.
+    Torch's convolution stays undivided without a limit, with the limit "headroom", which torch's step fits by
+    definition, and with a budget, which is divided only among layers with several algorithms. Bytes are counted by
+    running each operation on zeros. If even the smallest micro-batches exceed the limit, the layer stays undivided,
+    with a warning.
     """
     limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
     if limit_bytes is None:
@@ -50,9 +50,9 @@ def divide_3d(model: nn.Module, sample_input: Any, config: Config, device_type: 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of an ``nn.Conv3d``, described by everything on which its memory depends.
+    """One call of an ``nn.Conv3d``, described by all properties that affect its memory.
 
-    x_shape: the input shape, including padding that torch adds beforehand.
+    x_shape: the input shape, including padding that torch adds first.
     """
 
     x_shape: tuple[int, ...]
@@ -106,7 +106,7 @@ def _choose(name: str, call: _Call, operation: Operation, limit_bytes: int, devi
         return made(UNDIVIDED, undivided, undivided, f"within {within}")
     least = undivided
     for size in _sizes(n):
-        # Two slices and the remainder suffice: the first runs before the result exists, all others like the second
+        # Two slices and the remainder suffice: only the first runs before the result exists
         needed = _needed_bytes(call, operation, min(n, 2 * size + n % size), size, device_type)
         if needed <= limit_bytes:
             return made(size, undivided, needed, f"the largest micro-batch within {within}")

@@ -1,8 +1,7 @@
 """Fusion of convolutions with the operations after them, for inference, on graphs of torch.fx.
 
-Fused nodes follow their convolution immediately, and each is the only user of the node before it. So no other node
-reads an intermediate result, the order of all other nodes is unchanged, and in-place operations elsewhere have no
-effect.
+Fused nodes directly follow their convolution, and each is the only user of the node before it. So no other node reads
+an intermediate result, the order of the other nodes is unchanged, and in-place operations elsewhere do no harm.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from mucudnn.tracing.own_step import undisturbed
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.warning import warn
 
-_CONVOLUTIONS = frozenset(chain(OURS, OURS.values()))  # exact classes: a subclass may compute something else
+_CONVOLUTIONS = frozenset(chain(OURS, OURS.values()))  # exact classes, since a subclass may compute something else
 _BATCH_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 _ADDITIONS: frozenset[Any] = frozenset({operator.add, operator.iadd, torch.add, "add", "add_"})
 _ACTIVATIONS: Mapping[Any, str] = {  # modules, functions and methods -> names in ``ACTIVATIONS``
@@ -40,7 +39,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class _NotTraceableError(Exception):
-    """Error whose message says why torch.fx cannot replace a model by a graph."""
+    """torch.fx cannot replace a model by a graph, for the reason in the message."""
 
 
 def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
@@ -51,9 +50,9 @@ def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
     except the folded ones.
 
     sample_input: the only argument, or a tuple of all positional ones. Numbers, flags, text and None among the
-    arguments are fixed, defaults included: called with other values, the graph raises ``AssertionError``.
+    arguments, including defaults, are fixed: called with other values, the graph raises ``AssertionError``.
 
-    Returns the model itself if there is nothing to fuse, and after a warning if no graph can replace it: torch.fx
+    Returns the model itself if there is nothing to fuse, or, with a warning, if no graph can replace it: torch.fx
     cannot trace it, hooks would not be called, or the graph gives other values on the sample input.
 
     Raises ``InvalidInputError`` if the model or a part of it is in training mode.
@@ -63,7 +62,7 @@ def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
     try:
         with undisturbed(model), torch.no_grad():
             traced = _traced(model, arguments)
-    except Exception as error:  # the user's forward may raise anything, and so may a copy
+    except Exception as error:  # the user's forward and copying it may raise anything
         why = str(error) if isinstance(error, _NotTraceableError) else f"{type(error).__name__}: {first_line(error)}"
         warn(f"nothing is fused, the model runs as it is: {why}")
         return model
@@ -112,9 +111,7 @@ def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
 
 
 def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments that are not tensors, by name.
-
-    The model may branch on them; the graph cannot, so they are fixed.
+    """Return the plain arguments by name, which are fixed: the model may branch on them, but the graph cannot.
     """
     bound = inspect.signature(model.forward).bind(*arguments)
     bound.apply_defaults()
@@ -122,7 +119,7 @@ def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _require_equal(model: nn.Module, traced: nn.Module, arguments: Sequence[Any]) -> None:
-    """Raise ``_NotTraceableError`` if model and graph give different results, as when tracing took another branch."""
+    """Raise ``_NotTraceableError`` if the model and its graph give different results."""
     expected, found = (_result(one, arguments) for one in (model, traced))
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
@@ -133,12 +130,12 @@ def _require_equal(model: nn.Module, traced: nn.Module, arguments: Sequence[Any]
 
 
 def _result(model: nn.Module, arguments: Sequence[Any]) -> Any:
-    """Call the model on copies of the tensors, which it may change. Returns the result; keeps the random state."""
+    """Return the model's result on copies of the tensors, which it may change; the random state is restored."""
     with torch.random.fork_rng():
         return model(*tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tuple(arguments)))
 
 
-# What is fused
+# Fusion
 
 
 def _without_identities(traced: fx.GraphModule) -> None:
@@ -150,7 +147,7 @@ def _without_identities(traced: fx.GraphModule) -> None:
 
 
 def _fuse_at(node: fx.Node, traced: fx.GraphModule) -> bool:
-    """Fuse the convolution that a node calls with the operations after it. Returns whether there were any."""
+    """Fuse the convolution that a node calls with the operations after it; return whether there were any."""
     convolution = _called(node, traced)
     if not isinstance(convolution, _ConvNd) or type(convolution) not in _CONVOLUTIONS:
         return False
@@ -176,7 +173,7 @@ def _fuse_at(node: fx.Node, traced: fx.GraphModule) -> bool:
 
 
 def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
-    """Return the module that a graph node calls, or None if the node calls no module, or a module with hooks."""
+    """Return the module that a graph node calls; None if it calls no module or one with hooks."""
     if node.op != "call_module":
         return None
     module = traced.get_submodule(str(node.target))
@@ -184,7 +181,7 @@ def _called(node: fx.Node, traced: fx.GraphModule) -> nn.Module | None:
 
 
 def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:
-    """Return whether the node is a plain call of a module that nothing else in the graph uses, nor its parameters."""
+    """Return whether the node is a plain call of a module of which nothing else in the graph uses any part."""
     of_module = [one for one in traced.graph.nodes if one.op == "call_module" and one.target == node.target]
     inside = f"{node.target}."
     is_read = any(one.op == "get_attr" and str(one.target).startswith(inside) for one in traced.graph.nodes)
@@ -192,12 +189,12 @@ def _is_called_once(node: fx.Node, traced: fx.GraphModule) -> bool:
 
 
 def _follower(node: fx.Node) -> fx.Node | None:
-    """Return the node that follows in the graph, or None unless it is the only user of this node's result."""
+    """Return the next node in the graph if it is the only user of this node's result; None otherwise."""
     return node.next if list(node.users) == [node.next] else None
 
 
 def _added(node: fx.Node, y: fx.Node) -> fx.Node | None:
-    """Return the tensor that a node adds to y, or None if it is no plain addition or writes into another tensor."""
+    """Return the tensor that a node adds to y; None if it is not a plain addition or writes into another tensor."""
     if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS:
         return None
     if len(node.args) != 2 or node.kwargs:
@@ -217,7 +214,7 @@ def _activation(node: fx.Node, y: fx.Node, traced: fx.GraphModule) -> str | None
 
 
 def _folds(convolution: _ConvNd, norm: nn.Module | None) -> bool:
-    """Fold batch norm into a new filter and bias of the convolution, if possible. Returns whether that was done.
+    """Fold batch norm into a new filter and bias of the convolution if possible; return whether that was done.
 
     Filter and bias are computed in float64 and rounded once. Nothing is folded if they overflow the dtype.
     """

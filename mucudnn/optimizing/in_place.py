@@ -1,4 +1,4 @@
-"""Times of each convolution within a step of the model, with the operands, caches and heap of that step.
+"""Times of each convolution in place: within a step of the model, with that step's operands, caches and heap.
 
 Torch's own calls are recorded in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``,
 whose functions are replaced during the recording. On a GPU, events of the current stream replace the clock. Not run on
@@ -38,9 +38,9 @@ _FORWARD, _DATA, _FILTER = _ALONE.values()
 class Place:
     """Place of a convolution in a step of the model: its module, its problem, and the operations of one call.
 
-    module: name of the module that owns the filter, or None if unknown, as for filters that autocast has converted.
-    problem: the forward problem, or None if no problem describes the call. operations: y, dx or dw, whatever one call
-    computes. Torch computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
+    module: name of the module that owns the filter; None if unknown, as for filters cast by autocast. problem: the
+    forward problem; None if no problem describes the call. operations: operations that one call computes; torch
+    computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
     """
 
     module: str | None
@@ -76,10 +76,10 @@ class InPlaceTimes:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record all convolution calls inside the block, in all threads; only one recorder is active at a time.
+        """Record all convolution calls of all threads inside the block; only one recorder is active at a time.
 
-        Calls of convolutions that mucudnn does not compute run torch's own kernel, bypassing any other wrapper in
-        torch's dispatcher.
+        Convolutions that mucudnn does not compute run torch's own kernel, bypassing other wrappers in torch's
+        dispatcher.
         """
         with _one_at_a_time, wrapped(self._wrapper), _ours(self):
             yield
@@ -90,7 +90,7 @@ class InPlaceTimes:
         return self._thread.inside
 
     def take(self) -> dict[Place, Spent]:
-        """Wait for the recorded calls to finish; return number and time of those since the last ``take``."""
+        """Wait for the recorded calls to finish; return number and time of the calls since the last ``take``."""
         calls, self._calls = self._calls, []
         if not self._on_cpu:
             torch.cuda.synchronize()
@@ -110,9 +110,9 @@ class InPlaceTimes:
         w: Tensor,
         *geometry: Any,
     ) -> _Result:
-        """Call ``compute``, and record its time, unless this thread is already in a recorded call. Returns the result.
+        """Return the result of ``compute``, and record its time unless this thread is already in a recorded call.
 
-        If the result is None, the caller runs a fallback next, which is recorded instead. x, w, geometry: describe the
+        On None nothing is recorded, since the caller runs and records a fallback next. x, w, geometry: describe the
         problem; x is None if the call computes x.
         """
         if self._thread.inside:
@@ -124,10 +124,10 @@ class InPlaceTimes:
         return result
 
     def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call ``compute``, and add its time to that of the last recorded call. Returns the result.
+        """Return the result of ``compute``, and add its time to the last recorded call.
 
-        It is meant for the gradient of the bias, which torch computes with dw, and for epilogues (operations fused with
-        the convolution).
+        Use it for the gradient of the bias, which torch computes with dw, and for epilogues (operations fused with the
+        convolution).
         """
         result, *times = self._timed(compute, arguments)
         if self._thread.last is not None:
@@ -135,7 +135,7 @@ class InPlaceTimes:
         return result
 
     def _timed(self, compute: Callable[..., _Result], arguments: Sequence[Any]) -> tuple[_Result, Any, Any]:
-        """Call ``compute``, and return its result with the clock's readings before and after the call."""
+        """Return the result of ``compute``, and the clock's readings before and after the call."""
         was_inside, self._thread.inside = self._thread.inside, True
         try:
             begun = self._now()
@@ -154,7 +154,7 @@ class InPlaceTimes:
         dilation: Sequence[int],
         groups: int,
     ) -> Place:
-        """Return the place of a call by a look-up of 1 to 2 microseconds, most of the overhead of recording."""
+        """Look up the place of a call, which takes 1 to 2 microseconds, most of the overhead of recording."""
         memory = w.data_ptr()
         key: tuple[Any, ...]
         key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
@@ -171,7 +171,7 @@ class InPlaceTimes:
 def _forward_problem(
     x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> ConvProblem | None:
-    """Return the forward problem of x, (N, C, ...), with w, (K, C // groups, ...), or None if there is none."""
+    """Return the forward problem of x, (N, C, ...), with w, (K, C // groups, ...); None if there is none."""
     if x.dim() == w.dim() == 3:  # images of one row
         x, w = x.unsqueeze(2), w.unsqueeze(2)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
@@ -190,9 +190,7 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield each module's name and filter if the filter has a fixed address.
-
-    Parametrized modules make a new one per call.
+    """Yield the name and filter of each module, except parametrized ones, which make a new filter per call.
     """
     for name, module in model.named_modules():
         w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
@@ -253,7 +251,7 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
         (operators, {"computed": recorded}),
         (definition, {"bias_gradient": partial(times.record_more, definition.bias_gradient)}),
-        (calls, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed by itself
+        (calls, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
         (FilterCache, {"convolve": recorded_convolve}),
         (fused, {"followed": partial(times.record_more, fused.followed), "run_fused": lambda *_: NotImplemented}),
     )

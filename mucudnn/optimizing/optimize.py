@@ -1,4 +1,4 @@
-"""``optimize``: tunes the convolutions of a whole model, and applies the choices to it."""
+"""``optimize``, which tunes the convolutions of a whole model and applies the choices to it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def optimize(
     Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``;
     ``Conv3d`` runs torch's convolution in micro-batches if that keeps it within a workspace limit in bytes. Modules are
     converted in place: parameters, hooks, names, mode and device stay the same, and shared modules stay shared. An
-    instance of a subclass stays an instance of it; modules with a ``forward`` of their own are skipped. The forward
+    instance of a subclass stays an instance of it; modules that define their own ``forward`` are skipped. The forward
     pass that finds the shapes does not change mode, buffers, gradients or random state. ``progress`` is called with a
     description of the current measurement and the fraction done. None shows a bar on standard error if that is a
     terminal; False shows nothing. ``report(model)`` returns the choices.
@@ -80,23 +80,23 @@ def optimize(
     computed with them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and
     returned, after a warning if no graph can replace it.
 
-    A model on a GPU is tuned there, even if another GPU is the current one. Optimize a model before wrapping it in
+    A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.
 
-    Under an initialised ``torch.distributed`` process group, all ranks call this with the same model and an input of
+    In an initialized ``torch.distributed`` process group, all ranks must call this with the same model and an input of
     the same shape. Each measures its share, all make the same choices, and all run the same steps to confirm them. So
-    ``step`` may contain collectives; give it on all ranks or on none. ``process_group`` replaces the default group.
+    ``step`` may contain collectives; pass it on all ranks or on none. ``process_group`` replaces the default group.
 
     Raises the errors of ``tune``; ``InvalidInputError`` for convolutions on several devices, for parameters made in
     ``torch.inference_mode()``, and for a model in training mode with ``config.fuse``; and any error of the model on
     ``sample_input``. The model is then unchanged. Warnings are issued at the end, so that the model is tuned even if
-    they are turned into errors.
+    they are errors.
     """
     config = config_or_default(config)
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
     if config.fuse:
-        from mucudnn.optimizing.fuse import fuse  # lazy, like all that most calls do not need
+        from mucudnn.optimizing.fuse import fuse  # lazy, since most calls do not need it
 
         model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
@@ -131,7 +131,7 @@ def _tune(
     progress: Progress,
     team: Team | None,
 ) -> Sequence[TunedProblem]:
-    """Tune the convolutions of the model, and apply the choices to its modules. Returns the choices."""
+    """Tune the convolutions of the model, apply the choices to its modules, and return them."""
     wanted = _wanted(model, trace(model, sample_input), config, _limits(model, sample_input, config))
     divided = _divided_3d(model, sample_input, config, device_type)
     needing: dict[Task, list[str]] = {}
@@ -149,7 +149,8 @@ def _tune(
 
 
 def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits | None:
-    """Return workspace limits that keep the peak memory of a training step; None if the config asks for none."""
+    """Return workspace limits that preserve the peak memory of a training step; None if the config has no such
+    limit."""
     if not config.has_headroom_limit:
         return None
     from mucudnn.tracing.headroom import find_headroom
@@ -196,16 +197,16 @@ def _require_own_tensors(model: torch.nn.Module) -> None:
 
 
 def _recordable(value: Any) -> Any:
-    """Return a value, or a copy if it is a tensor made in inference mode, which autograd cannot save for gradients."""
+    """Return a value; if it is a tensor made in inference mode, a copy that autograd can save for gradients."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
-    """Return a task for each operation to tune, leaving out the gradient of the model's own input, which nobody needs.
+    """Return a task for each operation to tune, without the gradient of the model's own input, which is not used.
 
-    The config's operations are those of the modules: FORWARD of a transposed convolution has a backward data problem.
-    limits: the headroom of each call, which is the memory free below the peak of a training step; 0 for calls outside a
-    training step. None uses the config's limit for all calls.
+    The config's operations are the modules': FORWARD of a transposed convolution has a backward data problem. limits:
+    the headroom of each call (the memory free below the peak of a training step); 0 for calls outside a training step;
+    None to use the config's limit for all calls.
     """
     modules = dict(model.named_modules())
     epilogues = _epilogues(model) if limits is None else {}
@@ -257,12 +258,12 @@ def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedPro
 
 
 def _most_kept(tuned: Iterable[TunedProblem]) -> int:
-    """Return the most bytes of workspace that any of these choices keeps allocated from call to call."""
+    """Return the largest workspace in bytes that any of these choices keeps allocated between calls."""
     return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
 
 
 def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
-    """Apply tuned choices to their module. kept_bytes: workspace that calls of other modules may leave allocated."""
+    """Apply tuned choices to their module. kept_bytes: workspace that other modules' calls may leave allocated."""
     module.tuned = tuple(its_own)
     module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
 
@@ -275,14 +276,14 @@ def _swap_3d(model: torch.nn.Module, divided: Divided) -> None:
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, kept_bytes: int) -> Choices | None:
-    """Return the choices that a module's operator runs, or None if torch's convolution won everywhere.
+    """Return the choices that a module's operator runs; None if torch's convolution won everywhere.
 
-    Without choices the module calls torch directly and saves the overhead of the operator. If a limit also applies to
-    torch's convolution, and ``kept_bytes`` of other modules would exceed it, choices are returned all the same: the
+    Without choices the module calls torch directly and saves the operator's overhead. If a limit also applies to
+    torch's convolution, and ``kept_bytes`` of other modules would exceed it, choices are returned anyway, since the
     operator frees those bytes before it calls torch's convolution.
 
-    Where torch's convolution was merely divided into micro-batches, the division is not used for batches smaller than
-    the tuned one, since it was not compared with the undivided convolution there.
+    Divisions of torch's own convolution are not used for batches smaller than the tuned one, since they were not
+    compared with the undivided convolution there.
     """
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
     for tuned in its_own:  # largest batch first, so that tuned smaller batches override

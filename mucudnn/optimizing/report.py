@@ -1,4 +1,4 @@
-"""``report``: shows what ``optimize`` chose for a model, as a table, in full detail, as a data frame and as HTML."""
+"""``report``, which shows the choices of ``optimize`` as a table, in full detail, as a data frame and as HTML."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Report:
     """Report of the choices for the convolutions of a model. It prints as a table; ``details()`` has everything.
 
     layers: module name and the choice for one of its operations. kept: module name and a filter that is cached in
-    inference. convolutions: number of convolutions of the kinds that can be tuned. untuned: module name and why torch's
-    convolution runs. transposed: names of the layers whose forward is backward data of their problem. divided: module
-    name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one for each
-    part of the model that was optimized separately. fused: module name and the operations fused with its convolution.
-    unconfirmed: why a part of the model was not compared.
+    inference. convolutions: number of convolutions of tunable classes. untuned: module name and the reason why torch's
+    convolution runs. transposed: names of layers whose forward operation is backward data of their problem. divided:
+    module name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one
+    for each part of the model that was optimized separately. fused: module name and the operations fused with its
+    convolution. unconfirmed: reasons why parts of the model were not compared.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -98,7 +98,7 @@ class Report:
         return pandas.DataFrame(list(rows))
 
     def _repr_html_(self) -> str:
-        """Return the table that ``str`` gives as HTML for notebooks."""
+        """Return the table as HTML for notebooks."""
         if not self.layers:
             return "".join(f"<p>{escape(line)}</p>" for line in self._without_layers())
         head = _html_row("th", self._heading())
@@ -107,7 +107,7 @@ class Report:
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
     def _without_layers(self) -> list[str]:
-        """Return the lines that replace the table if it is empty: they say why no convolution is tuned."""
+        """Return the lines that replace an empty table, with the reason why no convolution is tuned."""
         if not self.convolutions:
             return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}"]
         if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
@@ -211,7 +211,7 @@ class Report:
 
 
 def report(model: torch.nn.Module) -> Report:
-    """Report what ``optimize`` chose for each convolution of ``model`` and why; it is empty if nothing is tuned.
+    """Report the choice of ``optimize`` for each convolution of ``model``, with the reason; empty if nothing is tuned.
 
     Raises ``InvalidInputError`` if ``model`` is not a module.
     """
@@ -234,14 +234,14 @@ def report(model: torch.nn.Module) -> Report:
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
-    """Yield a line ``what`` with the names of the modules in ``where``, or nothing if there are none."""
+    """Yield a line of ``what`` and the names of the modules in ``where``; nothing if there are none."""
     names = list(dict.fromkeys(_named(one.module) for one in where))
     if names:
         yield filled(f"{what} in {listed(names)}")
 
 
 def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
-    """Return, for convolutions whose bound ``forward`` a module stores, the attribute that holds it.
+    """Return the attribute that stores the bound ``forward`` of a convolution, for each convolution with one.
 
     Calls of that attribute bypass hooks and tuning.
     """
@@ -254,7 +254,7 @@ def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch
 
 
 def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
-    """Return why a convolution runs torch's code, or None if it runs tuned choices.
+    """Return the reason why a convolution runs torch's code; None if it runs tuned choices.
 
     kept_forward: attribute of the model that holds the convolution's bound ``forward``, or None.
     """
@@ -283,7 +283,7 @@ def _why_undivided(module: torch.nn.Conv3d) -> str | None:
 
 
 def _why_torchs_own(module: TunedModule) -> str | None:
-    """Return why a tuned module runs torch's convolution, such as a move to another device; None if it does not."""
+    """Return the reason why a tuned module runs torch's convolution, such as another device; None if it does not."""
     assert isinstance(module, _ConvNd)
     if module.choices is None:
         return _FASTEST if module.filter_cache is None else None

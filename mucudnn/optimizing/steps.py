@@ -1,4 +1,4 @@
-"""Steps of a model, such as training steps, with torch's convolutions and with ours: single, and interleaved."""
+"""Timed steps of a model, such as training steps, with torch's convolutions and with ours, single or interleaved."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.results import is_busy
 
-RECORD_S = 6e-5  # longest time to record a call, reached by torch's own calls
-NEGLIGIBLE = 0.01  # largest share of recording in a step for which recorded steps count as the user's
+RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
+NEGLIGIBLE = 0.01  # share of recording in a step up to which recorded steps represent the user's
 
 # Bounds of a phase, a series of rounds. Disturbed rounds are counted separately, with the same bounds.
 LEAST_ROUNDS = 2
-CLEAR_ROUNDS = 5  # from then on a phase ends once the step is clearly faster or slower
+CLEAR_ROUNDS = 5  # from here on, a phase ends once the step is clearly faster or slower
 MOST_ROUNDS = 25
-PHASE_S = 5.0  # after LEAST_ROUNDS no round begins later than this
+PHASE_S = 5.0  # time after which no round begins, once there are LEAST_ROUNDS
 
 Step = Callable[[nn.Module], object]  # runs one step of the given model
 PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # applies choices to a module
@@ -40,7 +40,7 @@ TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> its tune
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step of the model, and of each convolution in it if they were recorded.
+    """Times of a step of the model and, if recorded, of each convolution in it.
 
     load: share of the machine that other processes took, as in ``Measurement``.
     """
@@ -57,7 +57,7 @@ class StepTimes:
     def of_ranks(cls, own: StepTimes, ranks: Team) -> StepTimes:
         """Combine the times of a step that ranks ran together; ranks on the same kind of device get equal results.
 
-        The step time is the maximum over ranks of this kind, since ranks wait for each other; that of a convolution is
+        The step time is the maximum over ranks of this kind, since ranks wait for each other; a convolution's time is
         the median. The load is the maximum over all ranks.
         """
         every = ranks.gather(own)
@@ -101,13 +101,14 @@ class ModelSteps:
         return {name: tuned_of(module) for name, module in self.modules.items()}
 
     def wait(self) -> None:
-        """Wait until other processes leave the cores idle, up to the limits of ``Quiet``."""
+        """Wait until the cores are free, up to the limits of ``Quiet``."""
         self.quiet.wait()
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
-        """Run a step of the model, and return its times. ours: run tuned choices, else torch's convolutions.
+        """Run a step of the model and return its times.
 
-        recorded: also time each convolution.
+        ours: whether to run tuned choices, rather than torch's convolutions. recorded: whether to time each
+        convolution.
         """
         watch = self.quiet.watch
         mark = watch.mark()
@@ -135,7 +136,7 @@ class ModelSteps:
         return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes
 
     def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-        """Have the modules run the choices ``tuned`` from now on, but torch's convolution for those in ``put_back``."""
+        """Make the modules run the choices ``tuned``, except torch's convolution for the problems in ``put_back``."""
         for name, module in self.modules.items():
             self.into_module(module, tuned[name])
             if (cache := module.filter_cache) is not None:
@@ -154,13 +155,13 @@ class Rounds:
 
     @classmethod
     def run(cls, steps: ModelSteps, *, recorded: bool) -> Rounds:
-        """Run interleaved steps until their result is clear or the time is over.
+        """Run interleaved steps until their result is clear or time is up.
 
-        Returns the rounds that other processes did not disturb, or the disturbed ones if too few were quiet.
+        Returns the undisturbed rounds, or the disturbed ones if there are too few.
         """
         quiet, disturbed = cls(), cls()
         while steps.ranks.anywhere(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
-            is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # so that neither side always follows the other
+            is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # alternate which side comes first
             turns = (True, False) if is_odd else (False, True)
             both = {ours: steps.run(ours=ours, recorded=recorded) for ours in turns}
             is_disturbed = any(is_busy(times.load) for times in both.values())
@@ -191,7 +192,7 @@ class Rounds:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes kept the machine busy, so that nothing can be concluded."""
+        """Whether the machine was too busy for a conclusion."""
         return is_busy(self.load)
 
     @property
@@ -217,7 +218,7 @@ def runs_ours(module: TunedModule) -> bool:
 
 @contextmanager
 def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Restore the choices that the modules have now, if the block raises an error."""
+    """Restore the modules' current choices if the block raises an error."""
     before = [(module, module.tuned, module.choices, module.filter_cache) for module in modules]
     try:
         yield
@@ -229,7 +230,7 @@ def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
 
 @contextmanager
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Have the modules run torch's convolution inside the block.
+    """Make the modules run torch's convolution inside the block.
 
     An ``nn.Conv3d`` stays divided into micro-batches, since that saves memory at any speed.
     """

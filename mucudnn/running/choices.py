@@ -90,8 +90,7 @@ class Choices:
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
     ) -> Choices:
-        """Register configurations by problem and batch size, and return their ``Choices``; equal contents share one
-        object."""
+        """Register configurations by problem and batch size; return the ``Choices``, one object for equal contents."""
         choices = cls(configurations, device_type, keeps_workspace, limit_bytes)
         return _registered.setdefault(choices.handle, choices)
 

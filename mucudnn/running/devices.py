@@ -92,8 +92,7 @@ def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) 
 
 
 def _in_words(named: Mapping[torch.device, list[str]]) -> str:
-    """Return a list of devices with the names of their tensors: ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1
-    (head)``."""
+    """Return text such as ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
     parts = []
     for device, names in named.items():
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""

@@ -1,6 +1,10 @@
 """Process-wide wrappers around torch's own convolutions in torch's dispatcher.
 
-Every convolution of torch (modules, subclasses and functional calls, one to three dimensions, transposed or not) ends in ``aten::convolution`` or ``aten::convolution_backward``, below autograd, autocast, ``torch.func`` and ``torch.compile``. While there is a wrapper, a Python function replaces these kernels for each device type; other operators are not slowed down. Torch's own kernel, the same for all devices, is fetched first with ``torch.library.get_kernel``.
+Every convolution of torch (modules, subclasses and functional calls, one to three dimensions, transposed or not) ends
+in ``aten::convolution`` or ``aten::convolution_backward``, below autograd, autocast, ``torch.func`` and
+``torch.compile``. While there is a wrapper, a Python function replaces these kernels for each device type; other
+operators are not slowed down. Torch's own kernel, the same for all devices, is fetched first with
+``torch.library.get_kernel``.
 
 Torch frees a Python kernel when it is deregistered, even while another thread calls it, so kernels are deregistered
 only if the process has a single thread. Otherwise the last ``pop`` leaves them registered, and they call torch's own.

@@ -37,8 +37,7 @@ class Environment:
         return "cuda" if self.numerics else "cpu"
 
     def __str__(self) -> str:
-        """Return text such as ``AMD EPYC (AVX512), 2 threads, torch 2.13.0+cpu, oneDNN 3.12.0, compiled for
-        avx512``."""
+        """Return text such as ``AMD EPYC (AVX512), 2 threads, torch 2.13.0, oneDNN 3.12.0, compiled for avx512``."""
         device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
         if self.device_type == "cuda":
             return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))

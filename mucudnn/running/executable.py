@@ -197,8 +197,7 @@ class Executable:
                 yield stage.algorithm, size
 
     def takes(self, epilogue: Epilogue, x: Tensor) -> bool:
-        """Return whether an algorithm computes this epilogue: it supports epilogues, and the added tensor is laid out
-        like y."""
+        """Return whether an algorithm supports epilogues and the tensor that this epilogue adds is laid out like y."""
         if not any(stage.fuses for stage in self.stages):
             return False
         added = epilogue.added
@@ -338,8 +337,7 @@ def _dense_channels_last(tensor: Tensor) -> Tensor:
 
 
 def _taken(images: Tensor, micro_batch: slice) -> Tensor:
-    """Return the samples of a micro-batch as a view, or the tensor itself for all samples, which saves a
-    microsecond."""
+    """Return a micro-batch's samples as a view, or the tensor itself for all samples, which saves a microsecond."""
     return images if micro_batch.stop - micro_batch.start == len(images) else images[micro_batch]
 
 

@@ -108,8 +108,7 @@ class FilterCache:
         self._preparing = Lock()
 
     def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Return a new executable for ``problem`` on ``n`` samples with a cached filter; None if no filter is
-        cached."""
+        """Return a new executable for ``problem`` on ``n`` samples with a cached filter; None if none is cached."""
         cached = self._of_problem.get(problem)
         configuration = None if cached is None else cached.configurations.get(n)
         if cached is None or configuration is None:

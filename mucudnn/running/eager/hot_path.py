@@ -33,7 +33,8 @@ _WATCHING = (  # a true result means that a subsystem of torch intercepts calls
     torch._C._are_functorch_transforms_active,
 )
 
-# Methods that return true for tensors whose bytes are not their values: pending negation, or named dimensions, which older versions of torch have.
+# Methods that return true for tensors whose bytes are not their values: pending negation, or named dimensions, which
+# older versions of torch have.
 UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name))
 
 
@@ -99,21 +100,22 @@ def _no_key(*call: Any) -> None:
     return None
 
 
-# Runs a call whose executable is among these, and bound. Takes executables, operation, x, w, the bias or dy, stride,
-# padding, dilation and groups. Returns None where torch's own runs it, NotImplemented where neither is known. Raises
-# what torch raises for lack of memory.
+# Runs a call whose executable is cached in ``executables`` and bound. Arguments: executables, operation, x, w, the bias
+# or dy, stride, padding, dilation, groups. Returns None if torch's own is to run, and NotImplemented if nothing is
+# cached for the call. Raises torch's out-of-memory errors.
 run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
 
-# Makes the key by which ``run_known`` finds the executable of a call. Takes the same without executables. ``None``:
-# it runs no such call.
+# Returns the key by which ``run_known`` finds the executable of a call, or None if it does not support the call. The
+# arguments are those of ``run_known`` without executables.
 known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 
-# Returns whether no subsystem intercepts calls and x, w and the bias (or None) or dy are plain. Not for use in torch.compile.
+# Returns whether no subsystem of torch intercepts calls, and x, w and the bias (or None) or dy are plain tensors. Must
+# not be called while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
-# Runs a fused convolution in inference, if its executable is known and bound. Takes the ``Conv2d``, x, what is added to
-# y (or None), and the number of the activation in the libraries. Not while torch compiles, nor while modules have
-# global hooks. Returns NotImplemented where ``Conv2d.fused`` has to run it.
+# Runs a fused convolution in inference, if its executable is cached and bound. Arguments: the ``Conv2d``, x, the tensor
+# to add to y (or None), and the libraries' number of the activation. Must not be called while torch compiles, or with
+# global module hooks. Returns NotImplemented if ``Conv2d.fused`` must run the call.
 fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
 
 
