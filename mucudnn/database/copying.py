@@ -22,7 +22,7 @@ _NETWORK_FILE_SYSTEMS = (
 
 
 class CopyingDatabase(Database):
-    """In-memory copy of a database file. Added rows are also written to the file at once.
+    """Copy of a database file in memory. Added rows are also written to the file at once.
 
     Nothing is lost if the process ends, and rows that other processes add to the file do not change later answers.
     ``take`` adds rows of other processes. A file that cannot be written is abandoned after one warning. On a network

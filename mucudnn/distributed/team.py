@@ -199,7 +199,7 @@ class Team:
         A rank that ends closes its connections, so that others notice its end before the timeout.
         """
         if self.rank == 0:
-            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive, since they are written asynchronously
+            greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive for asynchronous writes
             waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
             fates = [_HERE, *(_fate(one, timeout) for one in waiting)]

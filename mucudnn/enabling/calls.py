@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DispatchedCall:
-    """Shape of a call of torch's convolution, and statistics of its problems: the result and both gradients.
+    """Shapes of a call of torch's convolution, and statistics of its problems: the result and both gradients.
 
     problem: the FORWARD problem of the convolution; a transposed call runs its backward data. is_1d: whether the
-    tensors have no height. y, dx, dw: statistics of the result and both gradients, or None until first needed and for
+    tensors have no height. y, dx, dw: statistics of the result and both gradients; None until first needed, and for
     operations that the config excludes.
     """
 
@@ -69,9 +69,9 @@ def call_of(
     output_padding: Sequence[int],
     groups: int,
 ) -> DispatchedCall | None:
-    """Describe a call of ``aten::convolution`` by mucudnn's types. Returns None for calls that are never tuned.
+    """Return a description of a call of ``aten::convolution``; None for calls that are never tuned.
 
-    Never tuned are 3-D calls, calls with unsupported dtypes or no samples, and invalid calls, which torch refuses. x:
+    Never tuned are 3-D calls, calls with unsupported dtypes or no samples, and invalid calls, which torch rejects. x:
     (N, C, H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
     """
     is_1d = x.dim() == 3
@@ -110,11 +110,11 @@ def _pair(height: int, width: int) -> Pair:
     return height, width
 
 
-# Functions in place of torch's kernels
+# Replacements of torch's kernels
 
 
 def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
-    """Compute ``aten::convolution`` with the session's choice, or with torch's kernel if there is none.
+    """Return the result of ``aten::convolution`` by the session's choice, or by torch's kernel if there is none.
 
     following: torch's kernel. geometry: the arguments from stride to groups.
     """
@@ -139,7 +139,7 @@ def backward(
     bias_sizes: Sequence[int] | None,
     *geometry_and_mask: Any,
 ) -> Any:
-    """Compute ``aten::convolution_backward``, with torch's own kernel for the gradients that are not tuned.
+    """Return the result of ``aten::convolution_backward``, with torch's own kernel for gradients that are not tuned.
 
     geometry_and_mask: the arguments from stride to groups, then the output mask.
     """
@@ -176,7 +176,7 @@ def _call(
     output_padding: Sequence[int],
     groups: int,
 ) -> DispatchedCall | None:
-    """Look up a call by its shapes, strides and geometry. Returns None if torch's convolution is to run."""
+    """Look up a call by its shapes, strides and geometry; return None if torch's convolution is to run."""
     if session.is_deciding:  # another thread
         session.wait()
     layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
@@ -190,7 +190,7 @@ def _call(
 def _ours(
     session: Session, met: ShapeStats | None, compute: Callable[..., Tensor | None], *given: Any
 ) -> Tensor | None:
-    """Run the choice for a problem. Returns its result, or None if torch's convolution is to run."""
+    """Return the result of the choice for a problem; None if torch's convolution is to run."""
     if met is None:
         return None
     met.calls += 1
@@ -227,7 +227,7 @@ def _gradient(
 def _computed(
     choices: Choices, call: DispatchedCall, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None
 ) -> Tensor | None:
-    """Compute an operation of the call's problem; ``None`` if torch's convolution is to run. third: bias or dy."""
+    """Return the result of an operation of the problem; None if torch's convolution is to run. third: bias or dy."""
     p = call.problem
     geometry = p.stride, p.padding, p.dilation, p.groups
     x, w = as_images(x, call.is_1d), as_images(w, call.is_1d)

@@ -1,4 +1,4 @@
-"""``enable`` for programs that nobody changes: it is called when the program imports torch."""
+"""``enable`` for unchanged programs: it is called when the program imports torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mucudnn.words.errors import MucudnnError
 
 
 def enable_with_torch(make_config: Callable[[], Config]) -> None:
-    """Call ``enable`` as soon as torch is imported: now, or when the program imports it, if it ever does.
+    """Call ``enable`` as soon as torch is imported: now, or when the program imports it.
 
     Until then torch is not loaded, so the program may still set the environment that torch reads. If ``enable`` raises
-    an error of mucudnn, the program runs with torch's convolutions, and a warning says why.
+    an error of mucudnn, the program runs with torch's convolutions, with a warning.
     """
     if "torch" in sys.modules:
         _enable(make_config)
@@ -44,7 +44,7 @@ def _enable(make_config: Callable[[], Config]) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Finder of torch that calls a function once torch is loaded, and then leaves the import system."""
+    """Import finder for torch that calls a function once torch is loaded, and removes itself."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self.then = then

@@ -1,7 +1,7 @@
-"""Sessions: decide what runs for each problem: its own choice, that of the nearest tuned size, or torch's convolution.
+"""Sessions, which choose for each problem: its tuned configuration, the nearest tuned size's, or torch's convolution.
 
 The first size of a layer (its problem without batch size, height and width) is measured at the first call. Usually all
-calls have that size, so that training is tuned in its first step. Once k sizes of the layer are known, another size is
+calls have that size, so training is tuned in its first step. Once k sizes of the layer are known, another size is
 measured only after 2**k calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image
 sizes cost little. Until a size is measured, the choice of the nearest size runs. Stored results are used immediately.
 
@@ -55,11 +55,11 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
-_MOST_FAILURES = 3  # in a row, so that a permanent fault, such as a locked file, does not delay every layer
+_MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a locked file, does not delay every layer
 
 
 class Session:
-    """Session of tuning under one config: the convolution calls met so far, and what runs for their problems.
+    """Session of tuning under one config: the convolution calls seen so far, and the choices for their problems.
 
     calls: by shapes, strides and geometry; None for calls that are never tuned. met: statistics by problem, batch size,
     device and number of threads. passed_by: number of shapes that are never tuned, by reason. spent_s: time of look-ups
@@ -83,9 +83,9 @@ class Session:
         self._lock = threading.RLock()
 
     def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> DispatchedCall | None:
-        """Describe a call of a new shape, and store the description under ``key``. Returns None for calls never tuned.
+        """Store a description of a call with a new shape under ``key``; return it, or None for calls never tuned.
 
-        geometry: as for ``call_of``.
+        geometry: see ``call_of``.
         """
         call = call_of(x, w, *geometry)  # type: ignore[arg-type]
         if call is None:
@@ -96,10 +96,9 @@ class Session:
         return call
 
     def met_as(self, operation: Operation, call: DispatchedCall, of_call: Operation | None = None) -> ShapeStats | None:
-        """Return the statistics of an operation of a call, or None if the config excludes the operation.
+        """Return the statistics of an operation of a call; None if the config excludes the operation.
 
-        of_call: the operation from the caller's view, to which the config refers, if it differs, as in transposed
-        calls.
+        of_call: the caller's operation, to which the config refers, if it differs, as in transposed calls.
         """
         if (of_call or operation) not in self.config.operations:
             return None
@@ -114,14 +113,14 @@ class Session:
         return self.met[key]
 
     def decide(self, met: ShapeStats) -> None:
-        """Decide what runs for a problem from now on, without side effects on the user's call.
+        """Choose the configuration to run for a problem from now on, without side effects on the user's call.
 
-        Raises nothing but Ctrl-C.
+        Raises only Ctrl-C.
         """
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing can be measured during capture; the next call tries again
         with self._lock:
-            if met.calls >= met.ask_at:  # another thread may have decided meanwhile
+            if met.calls >= met.ask_at:  # another thread may have decided in the meantime
                 self._deciding(met, self._decide)
 
     def make_room(self, met: ShapeStats | None) -> None:
@@ -130,12 +129,12 @@ class Session:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
 
     def wait(self) -> None:
-        """Wait until no other thread tunes a problem or chooses what runs."""
+        """Wait until no other thread tunes a problem or makes a choice."""
         with self._lock:
             pass
 
     def _measure(self, met: ShapeStats) -> None:
-        """Tune a problem that was put off to the time between steps."""
+        """Tune a problem that was deferred to the time between steps."""
         with self._lock:
             self._deciding(met, self._tune)
 
@@ -188,7 +187,7 @@ class Session:
         self._spread(met)
 
     def _spread(self, tuned: ShapeStats) -> None:
-        """Have untuned sizes of a layer, of which one size was just tuned, run the choice of the nearest tuned size."""
+        """Apply the choice of the nearest tuned size to the layer's untuned sizes, after one size was tuned."""
         for other in self._layers[tuned.layer]:
             if other.tuned is None and not other.has_failed:
                 self._use_nearest(other)
@@ -206,7 +205,7 @@ class Session:
         return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
     def status(self) -> Status:
-        """Return the status of all problems met so far, in the order of their first calls."""
+        """Return the status of all problems seen so far, in the order of their first calls."""
         with self._lock:
             problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
         waiting = 0 if self.background is None else len(self.background.queue)
@@ -226,7 +225,7 @@ _ALONE_S = 1.0  # least time since another thread computed a convolution
 class Background:
     """Queue of problems (convolutions of one size) to measure later, between steps.
 
-    One problem is measured at a time if measuring has taken at most 5 % of the time so far and no other thread has
+    Problems are measured one at a time, if measuring has taken at most 5 % of the time so far and no other thread has
     computed convolutions in the last second.
 
     measure: function that measures one problem. clock: function that returns seconds.
@@ -240,16 +239,13 @@ class Background:
         self._is_asked = False
 
     def before_call(self) -> None:
-        """Note that this thread computes a convolution.
-
-        Without gradients, first measure a problem of the queue if it is time.
-        """
+        """Record that this thread computes a convolution; without gradients, first call ``work``."""
         self._computed_at[threading.get_ident()] = self._clock()
         if self.queue and not torch.is_grad_enabled():
             self.work()
 
     def before_backward(self) -> None:
-        """Note that this thread computes gradients, and have ``work`` called at the end of the backward pass."""
+        """Record that this thread computes gradients, and schedule ``work`` for the end of the backward pass."""
         self._computed_at[threading.get_ident()] = self._clock()
         if self.queue and not self._is_asked:
             try:

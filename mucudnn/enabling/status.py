@@ -1,4 +1,4 @@
-"""``status``: the problems since ``enable``, with the number of calls, what runs and why, and the time saved."""
+"""The result of ``status``: problems since ``enable``, with number of calls, choice, reason and time saved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTHING = "no convolution was called: call mucudnn.enable(), or use mucudnn.tun
 
 
 class Origin(StrEnum):
-    """Source of a choice: where the configuration that runs comes from."""
+    """Origin of the configuration that runs."""
 
     MEASURED = "measured"
     DATABASE = "database"
@@ -38,10 +38,10 @@ class ShapeStats:
     """Statistics of one problem with its batch size on one device, with one number of threads.
 
     calls: number of calls. ours: number of calls that did not run torch's convolution. ask_at: number of calls at which
-    the next decision is due, or inf if there is none. choices: what runs, or None for torch's convolution. tuned: the
-    result of tuning this very size. baseline_s, time_s: seconds per call, torch's and ours; estimates if derived from
-    the nearest size, None if unknown. was_looked_up: whether the database was searched. has_failed: whether an error
-    ended the tuning.
+    the next decision is due, or inf if there is none. choices: the choices to run; None for torch's convolution. tuned:
+    the result of tuning this exact size. baseline_s, time_s: seconds per call, torch's and ours; estimates if derived
+    from the nearest size, None if unknown. was_looked_up: whether the database was searched. has_failed: whether an
+    error ended the tuning.
     """
 
     problem: ConvProblem
@@ -70,7 +70,7 @@ class ShapeStats:
         return *kind, self.device, self.threads
 
     def use(self, tuned: TunedProblem, origin: Origin) -> None:
-        """Run, from now on, the choice that was made for this very size. origin: where the choice comes from."""
+        """Run, from now on, the choice made for this exact size. origin: where the choice comes from."""
         self.tuned, self.origin, self.why, self.ask_at = tuned, origin, tuned.reason, inf
         self.baseline_s, self.time_s = tuned.baseline_s, tuned.time_s
         self._run(tuned.configuration, tuned.limit_bytes)
@@ -135,7 +135,7 @@ class Status:
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def in_one_line(self) -> str:
-        """Return how many problems were tuned, and what was gained, without a line break."""
+        """Return the number of tuned problems and the time saved, in one line."""
         if not self.problems:
             return "no convolution was called"
         return "; ".join(self._totals())

@@ -1,4 +1,4 @@
-"""``enable``, ``disable``, ``tuned`` and ``status``: switch the tuning of all convolutions on and off."""
+"""``enable``, ``disable``, ``tuned`` and ``status``, which switch the tuning of all convolutions on and off."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tuned(config: Config | None = None) -> Iterator[None]:
 
 
 def status() -> Status:
-    """Return what was tuned under the active (else the last active) config, with reasons and the time saved."""
+    """Return the choices under the active (or else the last active) config, with reasons and the time saved."""
     return Status() if _state.last is None else _state.last.status()
 
 
@@ -84,16 +84,13 @@ class _State:
             self.switch(self.enabled, (*self.nested, session))
 
     def end(self, session: Session) -> None:
-        """End the innermost ``tuned`` block of this session. Another thread's block inside it stays active."""
+        """End the innermost ``tuned`` block of this session; another thread's block inside it stays active."""
         with _switching:
             index = len(self.nested) - 1 - self.nested[::-1].index(session)
             self.switch(self.enabled, (*self.nested[:index], *self.nested[index + 1 :]))
 
     def switch(self, enabled: Session | None, nested: tuple[Session, ...]) -> None:
-        """Wrap torch's kernels for the session that becomes active; unwrap the previous one.
-
-        On failure nothing is changed.
-        """
+        """Wrap torch's kernels for the new active session, and unwrap the previous one; on failure change nothing."""
         with _switching:
             current = nested[-1] if nested else enabled
             wrapper = None

@@ -1,4 +1,4 @@
-"""Look-up and tuning of one problem at a time, and configurations derived from the nearest tuned size."""
+"""Look-up and tuning of single problems, and configurations derived from the nearest tuned size."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Workshop:
             yield self._machine(device), self._database()
 
     def _known(self, environment: Environment, database: Database) -> frozenset[ConvProblem]:
-        """Return the problems that the database had at the first look-up, so that only these are looked up again."""
+        """Return the problems in the database at the first look-up, since only these need to be looked up later."""
         if environment not in self._problems:
             self._problems[environment] = database.problems(environment)
         return self._problems[environment]
@@ -138,7 +138,7 @@ def _any_of_size(batch_size: int, runs: Iterable[tuple[MicroConfig, ...]]) -> bo
 
 # Configurations for sizes that were not tuned
 
-# Speedups change slowly with the size. These limits exclude those that may not hold at the other size.
+# Speedups change slowly with the size. Beyond these limits, a speedup may not carry over to another size.
 _LEAST_SPEEDUP = 1.1
 _MOST_TIMES_PIXELS = 2.0
 
@@ -146,7 +146,7 @@ _MOST_TIMES_PIXELS = 2.0
 def nearest(
     problem: ConvProblem, batch_size: int, tuned: Sequence[TunedProblem], device_type: str
 ) -> tuple[Configuration, TunedProblem] | None:
-    """Return a configuration for this size and the tuned size that it derives from, or None to run torch's convolution.
+    """Return a configuration for this size, and the tuned size that it derives from; None to run torch's convolution.
 
     tuned: the sizes of the same layer that were tuned. For another batch size, the stored measurements are solved
     again. For another image size, the algorithm that won at the nearest size is used if it won clearly, can compute the
@@ -166,10 +166,10 @@ def nearest(
 
 
 def _at_batch_size(of: TunedProblem, n: int) -> Configuration | None:
-    """Choose for another batch size from the stored measurements.
+    """Return the choice for another batch size from the stored measurements.
 
-    Returns None if ``of`` runs torch's undivided convolution. Also returns None if the choice for ``n`` would be
-    torch's convolution in micro-batches, since these were not compared with the undivided convolution for ``n``.
+    Returns None if ``of`` runs torch's undivided convolution, or if the choice for ``n`` would be torch's convolution
+    in micro-batches, since that was not compared with the undivided convolution for ``n``.
     """
     if of.configuration.is_baseline:
         return None
@@ -197,7 +197,7 @@ def _at_other_images(problem: ConvProblem, n: int, of: TunedProblem, device_type
 
 
 def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
-    """Yield divisions of the batch into micro-batches of one size and a remainder, with ever smaller sizes (halved)."""
+    """Yield divisions of the batch into micro-batches of one size and a remainder, halving the size each time."""
     while largest:
         rest = (MicroConfig(name, n % largest),) if n % largest else ()
         yield (MicroConfig(name, largest),) * (n // largest) + rest
@@ -205,7 +205,7 @@ def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
 
 
 def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_type: str) -> int | None:
-    """Return the workspace of the configuration, or None if it does not support, or is not proven for, this problem."""
+    """Return the workspace of the configuration; None if it does not support this problem or is not proven for it."""
     try:
         for part in set(configuration.micro_configs):
             found = algorithm_named(part.algorithm, device_type)

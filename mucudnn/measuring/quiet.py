@@ -105,7 +105,7 @@ class Quiet:
             say_once(_BUSY)
 
     def _begin(self) -> None:
-        """On the first call, read the best rate of earlier runs, and warn if there are more threads than cores."""
+        """Read the best rate of earlier runs on the first call, and warn if there are more threads than cores."""
         if self._has_begun:
             return
         self._has_begun = True

@@ -14,7 +14,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
     """A ``torch.nn.Conv1d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution. ``tuned``
-    has the choices with reasons, made as for images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or (K, Q).
+    has the choices with reasons; they treat x as images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or (K, Q).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv1d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)

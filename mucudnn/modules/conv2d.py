@@ -24,9 +24,9 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
     ``tuned`` has the choices with reasons. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
 
-    ``filter_cache``, if set, keeps filters prepared for the algorithm from call to call, in ``eval()`` mode without
-    gradients. A filter that has changed in any way is prepared again. ``train()`` and ``release_workspaces`` free the
-    memory of the cache.
+    ``filter_cache``, if set, keeps filters in the form that an algorithm prepares between calls, in ``eval()`` mode
+    without gradients. A changed filter is prepared again. ``train()`` and ``release_workspaces`` free the memory of the
+    cache.
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv2d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -38,7 +38,7 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
 
     @property
     def cached_filters(self) -> tuple[CachedFilter, ...]:
-        """The filters that are kept prepared from call to call in inference, with reasons."""
+        """The filters that are cached in inference, with reasons."""
         return () if self.filter_cache is None else self.filter_cache.filters
 
     def train(self, mode: bool = True) -> Self:
@@ -47,10 +47,10 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         return super().train(mode)
 
     def fused(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
-        """Compute y, in inference, with an epilogue (an addition, an activation) inside the algorithm. x: (N, C, H, W).
+        """Return y, in inference, with an epilogue (addition, activation) computed by the algorithm. x: (N, C, H, W).
 
-        Returns None if no tuned choice computes the epilogue, if gradients are needed, and for anything but plain
-        tensors: then call the module and apply the epilogue.
+        Returns None if no tuned choice supports the epilogue, if gradients are needed, or if tensors are not plain:
+        then call the module and apply the epilogue.
         """
         if torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias) or x.dim() != 4:
             return None
@@ -64,11 +64,9 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
     def _tuned_forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue | None = None
     ) -> Tensor | None:
-        """Compute y with the tuned choice.
+        """Return y by the tuned choice; None if torch's convolution is to run.
 
-        Returns None if torch's convolution is to run, to save our operator's overhead.
-
-        Torch's convolution also handles unusual inputs and reports errors. epilogue: as for ``fused``.
+        Torch's convolution also handles unusual inputs and reports errors. epilogue: see ``fused``.
         """
         is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
         if not is_plain and not operator_takes(x, (3, 4)):

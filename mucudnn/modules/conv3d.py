@@ -28,7 +28,7 @@ UNDIVIDED = 0
 class DividedOperation:
     """One operation of an ``nn.Conv3d`` and its micro-batch size. Bytes do not include the result.
 
-    x_shape: (N, C, D, H, W), including padding that torch adds beforehand. micro_batch_size: samples in a slice, or
+    x_shape: (N, C, D, H, W), including padding that torch adds first. micro_batch_size: samples in a slice, or
     ``UNDIVIDED``. undivided_bytes: allocated inside torch's convolution of the whole batch. divided_bytes: allocated
     inside torch's convolution if it runs in slices.
     """
@@ -53,9 +53,9 @@ class DividedOperation:
 class Conv3d(TunedClass, torch.nn.Conv3d):
     """A ``torch.nn.Conv3d``: same arguments, same state dict, same result.
 
-    For tuned sizes at which torch's convolution needs more memory than the limit, that convolution runs in
-    micro-batches; for all other sizes as in torch. ``divided`` has the micro-batch sizes with reasons.
-    x: (N, C, D, H, W) or (C, D, H, W), y: (N, K, O, P, Q) or (K, O, P, Q).
+    For tuned sizes at which torch's convolution needs more memory than the limit, it runs in micro-batches; for all
+    other sizes, undivided. ``divided`` has the micro-batch sizes with reasons. x: (N, C, D, H, W) or (C, D, H, W), y:
+    (N, K, O, P, Q) or (K, O, P, Q).
 
     >>> import torch, mucudnn
     >>> layer = mucudnn.Conv3d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
@@ -72,10 +72,7 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         return super()._conv_forward(input, weight, bias) if y is None else y
 
     def _divided_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Compute y in micro-batches.
-
-        Returns None if torch's undivided convolution is to run, which also reports errors.
-        """
+        """Return y, computed in micro-batches; None if torch's undivided one is to run, which also reports errors."""
         if not operator_takes(x, (5, 5)) or not are_tuples(self.stride, self.dilation, length=3):
             return None
         x, padding = padded(self, x, weight)
@@ -85,7 +82,7 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
         return OPERATORS[Operation.FORWARD](x, weight, bias, self.stride, padding, self.dilation, self.groups, sizes)
 
     def _micro_batch_sizes(self, x: Tensor) -> list[int]:
-        """Return the micro-batch sizes for y, dx and dw. They depend on the shape of a sample, not on N."""
+        """Return the micro-batch sizes for y, dx and dw, which depend on the shape of a sample, not on N."""
         of_this_size = {one.operation: one.micro_batch_size for one in self.divided if one.x_shape[1:] == x.shape[1:]}
         return [of_this_size.get(operation, UNDIVIDED) for operation in Operation]
 

@@ -2,7 +2,7 @@
 
 A transposed convolution is the backward data of another convolution: its input is that convolution's dy, its result the
 dx. So the dx of the transposed convolution is a forward convolution, and its dw is the backward filter with x and dy
-exchanged. The problem that is tuned is that of the other convolution, whose x is the module's result.
+exchanged. The tuned problem is the other convolution's, whose x is the module's result.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bo
 
 
 def _computed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Compute y as tuned, or with torch's convolution. rest: ``_Geometry``, then the handle of ``Choices``."""
+    """Return y by the tuned choice, or by torch's convolution. rest: ``_Geometry``, then the handle of ``Choices``."""
     *geometry, tuning = rest
     y = _as_backward_data(x, w, geometry, tuning) if _are_images(x, w, bias, groups=geometry[-1]) else None
     if y is None:
@@ -99,7 +99,7 @@ def _are_images(x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> bool:
 
 
 def _as_backward_data(x: Tensor, w: Tensor, geometry: _Geometry, tuning: int) -> Tensor | None:
-    """Compute y without bias, as backward data. Returns None if torch's convolution is to run."""
+    """Return y without bias, computed as backward data; None if torch's convolution is to run."""
     stride, padding, output_padding, dilation, groups = geometry
     choices = choices_of(tuning)
     if choices is None or not is_backward_data(stride, output_padding):
@@ -107,7 +107,7 @@ def _as_backward_data(x: Tensor, w: Tensor, geometry: _Geometry, tuning: int) ->
     shape = y_shape(x, w, geometry)
     if min(shape) < 1:
         return None
-    lent = x.new_empty(()).expand(shape)  # a shape without memory, so that the filter decides the format of y
+    lent = x.new_empty(()).expand(shape)  # has a shape but no memory, so that the filter determines the format of y
     convolution = stride, padding, dilation, groups
     wanted = torchs_memory_format(x, w, convolution, is_transposed=True, output_padding=output_padding)
     if torchs_memory_format(lent, w, convolution) is not wanted:
@@ -124,7 +124,7 @@ def _torchs(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, _, *ctx.rest = inputs
-    ctx.save_for_backward(x, w)  # not the bias, which may be changed in place before the backward pass
+    ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
     both = [output.is_contiguous(), output.is_contiguous(memory_format=torch.channels_last)]
     ctx.memory_format = torch.channels_last if both == [False, True] else torch.contiguous_format
 

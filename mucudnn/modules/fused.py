@@ -45,7 +45,7 @@ class FusedConvolution(nn.Module):
 
     @property
     def epilogue(self) -> WithEpilogue | None:
-        """Addition and activation after the convolution, which an algorithm may compute with y; None if none."""
+        """Addition and activation after the convolution, which an algorithm may compute with y, or None."""
         if not isinstance(self.convolution, nn.Conv2d) or not (self.adds or self.activation):
             return None
         return WithEpilogue(self.activation, self.adds)
@@ -63,10 +63,7 @@ class FusedConvolution(nn.Module):
         return followed(convolution(x), self.activation, added)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to ``eval()`` mode.
-
-        Raises ``InvalidInputError`` for training mode, since a folded batch norm cannot train.
-        """
+        """Switch to ``eval()`` mode; raise ``InvalidInputError`` otherwise, since a folded batch norm cannot train."""
         if mode:
             raise InvalidInputError(
                 f"this model has convolutions fused with {', '.join(self.parts)}, and is for inference only: train the "

@@ -1,8 +1,8 @@
 """Classes of tuned modules.
 
-Torch's own convolution classes have a fixed counterpart. For a subclass that inherits torch's ``forward``, a class is
-derived from ours and that subclass, so that a tuned module stays an instance of its class. Pickles name the two base
-classes, from which unpickling derives the class again.
+Each of torch's convolution classes has a fixed counterpart. For a subclass that inherits torch's ``forward``, a class
+is derived from ours and that subclass, so that a tuned module stays an instance of its class. Pickles name the two base
+classes, and unpickling derives the class again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def make_tunable(module: nn.Module) -> None:
 
 
 def why_left_alone(module: nn.Module) -> str | None:
-    """Return why a module cannot be turned into one of mucudnn, or None if it can or already is one."""
+    """Return the reason why a module cannot be turned into one of mucudnn; None if it can or already is one."""
     try:
         made = _tuned_class(module)
-        there = object.__new__(type(module))  # a dummy without state, to try whether the class can be changed
+        there = object.__new__(type(module))  # a dummy without state, to test whether the class can be changed
         object.__setattr__(there, "__class__", made)
     except InvalidInputError as error:
         return str(error)
@@ -55,12 +55,12 @@ def why_left_alone(module: nn.Module) -> str | None:
 
 
 def torchs_class(cls: type) -> _Class | None:
-    """Return the tunable torch convolution from which a class derives, or None."""
+    """Return the tunable torch convolution class from which a class derives; None if there is none."""
     return next((torchs for torchs in OURS if issubclass(cls, torchs)), None)
 
 
 def _tuned_class(module: nn.Module) -> _Class:
-    """Find or make the class of a module once tuned. Raises ``InvalidInputError`` if there cannot be one."""
+    """Return the class for a tuned version of the module. Raises ``InvalidInputError`` if there cannot be one."""
     cls = type(module)
     if issubclass(cls, TunedClass):
         return cls
@@ -70,7 +70,7 @@ def _tuned_class(module: nn.Module) -> _Class:
 
 
 def _parametrized(module: nn.Module) -> _Class:
-    """Make the class that torch would have made if the module had been tuned before it was parametrized.
+    """Return the class that torch would have made if the module had been tuned before it was parametrized.
 
     Torch makes a class for each parametrized module, with the parameters as properties, and deletes these properties
     from that class when the parametrization is removed. That fails for a subclass of the class.
@@ -96,7 +96,7 @@ def _of_class(cls: _Class) -> _Class:
 
 
 def _of_both(ours: _Class, users: _Class) -> _Class:
-    """Return the class derived from mucudnn's class and from the user's class; it is made once.
+    """Return the class derived from mucudnn's and the user's class, which is made once.
 
     Raises ``InvalidInputError`` if the user's class cannot be derived from.
     """
@@ -129,6 +129,6 @@ def _derived(ours: _Class, users: _Class) -> _Class:
 
 
 def new_tuned(ours: _Class, users: _Class) -> nn.Module:
-    """Make a tuned module without state, for copying and unpickling: pickles refer to this function."""
+    """Return a tuned module without state, for copying and unpickling; pickles refer to this function."""
     made = _of_both(ours, users)
     return made.__new__(made)

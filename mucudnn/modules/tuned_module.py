@@ -1,4 +1,4 @@
-"""Common parts of tuned convolution modules: their choices, and checks whether an operator can take an input."""
+"""Common parts of tuned convolution modules: their choices, and checks of their inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TunedClass:
     def untuned_class(self) -> type:
         """The module's class before ``optimize``: assigned to ``__class__``, it makes the module torch's own again.
 
-        If other code has derived the module's class from ours afterwards, this is the module's class itself.
+        If other code has since derived a new class from ours for the module, this is that class itself.
         """
         own: type = vars(type(self)).get("_untuned_class", type(self))
         return own
@@ -57,9 +57,9 @@ class TunedClass:
 class TunedModule(TunedClass):
     """A convolution module that runs its tuned choices.
 
-    tuned: the choice for each operation, as reported. choices: what runs, or None to run torch's convolution for every
-    input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: why there was no
-    comparison. filter_cache: see ``Conv2d``, the only class that has a filter cache.
+    tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
+    every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
+    why there was no comparison. filter_cache: see ``Conv2d``, the only class that has a filter cache.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
@@ -85,7 +85,7 @@ def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
 
 
 def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
-    """Pad x if the module's padding is not symmetric zeros. Returns x and the remaining padding of the convolution."""
+    """Pad x if the module's padding is not symmetric zeros; return x and the remaining padding of the convolution."""
     none = (0,) * (weight.dim() - 2)
     if module.padding_mode != "zeros":
         return F.pad(x, module._reversed_padding_repeated_twice, module.padding_mode), none
@@ -113,15 +113,12 @@ def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
 
 
 def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
-    """Return whether all three are tuples of two. ``are_tuples`` would do, but every call needs this, so it is fast."""
+    """Return whether all three are tuples of length two: a faster ``are_tuples``, for use in every call."""
     if type(stride) is type(padding) is type(dilation) is tuple:
         return len(stride) == len(padding) == len(dilation) == 2
     return False
 
 
 def are_tuples(*geometry: Any, length: int) -> bool:
-    """Return whether all arguments are tuples of this length, as torch's modules make them.
-
-    Users may assign other types.
-    """
+    """Return whether all arguments are tuples of this length, as in torch's modules unless users assign other types."""
     return all(type(one) is tuple and len(one) == length for one in geometry)

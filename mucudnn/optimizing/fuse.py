@@ -111,8 +111,7 @@ def _traced(model: nn.Module, arguments: Sequence[Any]) -> fx.GraphModule:
 
 
 def _fixed(model: nn.Module, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return the plain arguments by name, which are fixed: the model may branch on them, but the graph cannot.
-    """
+    """Return the plain arguments by name, which are fixed: the model may branch on them, but the graph cannot."""
     bound = inspect.signature(model.forward).bind(*arguments)
     bound.apply_defaults()
     return {name: value for name, value in bound.arguments.items() if isinstance(value, _PLAIN)}

@@ -190,8 +190,7 @@ def _pair(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and filter of each module, except parametrized ones, which make a new filter per call.
-    """
+    """Yield the name and filter of each module, except parametrized ones, which make a new filter per call."""
     for name, module in model.named_modules():
         w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
         if w is not None and not is_lazy(w):

@@ -149,8 +149,7 @@ def _tune(
 
 
 def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits | None:
-    """Return workspace limits that preserve the peak memory of a training step; None if the config has no such
-    limit."""
+    """Return workspace limits that preserve the peak memory of a training step; None if there is no such limit."""
     if not config.has_headroom_limit:
         return None
     from mucudnn.tracing.headroom import find_headroom

@@ -23,11 +23,9 @@ _STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
 class InputFile(click.Path):
-    """Parameter type of an input file; pipes and devices are refused, since it may be read more than once.
+    """Parameter type of an input file; pipes and devices are rejected, since it may be read more than once.
 
-    ``~`` is the home folder.
-
-    The file need not exist: the code that reads it reports a missing file.
+    ``~`` is the home folder. The file need not exist: the code that reads it reports a missing file.
     """
 
     def __init__(self, *, folder: bool = False) -> None:
@@ -191,7 +189,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     A link stays a link: its target is replaced. Mode and owner are kept. Devices, pipes and standard output are written
     to directly.
 
-    Raises ``OutputError`` for files that ``require_writable`` refuses, and if writing fails.
+    Raises ``OutputError`` for files that ``require_writable`` rejects, and if writing fails.
     """
     with _explained(path):
         _require_replaceable(path)
@@ -288,7 +286,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _stream(path: Path) -> Iterator[BinaryIO]:
-    """Open a pipe, device or standard output directly. That the reader of a pipe stops early is no error."""
+    """Open a pipe, device or standard output directly; it is no error if the reader of a pipe stops early."""
     if str(path) in _STANDARD_OUTPUT:  # opening it again would truncate a file that it is redirected to
         sys.stdout.flush()
         yield sys.stdout.buffer

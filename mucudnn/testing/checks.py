@@ -78,7 +78,7 @@ UNEVEN_THREADS = 3  # divides no size of the suite
 
 
 def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_batch_size: int) -> list[int]:
-    """Cut a mini-batch into micro-batches of this size and a remainder, and return their sizes.
+    """Return the sizes of micro-batches of this size, and a remainder, that make up a mini-batch.
 
     The mini-batch stays undivided if the algorithm does not support such slices.
     """
@@ -106,7 +106,7 @@ def check_result(
 ) -> None:
     """Require that the algorithm's result is correct, computed in the declared bytes of memory between guard zones.
 
-    bound: largest relative L2 error against float64. has_bias: add a bias, in FORWARD.
+    bound: largest relative L2 error against float64. has_bias: whether to add a bias, in FORWARD.
     """
     call = Call(problem, sum(micro_batches))
     bias = call.memory.vector(problem, problem.k).normal_() if has_bias else None
@@ -201,7 +201,7 @@ def check_workspace(algorithm: Algorithm, problem: ConvProblem, micro_batch_size
 
 
 def check_reason(reason: str | None) -> None:
-    """Require that a reason why ``supports`` refuses a problem is a sentence. reason: None for a supported problem."""
+    """Require that a reason for rejecting a problem is a sentence. reason: None for a supported problem."""
     if reason is not None and len(reason.split()) <= 3:
         raise AssertionError(f"the reason why not is {reason!r}; it must be a sentence of more than three words")
 
@@ -223,7 +223,7 @@ def check_locality(algorithm: Algorithm, problem: ConvProblem) -> None:
     """Require that NaN and Inf in x or dy spread to the same results as in torch's own convolution."""
     image = IMAGE[problem.operation]
     expected, actual = torchs_spoilt_result(problem, image), spoilt_result(algorithm, problem, image)
-    if problem.dtype != "float32":  # in bfloat16 torch's own spoils more than it must where the channels are odd
+    if problem.dtype != "float32":  # in bfloat16, torch spreads NaN too far if channels are odd
         _require_no_more_spoilt(actual, dependent(problem, image) | ~expected.isfinite(), image)
         return
     different = int((kinds(actual) != kinds(expected)).sum())

@@ -1,4 +1,4 @@
-"""The contract suite: every promise of an algorithm, over operations, geometries, memory formats, dtypes and splits."""
+"""The contract suite: checks of every promise, over operations, geometries, memory formats, dtypes and splits."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
-_OWN_SIZES = (3, 2)  # mini-batch and micro-batch of problems that the caller gives
-_MOST_DRAWS = 300  # until a random problem is one that the algorithm supports
+_OWN_SIZES = (3, 2)  # mini-batch and micro-batch of the caller's problems
+_MOST_DRAWS = 300  # attempts to draw a random problem that the algorithm supports
 
-_Case = tuple[ConvProblem, int, int]  # with its mini-batch and micro-batch sizes
+_Case = tuple[ConvProblem, int, int]  # problem, mini-batch and micro-batch sizes
 _Check = Callable[[], None]
 
 

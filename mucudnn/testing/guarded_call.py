@@ -26,7 +26,7 @@ _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are chec
 
 @cache
 def sanitizer() -> ctypes.CDLL | None:
-    """Return AddressSanitizer's runtime library, or None if the process does not run under AddressSanitizer."""
+    """Return AddressSanitizer's runtime library; None if the process does not run under AddressSanitizer."""
     process = ctypes.CDLL(None)
     return process if hasattr(process, "__asan_poison_memory_region") else None
 
@@ -61,7 +61,7 @@ class GuardedMemory:
         return self.buffer(count * problem.item_bytes).view(torch_dtype(problem))
 
     def trespass(self) -> str | None:
-        """Return where something was written in a guard zone around a buffer, or None if nowhere."""
+        """Return a description of a write in a guard zone around a buffer; None if there was none."""
         self._tell_sanitizer("unpoison")
         found = [where for buffer, size in self.buffers if (where := buffer.trespass(size)) is not None]
         self._tell_sanitizer("poison")
@@ -99,7 +99,7 @@ class Call:
 
     @property
     def written(self) -> Tensor:
-        """The tensor that the call writes, at first filled with NaN, or with zeros if the algorithm adds to it."""
+        """The tensor that the call writes, initially filled with NaN, or with zeros if the algorithm adds to it."""
         return {
             Operation.FORWARD: self.y,
             Operation.BACKWARD_DATA: self.x,
@@ -146,7 +146,7 @@ class Call:
 
     @property
     def undeclared_bytes(self) -> int:
-        """Most bytes that one open, step or close allocated beyond what the algorithm declares; negative if fewer."""
+        """Largest excess of the bytes that an open, step or close allocated over the declared ones; may be negative."""
         return max(self.excess_bytes)
 
     def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Tracing of models: finds their convolutions, and the memory of a training step.
+"""Tracing of models for their convolutions and for the memory of a training step.
 
-The tracing times nothing and does not change the models.
+Tracing measures no times and does not change the models.
 """

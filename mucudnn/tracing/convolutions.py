@@ -30,9 +30,9 @@ _TRANSPOSED = {
 class Call:
     """One call of one convolution module in a run of the model.
 
-    problem: the convolution that the call computes: forward, but backward data for an ``nn.ConvTranspose2d``, whose
-    result is the x of the problem. input_needs_gradient: whether autograd would compute dx. has_bias: whether the
-    module adds a bias.
+    problem: the problem that the call computes: forward, or backward data for an ``nn.ConvTranspose2d``, whose result
+    is the x of the problem. input_needs_gradient: whether autograd would compute dx. has_bias: whether the module adds
+    a bias.
     """
 
     name: str
@@ -90,7 +90,7 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
 
 
 def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
-    """Describe the call ``module(*arguments, **named)``. Returns None if no ``ConvProblem`` describes it."""
+    """Return a description of the call ``module(*arguments, **named)``; None if no ``ConvProblem`` describes it."""
     x = arguments[0] if arguments else named.get("input")
     if not isinstance(x, Tensor):
         return None  # torch raises the error
@@ -114,7 +114,7 @@ def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, .
 
 
 def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | None:
-    """Return the problem of a module's call with x, or None if the call is invalid or mucudnn does not support it.
+    """Return the problem of a module's call with x; None if the call is invalid or not supported.
 
     Torch reports the errors of invalid calls.
     """
@@ -156,7 +156,7 @@ def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
 
 
 def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
-    """Return the arguments of ``ConvProblem`` for a transposed convolution, or None if no problem describes the call.
+    """Return the arguments of ``ConvProblem`` for a transposed convolution; None if no problem describes the call.
 
     The x of the problem is the module's result.
     """
@@ -182,7 +182,7 @@ def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict
 
 
 def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the rows and columns that torch adds to x beforehand, and the padding of the convolution itself."""
+    """Return the rows and columns that torch first adds to x, and the padding of the convolution itself."""
     left, right, top, bottom = module._reversed_padding_repeated_twice
     if module.padding_mode != "zeros":
         return (top + bottom, left + right), (0, 0)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 InnerBytes = Callable[[ConvProblem, int], int]
 Limits = Mapping[tuple[str, Operation], int]  # module name and operation -> bytes
 
-# Largest loss between the parts of a workspace, which begin on multiples of the alignment
+# Upper bound of the padding between the aligned parts of a workspace
 MOST_LOST_BYTES = 4 * BUFFER_BYTES
 
 
@@ -99,8 +99,8 @@ def headroom_limits(
     """Return the workspace limits, in bytes, that leave the peak of the step unchanged, by module and operation.
 
     A module that is called several times gets the minimum over its calls. Torch's own convolution, which needs
-    ``inner_bytes``, is below the peak by construction; the limits are a little lower, since workspaces are aligned, and
-    on CUDA up to 1 MiB lower, since the allocator may return larger blocks than requested.
+    ``inner_bytes``, is within the peak by definition. The limits are a little lower than that, since workspaces are
+    aligned, and on CUDA up to 1 MiB lower, since the allocator may return larger blocks than requested.
     """
     peak_bytes = reference_peak_bytes(timeline, inner_bytes)
     limits: dict[tuple[str, Operation], int] = {}

@@ -1,4 +1,4 @@
-"""Steps of a model on a sample input, like those of its user, and restoration of the model's state afterwards."""
+"""Steps of a model on a sample input, as a user would run them, and restoration of the model's state afterwards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 class OwnStep:
     """A step of a model on one sample input: forward and backward pass in training mode, else the forward pass.
 
-    arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a gradient
-    that is drawn at random once: a gradient of ones would vanish behind a normalization, and zeros may change the time.
-    If no output is differentiable, the step is the forward pass. Gradients are ``None`` at the start, and are kept
-    after the step.
+    arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a random
+    gradient, drawn once: a gradient of ones would vanish behind a normalization, and zeros may change the time. Without
+    differentiable outputs, the step is the forward pass. Gradients are None at the start, and are kept after the step.
 
     Raises any error of the model.
     """
@@ -49,7 +48,7 @@ class OwnStep:
 
 
 def leaf(value: Any) -> Any:
-    """Return a leaf tensor with the values of an input, so that its gradient does not go to the caller's tensor."""
+    """Return a leaf tensor with the values of an input, so that its gradient is not added to the caller's tensor."""
     if not isinstance(value, Tensor):
         return value
     trainable = value.clone() if value.is_inference() else value.detach()
@@ -58,9 +57,9 @@ def leaf(value: Any) -> Any:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """After the block, restore the model's gradients, buffers (running statistics) and mode, and torch's random state.
+    """Restore the model's gradients, buffers (running statistics) and mode, and torch's random state after the block.
 
-    In the block, autograd is enabled, and the model's gradients start as ``None``.
+    In the block, autograd is enabled, and the model's gradients start as None.
     """
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]

@@ -74,8 +74,8 @@ class ConvolutionCall:
 class MemoryTimeline:
     """The operators of one training step in execution order, and the convolutions among them.
 
-    base_bytes: parameters, buffers and input, included in every number. real_because: why the step was run on real
-    tensors, or None if on fake ones, without memory or arithmetic.
+    base_bytes: parameters, buffers and input, included in every number. real_because: the reason why the step ran on
+    real tensors; None if it ran on fake ones, without memory or arithmetic.
     """
 
     base_bytes: int
@@ -104,18 +104,18 @@ class MemoryTimeline:
 
 
 def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
-    """Trace the memory of one training step of the model, and return the bytes in use after each operator.
+    """Trace the memory of one training step of the model; return the bytes in use after each operator.
 
-    The step is a forward pass, the sum of all floating outputs as the loss, and a backward pass into gradients that
-    start as ``None``.
+    The step is a forward pass, the sum of all floating-point outputs as the loss, and a backward pass into gradients
+    that start as None.
 
-    sample_input: the only argument, or a tuple of all positional ones. A model in training mode runs as it is, another
-    model after ``model.train()``, under the current autocast state. Gradients, buffers (running statistics), mode and
+    sample_input: the only argument, or a tuple of all positional ones. A model in training mode runs as it is, any
+    other after ``model.train()``, under the current autocast state. Gradients, buffers (running statistics), mode and
     random state are restored afterwards.
 
     The step runs on fake tensors and a copy of the model without memory. If that fails (control flow on tensor values,
     an operator without a fake kernel, a model that cannot be copied), the model itself runs on real tensors. The output
-    is kept until the step ends, as by a training loop that holds it in a variable.
+    is kept until the step ends, as in a training loop that holds it in a variable.
 
     Only memory on the model's type of device is counted; on CUDA, in the allocator's blocks of 512 bytes.
 
@@ -154,10 +154,9 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | Non
 
 
 def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Run ``model(*arguments)`` with the sum of all floating outputs as the loss, and the backward pass if possible.
+    """Run ``model(*arguments)``, with the sum of floating-point outputs as the loss, and a backward pass if possible.
 
-    A model in training mode keeps the modes of its parts, which may be frozen; another model is switched to training
-    mode.
+    A model in training mode keeps the modes of its parts, which may be frozen; any other is switched to training mode.
     Raises ``InvalidInputError`` if the output has no floating tensor, and any error of the model.
     """
     if not model.training:
@@ -178,8 +177,8 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
 class _Forward:
     """A convolution of the forward pass, recorded to find its module in the backward pass.
 
-    call: the module's call, or None if no traced module was running. filter: storage and offset of w. shapes: those of
-    x and w of the problem. done: operations of the backward pass that were already matched with this convolution.
+    call: the module's call; None if no traced module was running. filter: storage and offset of w. shapes: shapes of
+    the problem's x and w. done: operations of the backward pass already matched with this convolution.
     """
 
     call: Call | None
@@ -191,10 +190,9 @@ class _Forward:
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counter of the bytes of tensor storages, from the operator that makes them until they are freed.
 
-    Views cost nothing.
-
-    A storage that is first seen as an operand existed before the step, and is only counted if it is in ``base``. On
-    CUDA, bytes of the allocator's blocks are counted. Storages on other devices than the model's are not counted.
+    Views are free. A storage that is first seen as an operand existed before the step, and counts only if it is in
+    ``base``. On CUDA, bytes of the allocator's blocks are counted. Storages on other devices than the model's are not
+    counted.
     """
 
     def __init__(self, base: Sequence[Tensor], device_type: str) -> None:
@@ -232,7 +230,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> bool:
-        """Register a tensor's storage until it is freed. Returns whether the storage was unknown before."""
+        """Register a tensor's storage until it is freed; return whether it is new."""
         key = storage._cdata
         if key in self.known:
             return False
@@ -262,7 +260,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
         """Record the convolutions that the operator ``func`` computes.
 
-        Returns how many more bytes were in use while they ran than at the end of ``func``.
+        Returns how many more bytes were in use while they ran than after ``func``.
         """
         first = len(self.calls)
         transposed = func is conv_transpose2d or (func in _TRANSPOSED_ARGUMENT and args[_TRANSPOSED_ARGUMENT[func]])
@@ -290,7 +288,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(0, most_bytes - self.live_bytes)
 
     def _is_gradient(self, x: Tensor, w: Tensor) -> bool:
-        """Return whether a forward convolution is the dx of a transposed module, run outside all forward passes."""
+        """Return whether a forward convolution is the dx of a transposed module, outside all forward passes."""
         forward = None if self.running else self._forward_of(Operation.FORWARD, x, w)
         return forward is not None and forward.call is not None and forward.call.is_transposed
 

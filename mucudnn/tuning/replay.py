@@ -27,8 +27,7 @@ class Stored(Protocol):
         """Return the stored measurements of the task's micro-batch sizes, which cover its mini-batch."""
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the stored whole run of this configuration under the task's conditions; None if there is none.
-        """
+        """Return the stored whole run of this configuration under the task's conditions; None if there is none."""
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:

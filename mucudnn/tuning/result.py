@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates cut by a time limit: unmeasured, or measured with fewer samples than usual; without hopeless ones.
-    """
+    """Candidates cut by a time limit: unmeasured, or measured with fewer samples than usual; without hopeless ones."""
 
     unmeasured: tuple[MicroConfig, ...] = ()
     hurried: tuple[MicroConfig, ...] = ()

@@ -99,8 +99,7 @@ def _run_ahead(benchmarker: Benchmarker, jobs: Sequence[Job], wanted: Mapping[Ta
 
 
 def _is_affordable(jobs: Sequence[Job], budget: int | None) -> bool:
-    """Whether the budget is enough for the smallest configurations of all jobs; check smallest micro-batches first.
-    """
+    """Whether the budget is enough for the smallest configurations of all jobs; check smallest micro-batches first."""
     each = (Job.bytes_in_smallest_pieces, Job.smallest_feasible_bytes)
     return any(_fit(map(smallest, jobs), budget) for smallest in each)
 

@@ -26,8 +26,8 @@ class MemoryFormat(StrEnum):
 
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-MOST_ELEMENTS = 2**31 - 1  # of an operand of one kernel: libraries, and some of our loops, count in 32 bits
-MOST_SAMPLES = 2**20  # of a mini-batch: solving for every size up to it takes about a minute and 1 GiB
+MOST_ELEMENTS = 2**31 - 1  # limit for an operand of a kernel: libraries, and some of our loops, index with 32 bits
+MOST_SAMPLES = 2**20  # limit for a mini-batch: solving for all sizes up to it takes about a minute and 1 GiB
 Pair = tuple[int, int]
 
 _SIZES = ("c", "h", "w", "k", "r", "s", "groups")

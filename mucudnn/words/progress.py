@@ -20,7 +20,7 @@ _REFRESH_S = 0.1  # shortest time between redraws of the bar
 
 
 def silent(text: str, fraction: float) -> None:
-    """Progress callback that shows nothing."""
+    """Show nothing: a progress callback for quiet work."""
 
 
 def share_of(progress: Progress, start: float, share: float) -> Progress:
@@ -35,10 +35,10 @@ def share_of(progress: Progress, start: float, share: float) -> Progress:
 
 @contextmanager
 def progress_of(given: Progress | bool | None) -> Iterator[Progress]:
-    """Yield the progress callback that a user's argument asks for.
+    """Yield the progress callback for a user's argument.
 
-    That is the user's own callback; for None or True a bar, if standard error is a terminal; for False one that shows
-    nothing. Raises ``InvalidInputError`` for anything else.
+    A callable is used as it is; None and True mean a bar if standard error is a terminal; False shows nothing. Raises
+    ``InvalidInputError`` for anything else.
     """
     if given is False:
         yield silent

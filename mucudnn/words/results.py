@@ -113,13 +113,13 @@ class Failure:
 
 
 def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
-    """Return the record that a micro-config was not measured since it needs more workspace than allowed."""
+    """Return the failure of a micro-config that was not measured because it needs more workspace than allowed."""
     reason = f"needs {needed_bytes} bytes of workspace"
     return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
 
 
 def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool = False) -> Failure:
-    """Return the record of why a micro-config that can run was not measured."""
+    """Return the failure of a micro-config that could run but was skipped, with the reason."""
     return Failure(micro_config, reason, is_passed_over=True, by_arithmetic=by_arithmetic)
 
 
@@ -262,10 +262,10 @@ class WithEpilogue:
 
 @dataclass(frozen=True, slots=True)
 class WithCachedFilter:
-    """Condition of a whole run (timed complete calls): the prepared filter is kept from call to call.
+    """Condition of a whole run (timed complete calls): the prepared filter is cached between calls.
 
-    algorithm: the algorithm that prepares the filter. instead_of: the micro-configs that run without the cache, the
-    baseline of this run. epilogue: operations that follow y, with the cache and without.
+    algorithm: the algorithm that prepares the filter. instead_of: the micro-configs that run without the cache, which
+    are the baseline of this run. epilogue: operations that follow y, both with and without the cache.
     """
 
     algorithm: str

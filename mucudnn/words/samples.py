@@ -1,7 +1,6 @@
-"""Raw samples: the individual timings behind a measurement or a whole run, and the state of the processor meanwhile.
+"""Raw samples: the individual timings behind a measurement or a whole run, with the state of the processor.
 
-Samples are kept apart from the results (``results.py``): choices need only medians; samples show how good a median
-is.
+Samples are kept apart from the results (``results.py``): choices need only medians; samples show how good a median is.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class PairedSamples:
 
     @property
     def speedups(self) -> list[float]:
-        """Time of the baseline over that of the run in each round; slowdowns affect both times and cancel."""
+        """Time of the baseline / time of the run, by round; slowdowns of the machine affect both times and cancel."""
         return [b / t for b, t in zip(self.baseline_samples_s, self.time_samples_s, strict=True)]
 
 

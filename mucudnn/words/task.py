@@ -16,10 +16,10 @@ class Task:
     """A problem (one operation of a convolution) to tune, with batch size, workspace limit and number of occurrences.
 
     limit_bytes: largest workspace, inclusive; None if unlimited. count: number of occurrences in the network. name:
-    text that is shown in progress, errors and accounts. in_headroom: the limit is the memory that is free below the
-    peak of a training step; torch's own convolution, which makes the peak, then always fits, and the workspace is
-    allocated for each call. baseline_exempt: torch's own convolution may run even where it exceeds the limit. epilogue:
-    operations that follow y in a fused convolution and are timed with it, or None.
+    text that is shown in progress, errors and accounts. in_headroom: whether the limit is the memory free below the
+    peak of a training step; then torch's own convolution always fits by definition, and the workspace is allocated for
+    each call. baseline_exempt: whether torch's own convolution may exceed the limit. epilogue: operations that follow y
+    in a fused convolution and are timed with it, or None.
 
     Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue with
     any operation but forward, or with in_headroom.

@@ -76,9 +76,9 @@ class TorchSettings:
 
 
 def rounds_to_tf32(settings: str) -> bool:
-    """Tell from the text of ``TorchSettings`` whether torch's own convolutions may round float32 to TF32.
+    """Return whether torch's own convolutions may round float32 to TF32, given the text of ``TorchSettings``.
 
-    With cuDNN the setting of convolutions counts, without cuDNN that of matrix products.
+    With cuDNN the setting of convolutions applies, without cuDNN that of matrix products.
     """
     words = settings.split()
     allowing = "matmul-tf32" if "no-cudnn" in words else "tf32"

@@ -53,7 +53,7 @@ def parse_bytes(text: str | int | None) -> int | None:
 
 
 def _product(text: str, number: str, factor: int) -> int:
-    """Multiply a decimal number by a unit exactly: floats would round sizes that ``exact_bytes`` wrote."""
+    """Multiply a decimal number by a unit exactly, since floats would round sizes written by ``exact_bytes``."""
     size = Decimal(number) * factor
     if size > LARGEST:
         raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
@@ -81,7 +81,7 @@ def format_bytes(value: int | None) -> str:
 
 
 def exact_bytes(value: int) -> str:
-    """Format a number of bytes exactly, and rounded in parentheses. As a limit, the rounded size may be too small.
+    """Format a number of bytes exactly, since a rounded limit may be too small, and rounded in parentheses.
 
     >>> exact_bytes(67108864)
     '67108864B (64 MiB)'

@@ -52,7 +52,7 @@ def plain(value: object) -> Any:
 
 
 def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
-    """Return an integer from ``least`` to ``most`` as an ``int``; refuse anything else, bools and floats included."""
+    """Return an integer from ``least`` to ``most`` as an ``int``; reject anything else, including bools and floats."""
     number = value if type(value) is int else _python_int(value, name)
     if number < least:
         _refuse(value, name, f"at least {least}")
@@ -73,7 +73,7 @@ def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
 
 
 def real(value: object, name: str) -> float:
-    """Return a finite number as a ``float``; refuse anything else, bools included."""
+    """Return a finite number as a ``float``; reject anything else, including bools."""
     given, number = plain(value), inf
     if isinstance(given, Real) and not isinstance(given, bool):
         with suppress(OverflowError):
@@ -103,7 +103,7 @@ def texts(value: object, name: str) -> tuple[str, ...]:
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
-    """Return the member of the enum ``kind`` that the value is, or whose text it is, with hyphens or underscores."""
+    """Return the member of the enum ``kind`` for a member or its text, with hyphens or underscores."""
     if type(value) is kind:
         return value
     if isinstance(value, str):
