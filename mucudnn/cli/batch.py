@@ -1,4 +1,4 @@
-"""``mucudnn batch``: time and workspace per sample against batch size, with cliffs and the cuts that remove them."""
+"""``mucudnn batch``: time and workspace per sample by batch size, with cliffs and the divisions that avoid them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mucudnn check``: whether PyTorch's own convolutions of a source are correct on this machine."""
+"""``mucudnn check``: check PyTorch's own convolutions of a source on this machine."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def samples(
 
 
 def chosen_environments(every: Sequence[Environment], text: str | None) -> list[Environment]:
-    """Return the environments whose number is ``text`` or whose description contains it; all of them for None.
+    """Return the environments whose number is ``text`` or whose description contains it; all for None.
 
     Raises ``InvalidInputError`` if no environment matches.
     """
@@ -238,7 +238,7 @@ def chosen_environments(every: Sequence[Environment], text: str | None) -> list[
 
 
 def environments_here() -> Iterator[Environment]:
-    """Yield the environment (machine and libraries) of the CPU, and that of the GPU if one is available."""
+    """Yield the environment (machine and libraries) of the CPU, and of the GPU if one is available."""
     from mucudnn.running.environment import current_environment
     from mucudnn.words.errors import UnavailableError
 
@@ -248,7 +248,7 @@ def environments_here() -> Iterator[Environment]:
 
 
 def info_table(environments: Sequence[EnvironmentRows]) -> Table:
-    """Return a table with a row for each environment: numbers of stored measurements, failures and the like."""
+    """Return a table with a row for each environment: numbers of stored measurements, failures and other rows."""
     from rich.table import Table
 
     table = Table("environment")

@@ -1,4 +1,4 @@
-"""``mucudnn doctor``: the hardware and libraries of this machine, available algorithms, and how to get the others."""
+"""``mucudnn doctor``: hardware, libraries and available algorithms of this machine, and how to get the others."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """Something that the machine has or lacks; ``remedy`` says how to get it, or is empty.
+    """A component that the machine has or lacks; ``remedy`` says how to get it, or is empty.
 
-    For an algorithm, ``state`` lists the kinds of convolution that it computes, and ``remedy`` says why it does not
-    compute the other kinds.
+    For an algorithm, ``state`` lists the kinds of convolution that it computes, and ``remedy`` the reasons against the
+    others.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Finding(NamedTuple):
 
 _REMEDY = re.compile(r"[;:] (?=install |pip install |see )")  # separates fault and remedy in error messages
 _CUPY_FOR: dict[int | None, str] = {13: "cupy-cuda13x", 12: "cupy-cuda12x"}  # package by major version of CUDA
-SAMPLES = 32  # in the micro-batch for which a source lists algorithms
+SAMPLES = 32  # size of the micro-batch for which a source lists algorithms
 # Kinds of convolution, common in networks, for which every algorithm is examined.
 KINDS = {
     "1×1": ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 1, 1),
@@ -136,7 +136,7 @@ def stored(path: Path, here: Environment) -> Iterator[Finding]:
 
 
 def proving() -> Finding:
-    """Return a finding: whether foreign code can be proven in a separate process, and how its heap is guarded."""
+    """Return a finding on the proving process for foreign code, and the checks that guard its heap."""
     from mucudnn.measuring.proving.prover import prover
 
     try:
@@ -150,7 +150,7 @@ def proving() -> Finding:
 
 
 def compiled() -> Finding:
-    """Return a finding: which build of mucudnn's own C++ code is loaded, or why none is."""
+    """Return a finding on the loaded build of mucudnn's own C++ code, or the reason why there is none."""
     from mucudnn.kernels.compiled.library import loaded_build
 
     build = loaded_build()
@@ -281,7 +281,7 @@ def on_gpu(index: int) -> list[Finding]:
 
 
 def examine_source(source: AlgorithmSource) -> Finding:
-    """Return a finding: for each kind of convolution, how many algorithms a source offers for ``SAMPLES`` samples."""
+    """Return a finding on the number of algorithms that a source offers, by kind of convolution."""
     offered = {kind: len(source.offered(problem, [SAMPLES])) for kind, problem in KINDS.items()}
     computes = ", ".join(f"{kind} ({count} ways)" for kind, count in offered.items() if count)
     lacking = ", ".join(kind for kind, count in offered.items() if not count)
@@ -289,7 +289,7 @@ def examine_source(source: AlgorithmSource) -> Finding:
 
 
 def examine(algorithm: Algorithm) -> Finding:
-    """Return a finding: which kinds of convolution an algorithm computes, and why not the others."""
+    """Return a finding on the kinds of convolution that an algorithm computes, with reasons against the others."""
     refusals = {kind: algorithm.supports(problem) for kind, problem in KINDS.items()}
     computes = ", ".join(kind for kind, refusal in refusals.items() if refusal is None)
     reasons = dict.fromkeys(refusal for refusal in refusals.values() if refusal is not None)

@@ -69,7 +69,7 @@ def engines(
 
 
 def _device(properties: str | None) -> Device:
-    """Return the GPU whose engines are listed: the one described by ``properties``, or else the current one.
+    """Return the GPU whose engines are listed: described by ``properties``, or else the current one.
 
     Raises ``UnavailableError`` if there is no GPU, and ``InvalidInputError`` for invalid properties.
     """
@@ -79,7 +79,7 @@ def _device(properties: str | None) -> Device:
 
     if properties is not None:
         return described_device(properties)
-    library()  # raises if cuDNN is missing, without which nothing can be listed
+    library()  # raises if cuDNN is missing
     try:
         return current_device()
     except UnavailableError as error:

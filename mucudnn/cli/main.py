@@ -40,22 +40,22 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def _set_by_environment(command: click.Command) -> None:
-    """Have variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set the options of a command, the same in all commands."""
+    """Let variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set the options of a command, equally for all commands."""
     command.context_settings = {**command.context_settings, "auto_envvar_prefix": "MUCUDNN"}
     for inner in getattr(command, "commands", {}).values():
         _set_by_environment(inner)
 
 
 class CommandGroup(click.Group):
-    """A group of commands, each imported when it is asked for, since all together take 0.1 s.
+    """A group of commands, each imported on demand, since importing all takes 0.1 s.
 
-    It reports lack of memory with exit status 2, and Ctrl-C with 130, without a traceback.
+    It reports out-of-memory errors with exit status 2, and Ctrl-C with 130, without a traceback.
     """
 
     def main(self, *args: Any, **rest: Any) -> Any:
-        """Run the command; if standard output could not be written, end with an error and status 2 after all files.
+        """Run the command; if standard output could not be written, exit with status 2 after writing all files.
 
-        If standard output is a closed pipe, that is no error: the status is 0.
+        A closed pipe on standard output is not an error: the status is 0.
         """
         with guarded_streams() as output:
             try:
@@ -86,7 +86,7 @@ class CommandGroup(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
                 return super().invoke(ctx)
-        except click.exceptions.Exit:  # a RuntimeError of --help, not a lack of memory
+        except click.exceptions.Exit:  # a RuntimeError of --help, not out of memory
             raise
         except (RuntimeError, MemoryError) as error:
             if (lack := _lack_of_memory(error)) is None:
@@ -104,7 +104,7 @@ class CommandGroup(click.Group):
 
 
 def _lack_of_memory(error: Exception) -> str | None:
-    """Return the first line of an error if it tells of a lack of memory, else None."""
+    """Return the first line of an out-of-memory error; None for any other error."""
     from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # imported here, since it loads torch
 
     return first_line(error) if is_out_of_memory(error) else None
@@ -120,10 +120,10 @@ def main() -> None:
 
 
 def run() -> NoReturn:
-    """Run the command ``mucudnn``, or the program that it is to run, and end this process with its exit status.
+    """Run the command ``mucudnn``, or the program given to ``mucudnn run``, and exit with its status.
 
-    A rank of torchrun ends by ``os._exit``: at a normal exit such a process sometimes aborts, since a thread of gloo
-    frees tensors while Python shuts down (github.com/pytorch/pytorch/pull/179291).
+    A rank of torchrun exits by ``os._exit``, since a normal exit sometimes aborts: a thread of gloo frees tensors while
+    Python shuts down (github.com/pytorch/pytorch/pull/179291).
     """
     not_with_torch()  # commands measure torch's own convolutions
     try:

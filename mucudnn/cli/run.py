@@ -1,4 +1,4 @@
-"""``mucudnn run``: run a Python program, which nobody changes, with its convolutions tuned as they occur."""
+"""``mucudnn run``: run an unchanged Python program, with its convolutions tuned as they occur."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SIGNAL = "SIGUSR2"
 
 @dataclass
 class Program(BaseException):
-    """A program that is to run, raised so that it runs outside the command, which guards streams and errors.
+    """A program to run, raised as an exception so that it runs outside the command's guards for streams and errors.
 
-    arguments: the file or module, and its own arguments. report: HTML file to write at the end, or None.
+    arguments: the file or module, followed by its arguments. report: HTML file to write at the end, or None.
     """
 
     arguments: tuple[str, ...]
@@ -41,7 +41,7 @@ class Program(BaseException):
     report: Path | None
 
     def run(self) -> NoReturn:
-        """Run the program as ``__main__``, and end this process as the program ends.
+        """Run the program as ``__main__``, and end this process in the way in which the program ends.
 
         ``sys.argv``, ``sys.path[0]``, exit status, traceback and signals are those of ``python PROGRAM ARGS``.
         """
@@ -66,7 +66,7 @@ class Program(BaseException):
         raise SystemExit
 
     def _tell_at_the_end(self) -> None:
-        """Tell what was gained at the exit of the process, and on ``_SIGNAL`` unless the program handles it."""
+        """Print the time saved at the exit of the process, and on ``_SIGNAL`` unless the program handles it."""
         if rank_of_torchrun():
             return
         number = getattr(signal, _SIGNAL, None)
@@ -85,7 +85,7 @@ class Program(BaseException):
 
 
 def _tell() -> None:
-    """Print one line of what was gained so far on standard error; nothing if the program has not imported torch."""
+    """Print the time saved so far to standard error, in one line; nothing if the program has not imported torch."""
     if "torch" in sys.modules:
         from mucudnn.enabling.switch import status
 
@@ -105,7 +105,7 @@ def _write_report(path: Path, program: str) -> None:
 
 
 def _code_of_script(name: str, main: ModuleType) -> CodeType:
-    """Return the code of a Python file, which becomes ``main``. Raises ``InvalidInputError`` if it cannot be read."""
+    """Return the code of a Python file to run as ``main``. Raises ``InvalidInputError`` if it cannot be read."""
     path = str(Path.cwd() / name)
     try:
         with io.open_code(path) as file:
@@ -118,9 +118,9 @@ def _code_of_script(name: str, main: ModuleType) -> CodeType:
 
 
 def _code_of_module(name: str, main: ModuleType) -> CodeType:
-    """Return the code of a module, or of ``__main__`` in a package, which becomes ``main``.
+    """Return the code of a module, or of ``__main__`` in a package, to run as ``main``.
 
-    Raises ``InvalidInputError`` if there is no such module of Python code.
+    Raises ``InvalidInputError`` if there is no such Python module.
     """
     try:
         spec = importlib.util.find_spec(name)
@@ -138,7 +138,7 @@ def _code_of_module(name: str, main: ModuleType) -> CodeType:
 
 
 def _show_only_its_own_frames(error: BaseException, main: ModuleType) -> None:
-    """Have the hook of uncaught errors, the program's or Python's own, show the traceback from the program on."""
+    """Make the hook for uncaught errors, the program's or Python's, show only the program's part of the traceback."""
     own = error.__traceback__
     while own is not None and own.tb_frame.f_globals is not main.__dict__:
         own = own.tb_next

@@ -172,10 +172,10 @@ def _measured_steps(
     is_ours: bool = False,
     together: Callable[[], object] = lambda: None,
 ) -> MeasuredSteps:
-    """Measure training steps at a few batch sizes from the smallest to the largest that the policy allows.
+    """Measure training steps at a few of the batch sizes that the policy allows, including the smallest and largest.
 
-    is_ours: run mucudnn's choices from the database in place of PyTorch's convolutions. together: called before each
-    step, to synchronize ranks.
+    is_ours: whether to run mucudnn's choices from the database in place of PyTorch's convolutions. together: called
+    before each step to synchronize ranks.
     """
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model

@@ -1,4 +1,4 @@
-"""``mucudnn solve``: choose again from stored measurements, for other memory or another batch, without measuring."""
+"""``mucudnn solve``: choose from stored measurements, without measuring, for another limit or batch size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The benchmarker of one tuning, which races the candidates of each task and then times the best configurations.
-"""
+"""The benchmarker of one tuning, which races the candidates of each task and then times the best configurations."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _LONGEST_PERIOD = 1000  # steps: a sample runs a whole period
 
 
 def parse_caps(text: str) -> tuple[float | None, ...]:
-    """Parse sizes for ``bucket_cap_mb``; ``default``, PyTorch's size, is None. Raises ``InvalidInputError``.
+    """Parse sizes for ``bucket_cap_mb``; ``default``, for PyTorch's size, is None. Raises ``InvalidInputError``.
 
     >>> parse_caps("default, 0.5, 25")
     (None, 0.5, 25.0)
@@ -51,7 +51,7 @@ def _cap(part: str, text: str) -> float | None:
 
 
 def _share(text: str) -> float:
-    """Parse ``accuracy=0.8``, the share of test images to recognize. Raises ``InvalidInputError`` for other text."""
+    """Parse ``accuracy=0.8``, the target accuracy on test images. Raises ``InvalidInputError`` for other text."""
     name, _, value = text.partition("=")
     try:
         share = float(value)
@@ -204,7 +204,7 @@ def data_parallel(
         return
     with outputs.shown(data_parallel_tables) as path, open_folder(path, measuring.header()) as folder:
         known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
-        if known and ranks_of_torchrun() is None:  # ranks of torchrun wait for this one, so that they measure again
+        if known and ranks_of_torchrun() is None:  # ranks of torchrun would wait for this one
             folder.write_summary()
             return
         rows = on_every_rank(measuring, ranks, device) or []
@@ -216,7 +216,7 @@ def data_parallel(
 
 @dataclass(frozen=True, slots=True)
 class _Learner:
-    """The function that each rank runs to learn images; its fields are options of the command."""
+    """The function that each rank runs to train on images; its fields are options of the command."""
 
     learning: Learning
     threads: int

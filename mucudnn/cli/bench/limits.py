@@ -1,4 +1,4 @@
-"""``mucudnn bench limits``: micro-batches against whole mini-batches, under equal workspace limits."""
+"""``mucudnn bench limits``: micro-batches against undivided mini-batches, under equal workspace limits."""
 
 from __future__ import annotations
 

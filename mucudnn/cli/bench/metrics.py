@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def parse_configuration(text: str) -> Configuration:
-    """Parse a configuration in the form in which tables show it. Raises ``InvalidInputError`` for other text.
+    """Parse a configuration as shown in tables. Raises ``InvalidInputError`` for other text.
 
     >>> parse_configuration("gemm 8x2 + gemm 2").batch_size
     18

@@ -14,7 +14,7 @@ from mucudnn.words.problem import MemoryFormat
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
-_OF_ENABLE = ("first_call_time", "background")  # settings that only --how enable allows
+_OF_ENABLE = ("first_call_time", "background")  # settings allowed only with --how enable
 
 
 @click.command(cls=FileCommand)
@@ -82,7 +82,7 @@ def training(
 
 
 def _require_enable(how: How) -> None:
-    """Raise ``UsageError`` if options that only ``--how enable`` allows are given without it."""
+    """Raise ``UsageError`` for options that require ``--how enable`` if it is not given."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_ENABLE if options.is_given(name)]
     if given and how is not How.ENABLE:
         raise click.UsageError(
@@ -92,9 +92,9 @@ def _require_enable(how: How) -> None:
 
 
 def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:
-    """Return one batch size for each source; a single given size is for all sources.
+    """Return one batch size for each source; a single given size applies to all sources.
 
-    Raises ``UsageError`` if there are several sizes, but not one for each source.
+    Raises ``UsageError`` for several sizes that do not match the number of sources.
     """
     if len(given) not in (1, len(sources)):
         raise click.UsageError(

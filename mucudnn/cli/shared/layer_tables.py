@@ -1,4 +1,4 @@
-"""Helpers of commands for layer tables: load a table, tune it with a progress bar, or solve it from measurements."""
+"""Helpers for layer tables: load a table, tune it with a progress bar, or solve it from stored measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def load_limited(
     source: str, sizes: dict[str, Any], config: Config, device: str = "cpu"
 ) -> tuple[LayerTable, Limits | None]:
-    """Load the layers of a source, and the workspace limit of each module if the limit is the headroom, else None.
+    """Load the layers of a source, and the limit of each module if the workspace limit is the headroom, else None.
 
     Headroom is the memory that is free in a training step; the table then has a layer per module. sizes: further
     arguments of ``load_source``. device: where the training step runs.
@@ -38,7 +38,7 @@ def load_limited(
 
 
 def tuning_environment(device: str, config: Config) -> Environment:
-    """Return the environment for measurements on a device, with PyTorch's settings as the config changes them.
+    """Return the environment for measurements on a device, under the PyTorch settings that the config implies.
 
     Raises ``UnavailableError`` for a device that this machine does not have.
     """
@@ -72,10 +72,9 @@ def solve_stored(
 ) -> tuple[TableTuning, tuple[str, ...]]:
     """Choose configurations for a table from stored measurements, without measuring.
 
-    environment: number or part of the description of the environment whose measurements are used; None for the only
-    one.
+    environment: number of the environment to use, or part of its description; None for the only one.
 
-    Notes on unused and missing measurements are printed, and returned beside the choices. path: a database or profile.
+    Notes on unused and missing measurements are printed, and returned with the choices. path: a database or profile.
     """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
     from mucudnn.database.exports import open_stored
@@ -100,7 +99,7 @@ def solve_stored(
 
 
 def named_layer(table: LayerTable, name: str | None) -> Layer:
-    """Return the layer with this name among its names, or the only layer of the table for None.
+    """Return the layer that has this name; for None, the only layer of the table.
 
     Raises ``InvalidInputError`` if there is no such layer.
     """

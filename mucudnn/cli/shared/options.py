@@ -53,7 +53,7 @@ def rounds(default: int, what: str, least: int = 1) -> Decorator:
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
     """Return a decorator that adds the option ``--name`` to a command.
 
-    text: help of the option. variable: name of the command's argument, if not that of the option.
+    text: help of the option. variable: name of the command's argument, if it differs from the option's.
     """
     variable = variable or name.replace("-", "_")
     return click.option(f"--{name}", variable, type=kind, default=default, help=text)
@@ -100,7 +100,7 @@ threads = together(known_threads, _with_threads)
 
 
 def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command that makes a numbered GPU, such as cuda:1, current, then calls ``function`` with cuda."""
+    """Return a command that makes a numbered GPU such as cuda:1 current, then calls ``function`` with cuda."""
 
     @wraps(function)
     def on_device(*args: Any, device: str, **rest: Any) -> Any:
@@ -167,7 +167,7 @@ run_time_limit = option(
 def setting(name: str, default: object = ..., check: Check | None = None, more: str = "") -> Decorator:
     """Return a decorator that adds the option of a field of ``Config``.
 
-    default, check: in place of the field's own. more: text at the end of the option's help.
+    default, check: replace the field's own. more: text at the end of the option's help.
     """
     made = SETTINGS[name].metadata
     checked, metavar, text = check or made["check"], made["metavar"], f"{made['text']}{more}"
@@ -213,7 +213,7 @@ def memory_bounds(default: str, headroom: bool = False) -> Decorator:
 
 
 def is_given(name: str) -> bool:
-    """Whether the user gave this parameter of the running command, instead of leaving its default."""
+    """Whether the user gave this parameter of the running command explicitly."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
@@ -247,7 +247,7 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
 
 
 def _config(**values: Any) -> Config:
-    """Return the ``Config`` of these values; refuse a limit, or an option of a limit, given beside a budget."""
+    """Return the ``Config`` of these values; reject a limit, or an option of a limit, in addition to a budget."""
     if values.get("workspace_budget") is not None:
         if is_given("workspace_limit"):
             raise click.UsageError("--workspace-limit and --workspace-budget exclude each other: give one of them")

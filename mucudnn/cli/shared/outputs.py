@@ -1,4 +1,4 @@
-"""Output of commands: printed tables, and the files of ``--csv``, ``--json``, ``--plot`` and ``--out``."""
+"""Output of commands: printed tables, and the files for ``--csv``, ``--json``, ``--plot`` and ``--out``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Rows = Sequence[Mapping[str, Any]] | Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The output files that the user asked for by ``--csv``, ``--json``, ``--plot`` and ``--out``."""
+    """The output files requested by ``--csv``, ``--json``, ``--plot`` and ``--out``."""
 
     csv_file: Path | None = None
     json_file: Path | None = None
@@ -52,9 +52,9 @@ class Outputs:
         record: Mapping[str, Any] | None = None,
         figure: Callable[[], Figure] | None = None,
     ) -> None:
-        """Write results to the files that the user asked for, then print them, even if writing fails.
+        """Write results to the requested files, then print them, even if writing fails.
 
-        printed: tables and texts. rows: those of the CSV file, or a function that writes the file.
+        printed: tables and texts. rows: the rows of the CSV file, or a function that writes the file.
         """
         from mucudnn.bench.report.plots import save_png
         from mucudnn.terminal.console import output
@@ -78,10 +78,10 @@ class Outputs:
         rows: Callable[[ResultFolder], Rows] | None = None,
         figure: Callable[[ResultFolder], Figure] | None = None,
     ) -> Iterator[Path]:
-        """Yield a result folder for a benchmark to write; then show its results, even after an exception.
+        """Yield a result folder for a benchmark to write to; then show its results, even after an exception.
 
-        The folder is that of ``--out``, or a temporary one. tables, rows, figure: functions that get the folder's
-        content and return the arguments of ``tell``; by default the CSV file has the folder's own rows.
+        The folder is given by ``--out``, or temporary. tables, rows, figure: functions that get the folder's content
+        and return the arguments of ``tell``; by default the CSV file has the folder's own rows.
         """
 
         def show() -> None:

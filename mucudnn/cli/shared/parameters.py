@@ -19,13 +19,13 @@ from mucudnn.words.values import member
 LARGEST = 2**31 - 1  # largest int of C libraries
 MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved
 SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
-MOST_THREADS = 1024  # with far more, OpenMP runs out of memory and ends the process
+MOST_THREADS = 1024  # with many more, OpenMP runs out of memory and aborts
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
     """Parameter type whose values a function parses from text; ``shown`` is the placeholder in --help.
 
-    A ``MucudnnError`` of the function becomes a usage error that names the option. Defaults are not parsed.
+    A ``MucudnnError`` of the function becomes a usage error naming the option. Defaults are not parsed.
     """
 
     def __init__(self, shown: str, parse: Callable[[str], object]) -> None:
@@ -75,7 +75,7 @@ COUNTS = Text("N,...", _counts)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse ascending numbers of ranks (processes); ``...`` continues by the factor between the two numbers before.
+    """Parse ascending numbers of ranks (processes); ``...`` continues with the ratio of the two preceding numbers.
 
     Raises ``InvalidInputError`` for other text.
 
@@ -156,7 +156,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_size(text: str) -> str:
-    """Return ``text`` if it is a size in bytes. Raises ``InvalidInputError`` for other text, also for ``none``."""
+    """Return ``text`` if it is a size in bytes. Raises ``InvalidInputError`` for other text, including ``none``."""
     if parse_bytes(text) is None:
         raise InvalidInputError(f"{text!r} is not a size; give one, such as 64MiB")
     return text

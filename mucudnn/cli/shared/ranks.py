@@ -1,6 +1,6 @@
-"""Runs a job on every rank (process) of a process group: on ranks that torchrun started, or in worker processes.
+"""Jobs on every rank (process) of a process group: on ranks started by torchrun, or in worker processes.
 
-With worker processes, the command itself is no rank but watches the workers: if a rank fails or is killed, the command
+With worker processes, the command itself is not a rank but monitors the workers: if a rank fails or is killed, it
 reports that at once, even if other ranks wait for the failed one, and ends all ranks, as after Ctrl-C.
 """
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 _OTHERS_S = 2.0  # grace period for other ranks after a failure: one of them may be the cause
-_TIMEOUT_S = 1800.0  # of waiting for another rank while tuning: torch's default for gloo
+_TIMEOUT_S = 1800.0  # timeout of a rank that waits for another one while tuning: torch's default for gloo
 _INTERRUPTED_S = 60.0  # grace period of tuning after Ctrl-C, to finish the current sample and return finished rows
 
 
@@ -50,7 +50,7 @@ def rank_of_torchrun() -> int | None:
 
 
 def ranks_here(ranks: int) -> int:
-    """Return how many of ``ranks`` processes run on this machine."""
+    """Return the number of the ``ranks`` processes that run on this machine."""
     return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
 
 
@@ -66,10 +66,10 @@ def on_every_rank(
     """Run a job on every rank of a process group. Return the result of rank 0; None on other ranks.
 
     job: a picklable function. ranks: number of ranks to start, ignored under torchrun. device: ``cpu`` or ``cuda``,
-    where each rank of a machine uses the GPU of its number. timeout_s: how long a rank waits for another one.
-    interrupted_s: time that rank 0 has to return a result after Ctrl-C, which interrupts all ranks.
+    where each rank of a machine uses the GPU of its number. timeout_s: timeout of a rank that waits for another one.
+    interrupted_s: grace period for rank 0 to return a result after Ctrl-C, which interrupts all ranks.
 
-    Raises ``SharingError`` that names the rank that failed first, if ranks were started here.
+    Raises ``SharingError``, naming the rank that failed first, if ranks were started here.
     """
     if ranks_of_torchrun() is None:
         return _in_workers(job, ranks, device, timeout_s, interrupted_s)
@@ -78,7 +78,7 @@ def on_every_rank(
     is_first = os.environ["RANK"] == "0"
     with joined(device, timeout_s=timeout_s):
         if not is_first:
-            warnings.simplefilter("ignore")  # rank 0 tells
+            warnings.simplefilter("ignore")  # rank 0 shows warnings
         result = job()
     return result if is_first else None
 
@@ -125,7 +125,7 @@ def _outcome(worker: Worker) -> object:
 
 
 def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]:
-    """Interrupt all ranks, and return what rank 0 sends as its result within ``limit_s``.
+    """Interrupt all ranks, and return the result that rank 0 sends within ``limit_s``.
 
     Raises ``KeyboardInterrupt`` if rank 0 sends none.
     """
@@ -154,7 +154,7 @@ def _work(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     warnings.showwarning = show_warning
     if rank:
-        warnings.simplefilter("ignore")  # rank 0 tells
+        warnings.simplefilter("ignore")  # rank 0 shows warnings
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     here["TORCH_DIST_INIT_BARRIER"] = 1  # no rank may finish and leave before all have joined
     os.environ.update({name: str(value) for name, value in here.items()})
@@ -170,7 +170,7 @@ def _work(
 class TuneTable:
     """A job that tunes a layer table on every rank.
 
-    sizes: further arguments of ``load_source``. threads: number of threads, or None for torch's own. devices: names of
+    sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. devices: names of
     devices, one for each rank.
     """
 
@@ -215,7 +215,7 @@ def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> Tabl
         order = _with_own_cores(order, devices)
     job = replace(order, devices=tuple(devices))
     limits = {"timeout_s": _TIMEOUT_S, "interrupted_s": _INTERRUPTED_S}
-    return on_every_rank(job, len(devices), "cpu", **limits)  # over gloo, since they exchange only text
+    return on_every_rank(job, len(devices), "cpu", **limits)  # gloo suffices, since they exchange only text
 
 
 def _every_device(device: str) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ def _of_local_rank(device: str) -> str:
 
 
 def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
-    """Return the job with the number of threads that gives each worker on the CPU its own share of the cores."""
+    """Return the job with a number of threads that divides the CPU cores among the workers."""
     on_cpu = devices.count("cpu")
     if order.threads is not None or on_cpu == 0:
         return order
