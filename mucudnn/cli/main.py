@@ -40,7 +40,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def _set_by_environment(command: click.Command) -> None:
-    """Let variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set the options of a command, equally for all commands."""
+    """Let variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set the options of a command and its subcommands."""
     command.context_settings = {**command.context_settings, "auto_envvar_prefix": "MUCUDNN"}
     for inner in getattr(command, "commands", {}).values():
         _set_by_environment(inner)

@@ -26,8 +26,7 @@ __all__ = ["UnevenBatchSampler", "gradient_weight"]
 def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
     """Return the team of ranks that tune together, or None if this process tunes for itself.
 
-    group: None for the default group, if it is initialized. Raises ``InvalidInputError`` if this process is not in the
-    group.
+    group: None for the default group, if initialized. Raises ``InvalidInputError`` if this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if group is not None:

@@ -52,7 +52,7 @@ def freeing_what_failed() -> Iterator[None]:
 def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
     """Join the process group of all ranks started by torchrun, and leave it at the end of the block.
 
-    An existing group is used as it is. A process that torchrun did not start gets a group of its own.
+    An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
     ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment. timeout_s:

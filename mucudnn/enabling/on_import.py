@@ -29,7 +29,7 @@ def enable_with_torch(make_config: Callable[[], Config]) -> None:
 
 
 def not_with_torch() -> None:
-    """Undo ``enable_with_torch`` before torch is imported, also in processes that this one starts."""
+    """Undo ``enable_with_torch`` before torch is imported, in this process and the processes that it starts."""
     os.environ["MUCUDNN_ENABLE"] = "0"
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]
 

@@ -84,7 +84,7 @@ class Workshop:
             return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, runs)) if has_run else None
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
-        """Measure what the database lacks, within the config's time limits, and return the choice.
+        """Measure candidates without stored results, within the config's time limits, and return the choice.
 
         Raises the errors of ``tune_tasks``.
         """

@@ -111,8 +111,8 @@ class QuickPlan:
     def _is_out(self, candidate: Candidate) -> bool:
         """Whether a candidate failed or was skipped, so that it is not probed.
 
-        Not final are skips under another workspace limit, and skips for too many FLOPs, since a higher rate may have
-        been measured since.
+        Skips are not final if they were made under another workspace limit, or for too many FLOPs, since a higher peak
+        rate may have been measured by now.
         """
         if self.is_spared(candidate):
             return True

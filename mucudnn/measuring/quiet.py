@@ -1,4 +1,4 @@
-"""Waits for a quiet machine, and repeated measurements of disturbed results."""
+"""Policy for busy machines: wait before measuring, and repeat disturbed measurements."""
 
 from __future__ import annotations
 

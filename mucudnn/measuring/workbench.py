@@ -44,8 +44,7 @@ class Workbench:
 
     For BACKWARD_FILTER the prepared buffers hold sums, and timed steps may share one.
 
-    checks_samples: whether results are compared with float64 at some positions only (``SampledResults``), which is
-    fast.
+    checks_samples: whether results are compared with float64 at few positions (``SampledResults``), for speed.
 
     If the whole mini-batch does not fit in memory, the number of samples in ``operands`` is halved until it does, and
     larger micro-batches fail with a ``MemoryError``.

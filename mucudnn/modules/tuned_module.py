@@ -46,7 +46,7 @@ class TunedClass:
         return own
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse ``torch.jit.script``, which calls this method and cannot compile a tuned module."""
+        """Reject ``torch.jit.script``, which calls this method and cannot compile a tuned module."""
         name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("mucudnn."))
         raise InvalidInputError(
             f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "

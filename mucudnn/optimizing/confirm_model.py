@@ -249,7 +249,7 @@ def _chosen(module: TunedModule, steps: ModelSteps) -> tuple[object, ...]:
 
 
 def _configurations(module: TunedModule) -> Iterator[Configuration]:
-    """Yield the configurations chosen for a module: those with cached filters and those without."""
+    """Yield the configurations chosen for a module, with and without cached filters."""
     yield from (one.configuration for one in tuned_of(module))
     if module.filter_cache is not None:
         yield from (c for each in module.filter_cache.filters for c in each.configurations.values())

@@ -89,7 +89,7 @@ def _require_inference(model: nn.Module) -> None:
 
 
 class _Tracer(fx.Tracer):
-    """Tracer that keeps every convolution a module, including those of classes outside torch."""
+    """Tracer that keeps every convolution a module, including convolutions of classes outside torch."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _ConvNd) or super().is_leaf_module(m, module_qualified_name)

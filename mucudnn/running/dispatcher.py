@@ -175,7 +175,7 @@ class _Hook:
 def _hide_from_compiler(function: Any) -> None:
     """Make ``torch.compile`` skip a function and all functions that it calls.
 
-    Outside its graphs too, ``torch.compile`` compiles every Python function, which would take many seconds for those
+    Even outside its graphs, ``torch.compile`` compiles Python functions, which would take many seconds for the code
     behind our kernels. ``torch.compiler.disable`` has the same effect, but costs microseconds per call.
     """
     with suppress(AttributeError):  # older torch lacks it

@@ -23,10 +23,9 @@ def working_executable(
 ) -> Executable | None:
     """Build the executable of a configuration for the current device, with alternatives in place of failed steps.
 
-    Returns None, so that torch's own convolution runs, if the device or torch's settings differ from those of the
-    tuning, or if no alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot
-    compute the problem, ``CapturingError`` while a CUDA graph is captured, and ``StepError`` if there is no memory to
-    build it.
+    Returns None, for torch's own convolution, if the device or torch's settings have changed since tuning, or if no
+    alternative works. Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the
+    problem, ``CapturingError`` while a CUDA graph is captured, and ``StepError`` if there is no memory to build it.
     """
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")

@@ -127,7 +127,7 @@ class _Suite:
         self._run_all(self._checks_of_result, case)
 
     def check_thoroughly(self, case: _Case) -> None:
-        """Check what ``check`` does, and also divisions into micro-batches, threads, sums and the bias."""
+        """Run the checks of ``check``, and those of divisions into micro-batches, threads, sums and the bias."""
         self._run_all(self._checks_of_result, case)
         self._run_all(self._checks_of_calls, case)
 

@@ -11,7 +11,7 @@ The peak is unchanged if
   ``in_use``, and freed before the call returns;
 - dx is computed before dw, as in torch, which frees the memory needed for dx before it allocates that for dw.
 
-Bytes are those of the tensors that operators make. They do not include rounding and fragmentation of the allocator, nor
+Bytes are counted for the tensors that operators make, without rounding and fragmentation of the allocator, and without
 the 5 KiB of random state that ``torch.utils.checkpoint`` saves for each checkpoint.
 
 On CUDA, bytes are those of the caching allocator's blocks, and the block of a workspace within its limit fits into the
@@ -115,9 +115,9 @@ def torch_inner_bytes(problem: ConvProblem, batch_size: int, device_type: str = 
     """Return the bytes that torch's own undivided convolution allocates in addition to its result, by running it.
 
     Operands are in the problem's memory format, without a bias, which may add a few bytes. On CUDA it runs on the
-    current device, after a warm-up in which torch chooses an algorithm and libraries allocate what they keep. Results
-    are cached by the settings that they depend on: the number of threads, since libraries allocate scratch for each,
-    and on CUDA the device and torch's settings.
+    current device, after a warm-up in which torch chooses an algorithm and libraries allocate the memory that they
+    keep. Results are cached by the settings that they depend on: the number of threads, since libraries allocate
+    scratch for each, and on CUDA the device and torch's settings.
     """
     if device_type == "cuda":
         return _counted(problem, batch_size, device_type, (torch.cuda.current_device(), TorchSettings.current()))

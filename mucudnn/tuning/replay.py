@@ -31,7 +31,7 @@ class Stored(Protocol):
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
-    """Choose as ``tune_tasks`` would, from stored results alone; missing whole runs are replaced by predictions.
+    """Make the choices of ``tune_tasks`` from stored results only, with predictions in place of missing whole runs.
 
     With the stored results and the config of a tuning, the choices are the same as in that tuning.
 

@@ -165,9 +165,9 @@ class TunedProblem:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The result of ``tune``: printable, and what modules such as ``mucudnn.Conv2d`` run.
+    """The result of ``tune``, which can be printed, and which modules such as ``mucudnn.Conv2d`` run.
 
-    ``divided``: the division of the workspace budget; None if every problem has a limit of its own.
+    ``divided``: the division of the workspace budget; None if every problem has its own limit.
     """
 
     config: Config

@@ -141,7 +141,7 @@ def computed_without_libraries() -> Iterator[None]:
 def rounding_to_tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid convolutions and matrix products on GPUs to round float32 to TF32 in the block.
 
-    Sets torch's older flags: once torch's newer flags are set, torch refuses to read the older ones.
+    Sets torch's older flags: once torch's newer flags are set, reading the older ones raises an error.
     """
     before = _allow_tf32((allowed, allowed))
     try:

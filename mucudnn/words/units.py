@@ -24,7 +24,7 @@ _TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
 def parse_bytes(text: str | int | None) -> int | None:
     """Parse a size; an int is a number of bytes, None and ``"none"`` mean no limit.
 
-    Raises ``InvalidInputError`` for anything else, and above 2**63 - 1 bytes. Decimal units (MB) are refused, since
+    Raises ``InvalidInputError`` for anything else, and above 2**63 - 1 bytes. Decimal units (MB) are rejected, since
     they may mean powers of 1000 or 1024, and so is text without a unit, which may mean bytes or MiB.
 
     >>> parse_bytes("64MiB"), parse_bytes("1.5 KiB"), parse_bytes(1000), parse_bytes("none")

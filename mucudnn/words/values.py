@@ -34,7 +34,7 @@ def settle(record: object, **values: object) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a short ``repr`` on one line; Python refuses the ``repr`` of an int with thousands of digits."""
+    """Return a short ``repr`` on one line, even of an int with thousands of digits, for which ``repr`` raises."""
     try:
         text = repr(value).replace("\n", " ")
     except ValueError:
@@ -82,7 +82,7 @@ def real(value: object, name: str) -> float:
 
 
 def flag(value: object, name: str) -> bool:
-    """Return True or False; refuse other values, since every non-empty text would count as true."""
+    """Return True or False; reject other values, since every non-empty text would count as true."""
     given = plain(value)
     return given if isinstance(given, bool) else _refuse(value, name, "True or False")
 
@@ -114,7 +114,7 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
 
 
 def instance(kind: type[_Kind], value: object, name: str) -> _Kind:
-    """Return the value, unconverted, if it is an instance of the class ``kind``; refuse any other value."""
+    """Return the value, unconverted, if it is an instance of the class ``kind``; reject any other value."""
     return value if isinstance(value, kind) else _refuse(value, name, f"a {kind.__name__}")
 
 

@@ -1,4 +1,4 @@
-"""Keeps glibc from returning heap memory while calls are timed, so that all calls run on pages already mapped.
+"""A context in which glibc does not return heap memory to the system, so that timed calls get no fresh pages.
 
 glibc returns the end of its heap to the system when much of it is free, and the next call pays for fresh pages. Whether
 this happens depends on the blocks at the end of the heap: PyTorch's 1x1 convolution took 13 ms in one process and 6 ms

@@ -69,7 +69,7 @@ class Load:
         return self.others_share is not None or self.throttled_share is not None
 
     def __str__(self) -> str:
-        """The load as text: ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
+        """Return text such as ``others take 45 % of a core, known work runs at 60 % of its best rate``."""
         parts = []
         if self.others_share is not None and self.others_share > BUSY:
             parts.append(f"others take {self.others_share:.0%} of a core")
