@@ -154,7 +154,7 @@ class SqliteFile:
         """Raise ``DatabaseError`` if the file was deleted, replaced or emptied since it was opened."""
         try:
             found = _status(self._place) if self._opened else None
-        except OSError:  # unknown
+        except OSError:  # the file's state is unknown
             return
         if self._opened is None or (found and found.st_size and os.path.samestat(found, self._opened)):
             return

@@ -31,7 +31,7 @@ class QuickRace(Race):
     every_size: bool = False
     flops_per_s: float = inf
 
-    warms_up = False  # the check is warm-up enough
+    warms_up = False  # the check serves as warm-up
     checks_samples = True
 
     def __post_init__(self) -> None:

@@ -233,7 +233,7 @@ class Race(ABC):
         return self._setup_samples_s[name]
 
     def _add(self, entry: Entry) -> None:
-        """Add this entry's samples to the known results, to which other candidates are compared."""
+        """Add this entry's samples to the known results, with which other candidates are compared."""
         self.known[entry.candidate.micro_config] = entry.measurement()
         self.fastest_s[entry.candidate.micro_config] = min(entry.timer.samples_s)
 

@@ -144,7 +144,7 @@ class ThoroughRace(Race):
         return rival.setup_s + self._steps_s(rival, rival.step_s)
 
     def _steps_s(self, measurement: Measurement, step_s: float) -> float:
-        """Return the seconds of the whole mini-batch if a micro-batch takes ``step_s``; remainders count in part."""
+        """Return the seconds of the whole mini-batch at ``step_s`` per micro-batch; remainders count in proportion."""
         return self.task.batch_size / measurement.micro_config.micro_batch_size * step_s
 
 

@@ -170,8 +170,8 @@ def executable_of(
 ) -> Executable | None:
     """Return the executable of a call; None if torch's own convolution is to run. third: bias or dy.
 
-    The executable is made on first use and cached under a key of everything that affects the choice. Calls without a
-    key from the C++ extension get a tuple as key.
+    The executable is made on first use and cached under a key of everything that affects the choice. Calls for which
+    the C++ extension has no key get a tuple.
 
     Raises ``CapturingError`` if an executable would have to be made while a CUDA graph is captured, and ``StepError``
     if there is no memory to make it.

@@ -17,7 +17,7 @@ from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
 
-_KEPT_BYTES = 256 * 2**20  # of operands cached for the next candidate of the same problem
+_KEPT_BYTES = 256 * 2**20  # limit on operands cached for the next candidate of the problem
 _REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, and some never show in the first run
 _REPEATS = 4
 
