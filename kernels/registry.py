@@ -83,9 +83,9 @@ def algorithm_versions(*device_types: str) -> dict[str, int]:
 
 
 def as_called(algorithm: Algorithm) -> Algorithm:
-    """Return the form of an algorithm that runs a whole mini-batch.
+    """Return the algorithm to use for an undivided mini-batch.
 
-    For torch's own convolution this is the exact call of a user's step; other algorithms are returned unchanged.
+    For torch's own convolution it makes exactly the call that a user's model makes; others are returned unchanged.
     """
     return DISPATCHED if algorithm == NATIVE_ALGORITHM else algorithm
 

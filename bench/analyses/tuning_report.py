@@ -44,8 +44,8 @@ def tuning_table(tuning: TableTuning) -> Table:
 def account_in_words(tuning: TableTuning) -> str:
     """Summarize in one line the time and workspace that the solver predicts.
 
-    The tuning has one workspace budget for all problems, or a limit for each. Predicted times are sums of measured
-    parts, and differ from the table's total of whole runs.
+    The tuning has one workspace budget for all problems, or a limit for each. Predicted times are sums of separately
+    measured parts, so they differ from the total in the report's table, which is measured on complete calls.
     """
     if tuning.divided is not None:
         return str(tuning.divided.division)

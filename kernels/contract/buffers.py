@@ -86,7 +86,7 @@ def suggests_channels_last(tensor: Tensor) -> bool:
 
 
 def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Return two slices: the i for which ``offset + i * stride`` lies in an image of ``size``, and those positions.
+    """Return the i in ``range(positions)`` with ``offset + i * stride`` in ``range(size)``, and these sums, as slices.
 
     >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
     (slice(1, 3, None), slice(1, 4, 2))

@@ -286,7 +286,7 @@ def _current_stream(x: Tensor) -> int:
 
 
 def _accumulator_parts(problem: ConvProblem) -> list[Part]:
-    """Return the float32 buffer part that sums dw if the problem's dtype has lower precision, else an empty list."""
+    """Return a list with the float32 buffer in which a dw of lower precision is accumulated, else an empty list."""
     needed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
     return [_filter_part(problem, torch.float32)] if needed else []
 

@@ -62,7 +62,7 @@ class Gemm(BaseAlgorithm):
         return problem.item_bytes < 4  # In half precision, oneDNN's matmul is not the code of its convolution.
 
     def is_local(self, problem: ConvProblem) -> bool:
-        """Return True, but in half precision on the CPU only if a test shows that torch's matmul spreads no NaN."""
+        """Return whether torch's matmul keeps a NaN in its row and column; tested in half precision on the CPU only."""
         if self.device_type != "cpu" or problem.item_bytes >= 4:
             return True
         return _product_is_local(torch_dtype(problem), torch.get_num_threads())

@@ -35,7 +35,7 @@ class Proof:
 
 
 class Fault(StrEnum):
-    """Ways in which foreign code fails in the proving process. FAILS: it raised an error."""
+    """Ways in which third-party code fails when a separate process tries it first. FAILS: the code raised an error."""
 
     DIES = "dies"
     HANGS = "hangs"

@@ -70,10 +70,10 @@ class TunedModule(TunedClass):
 
 
 def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
-    """Return whether our operators accept x: a dense, real tensor with the dimensions of a sample or a batch (dims).
+    """Return whether our operators accept x: a dense, real tensor whose number of dimensions is one of ``dims``.
 
-    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, and if x is no tensor,
-    such as a ``torch.fx.Proxy``. The operator checks weight and bias itself.
+    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, and if x is not a
+    tensor, for example a ``torch.fx.Proxy``. The operator checks weight and bias itself.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False

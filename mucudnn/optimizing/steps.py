@@ -57,8 +57,8 @@ class StepTimes:
     def of_ranks(cls, own: StepTimes, ranks: Team) -> StepTimes:
         """Combine the times of a step that ranks ran together; ranks on the same kind of device get equal results.
 
-        The step time is the maximum over ranks of this kind, since ranks wait for each other; a convolution's time is
-        the median. The load is the maximum over all ranks.
+        The step time is the maximum over ranks on this kind of device, since ranks wait for each other; a convolution's
+        time is the median. The load of the machine, stored with the times, is the maximum over all ranks.
         """
         every = ranks.gather(own)
         of_kind = ranks.of_kind(every)

@@ -131,9 +131,10 @@ def choices_of(handle: int) -> Choices | Measured | None:
 
 
 class Measured:
-    """One configuration that is being timed, with its own handle. There is no fallback: errors are raised.
+    """One configuration that is being timed, registered under its own handle. There is no fallback: errors are raised.
 
-    The handle is negative, and is freed with the object. The constructor raises the errors of preparing the executable.
+    The handle, by which operators find the object, is negative, unlike those of choices, and is released with the
+    object. The constructor raises the errors that occur while the executable is prepared.
     """
 
     def __init__(

@@ -125,8 +125,8 @@ class Executable:
     """A configuration of one problem, resolved for one thread count and one device.
 
     The workspace consists of the algorithms' prepared buffers and then the largest scratch, each aligned to
-    ``BUFFER_BYTES``. Libraries allocate more: a workspace kept between calls may have ``most_kept_bytes``, or as much
-    as the executable needs.
+    ``BUFFER_BYTES``. Libraries may allocate additional memory, so a workspace is kept between calls only up to
+    ``most_kept_bytes``, or up to the bytes that the executable needs if that is more.
 
     bound: a C++ version of ``run``, if every stage has a C function; otherwise None.
     """

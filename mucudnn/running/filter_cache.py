@@ -79,8 +79,8 @@ class FilterCache:
     """Prepared filters of one module, made on first use and again whenever the filter's bytes change.
 
     The cache is thread-safe. A copy or pickle of a cache prepares its filters anew. x_shapes: shapes (N, C, H, W) with
-    a cached filter. keeps_workspace: see ``Choices``. kept: data for calls of the C++ extension (``hot_path.fused``),
-    by the call's key: fingerprint of the filter, address of the fingerprint function, prepared buffer.
+    a cached filter. keeps_workspace: see ``Choices``. kept: for each key of a call, a tuple that the C++ extension
+    (``hot_path.fused``) needs: fingerprint of the filter, address of the fingerprint function, prepared buffer.
     """
 
     device_type = "cpu"

@@ -235,7 +235,7 @@ def check_locality(algorithm: Algorithm, problem: ConvProblem) -> None:
 
 
 def check_locality_of_padding(algorithm: Algorithm, problem: ConvProblem) -> None:
-    """Require that NaN and Inf in dy spread in dw no further than by products with x and its padding.
+    """Require that a NaN or Inf in dy reaches only the elements of dw whose sums include it, times x or padding.
 
     0 * NaN is NaN, and some of torch's own backends multiply the zeros of the padding.
     """

@@ -98,9 +98,9 @@ def headroom_limits(
 ) -> dict[tuple[str, Operation], int]:
     """Return the workspace limits, in bytes, that leave the peak of the step unchanged, by module and operation.
 
-    A module that is called several times gets the minimum over its calls. Torch's own convolution, which needs
-    ``inner_bytes``, is within the peak by definition. The limits are a little lower than that, since workspaces are
-    aligned, and on CUDA up to 1 MiB lower, since the allocator may return larger blocks than requested.
+    A module that is called several times gets the minimum over its calls. The peak includes the ``inner_bytes`` that
+    torch's own convolutions allocate. Limits are a little lower than the exact headroom, since workspaces are aligned,
+    and on CUDA up to 1 MiB lower, since the allocator may return larger blocks than requested.
     """
     peak_bytes = reference_peak_bytes(timeline, inner_bytes)
     limits: dict[tuple[str, Operation], int] = {}

@@ -173,7 +173,7 @@ class _Option:
 
 
 class _Chooser:
-    """Division of the cache budget over filters, corrected by whole runs."""
+    """The choice of filters to cache within the budget, revised after complete convolution calls are timed."""
 
     def __init__(self, config: Config, machine: Machine, store: EnvironmentStore) -> None:
         self.config, self.machine, self.store = config, machine, store

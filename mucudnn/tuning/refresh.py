@@ -115,7 +115,7 @@ def _is_wanted(row: Row, everything: bool, before: str | None) -> bool:
 
 
 class _Refresh:
-    """One run of repeating a database's doubtful measurements."""
+    """A single pass that repeats the doubtful measurements in a database."""
 
     def __init__(self, database: Database, machine: Machine, progress: Progress) -> None:
         self.machine, self.progress, self.done = machine, progress, 0.0

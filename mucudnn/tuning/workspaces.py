@@ -57,7 +57,7 @@ def _require_feasible(jobs: Sequence[Job]) -> None:
 
 
 def tune_together(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:
-    """Measure all tasks and divide the budget over them, with whole runs of the chosen configurations.
+    """Measure all tasks, divide the budget among them, and time complete calls of the chosen configurations.
 
     Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
     """

@@ -75,7 +75,7 @@ def benchmark_divided(out: Path, device: str, rounds: int = ROUNDS, clock: Clock
 
 
 def overheads_s(folder: ResultFolder) -> Iterator[tuple[Subject, float, float]]:
-    """Yield each subject's columns, its overhead per micro-batch and the time of a step, both as median seconds."""
+    """Yield tuples of the columns of a benchmarked case, its median overhead per micro-batch and median step time."""
     rows = folder.rows.set_index("contestant")
     for alone, divided in zip(*(rows.loc[[name]].to_dict("records") for name in (_ALONE, _DIVIDED)), strict=True):
         step_s = alone["time_s"] / MICRO_BATCHES

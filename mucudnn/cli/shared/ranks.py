@@ -197,7 +197,7 @@ class TuneTable:
 
 
 def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> TableTuning | None:
-    """Tune a layer table on all ranks of torchrun, on each of ``devices``, or in this process only.
+    """Tune a layer table: under torchrun on all ranks, else in a process for each of ``devices``, else in this process.
 
     device: the device of this process; ``cuda`` under torchrun means the GPU of its local rank.
 
