@@ -147,7 +147,7 @@ def _require_unreplaced(operator: str, device_type: str) -> None:
 def _cpu_convolution(*arguments: Any) -> Any:
     """Call the function behind ``aten::convolution`` directly, without the overhead of boxing arguments.
 
-    The flags that are off concern GPU libraries: benchmark mode, determinism, use of cuDNN, TF32.
+    The flags that are off concern GPU libraries: benchmark mode, determinism, whether they are used, and TF32.
     """
     return _inner_convolution(*arguments, False, False, False, False)
 
