@@ -27,7 +27,7 @@ MODEL = "import torch\n\ndef make():\n    return torch.nn.Sequential(torch.nn.Co
 
 
 def test_a_rank_measures_beside_its_load_and_gives_the_cores_back(tmp_path: Path) -> None:
-    source = tmp_path / "model.py"
+    source = tmp_path / "sharing_model.py"
     source.write_text(MODEL)
     config = Config(time_limit="10ms", database=tmp_path / "m.sqlite")
     before = os.sched_getaffinity(0), torch.get_num_threads()

@@ -25,9 +25,9 @@ def make():
 
 
 def test_every_seed_is_learnt_from_the_same_beginning_and_not_again(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    learning = Learning(f"{tmp_path}/model.py:make", "digits", epochs=2, seeds=(0, 1), until=0.5)
-    learning = Learning(learning.source, "digits", epochs=2, seeds=(0, 1), until=0.5, policies=(BatchSizePolicy.ALL,))
+    (tmp_path / "learning_model.py").write_text(MODEL)
+    source, policies = f"{tmp_path}/learning_model.py:make", (BatchSizePolicy.ALL,)
+    learning = Learning(source, "digits", epochs=2, seeds=(0, 1), until=0.5, policies=policies)
     config = Config(time_limit="20ms", database=tmp_path / "m.sqlite")
     for _ in range(2):
         benchmark_accuracy(learning, config, tmp_path / "out")
