@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import require_complete, solve_stored, tune_with_progress, tuning_environment
@@ -68,8 +67,8 @@ def explain(
         raise click.UsageError("give either --budget SIZE or --headroom", context)
     if stored is None and environment is not None:
         raise click.UsageError("--environment picks from the measurements of --from: give --from FILE too", context)
-    if stored is not None and context.get_parameter_source("database") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--from FILE is read instead of the database: give it or --database, not both", context)
+    if stored is not None:
+        options.refuse_given("--from FILE is read instead of the database: give it or --database, not both", "database")
     if stored is not None and device != "cpu" and not headroom:
         raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
     config = replace(config, workspace_limit=HEADROOM) if headroom else replace(config, workspace_budget=budget)

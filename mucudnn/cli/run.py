@@ -28,7 +28,7 @@ from mucudnn.words.errors import InvalidInputError, OutputError
 _SIGNAL = "SIGUSR2"
 
 
-@dataclass
+@dataclass(eq=False)
 class Program(BaseException):
     """A program to run, raised as an exception so that it runs outside the command's guards for streams and errors.
 
@@ -81,7 +81,7 @@ class Program(BaseException):
             try:
                 _write_report(self.report, " ".join(self.arguments))
             except OutputError as error:
-                print(f"mucudnn: {error}", file=sys.stderr)  # noqa: T201
+                click.echo(f"mucudnn: {error}", err=True)
 
 
 def _tell() -> None:
@@ -89,7 +89,7 @@ def _tell() -> None:
     if "torch" in sys.modules:
         from mucudnn.enabling.switch import status
 
-        print(f"mucudnn: {status().in_one_line()}", file=sys.stderr, flush=True)  # noqa: T201
+        click.echo(f"mucudnn: {status().in_one_line()}", err=True)
 
 
 def _write_report(path: Path, program: str) -> None:

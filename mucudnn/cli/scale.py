@@ -138,9 +138,8 @@ def scale(
 
 def _refuse_given(measure: bool) -> None:
     """Raise ``UsageError`` if --latency or --bandwidth is given with --measure."""
-    for name in ("latency", "bandwidth"):
-        if measure and options.is_given(name):
-            raise click.UsageError(f"--measure finds the {name} itself: leave one of them out")
+    for name in ("latency", "bandwidth") if measure else ():
+        options.refuse_given(f"--measure finds the {name} itself: leave one of them out", name)
 
 
 def _tuned(source: str, up_to: int, sizes: dict[str, Any], config: Config, device: str) -> TableTuning:

@@ -18,6 +18,9 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import parse_seconds
 
+# Parameters that only --measure allows.
+_OF_MEASURE = ("loads", "rounds", "deterministic", "thorough", "time_limit", "database")
+
 
 def _profiles(text: str) -> tuple[Path, ...]:
     return tuple(InputFile().convert(part.strip(), None, None) for part in text.split(","))
@@ -92,9 +95,11 @@ def share(
     if (profiles is None) == (threads is None):
         raise click.UsageError("give either --profiles, or --measure with the threads of each rank")
     if threads is not None:
+        options.refuse_given("--measure measures whole steps here: leave one of them out", "rest", "environment")
         _measure(source, batch, threads, loads, rounds, outputs, config, sizes)
         return
     assert profiles is not None
+    options.refuse_given("--profiles are solved without measuring: add --measure, or leave out", *_OF_MEASURE)
     from mucudnn.bench.scaling.shares import in_words, share_out, share_record, share_rows, shares_table
     from mucudnn.bench.sources.layers import load_source
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -14,6 +13,7 @@ from typing import Any
 
 from mucudnn.words.config import Config
 from mucudnn.words.errors import MucudnnError
+from mucudnn.words.warning import warn
 
 
 def enable_with_torch(make_config: Callable[[], Config]) -> None:
@@ -40,7 +40,7 @@ def _enable(make_config: Callable[[], Config]) -> None:
     try:
         enable(make_config())
     except MucudnnError as error:
-        warnings.warn(f"mucudnn is not enabled: {error}", RuntimeWarning, stacklevel=1)
+        warn(f"mucudnn is not enabled: {error}", RuntimeWarning)
 
 
 class _OnImport(MetaPathFinder):

@@ -120,38 +120,44 @@ class Config:
 
     workspace_limit: largest workspace of any one operation, inclusive: a number of bytes, text such as ``"64MiB"``, or
     None for no limit. ``"headroom"`` allows each call the memory that is free below the peak of a training step, so
-    that the peak does not rise; only ``optimize`` and networks have a step to trace. workspace_budget: largest
-    workspace of all problems of a network together, inclusive, in place of a limit for each. cache_budget: most memory,
-    inclusive, for prepared filters that are kept between calls in inference; 0 keeps none, None is no limit. CPU only:
-    every call reads the whole filter to see whether it has changed. policy: micro-batch sizes to measure:
-    ``undivided``, ``power-of-two`` (and the batch size itself) or ``all``. operations: one or several operations to
-    tune, None for all three; torch computes the others. In models they are the operations of the layers: forward
-    computes y, for a transposed convolution too, which runs it as backward data. algorithms: names to choose from, one
-    or several; None for all available ones. Torch's own is always a candidate. max_relative_error: largest relative L2
-    error of an algorithm against float64, at least float64's machine epsilon; None for a default of the dtype.
+    that the peak does not rise; only ``optimize`` and networks have a step to trace.
+    workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
+    cache_budget: most memory, inclusive, for prepared filters that are kept between calls in inference; 0 keeps none,
+    None is no limit. CPU only: every call reads the whole filter to see whether it has changed.
+    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (and the batch size itself) or ``all``.
+    operations: one or several operations to tune, None for all three; torch computes the others. In models they are the
+    operations of the layers: forward computes y, for a transposed convolution too, which runs it as backward data.
+    algorithms: names to choose from, one or several; None for all available ones. Torch's own is always a candidate.
+    max_relative_error: largest relative L2 error of an algorithm against float64, at least float64's machine epsilon;
+    None for a default of the dtype.
     deterministic: use only algorithms that give the same bits on every run. On a GPU torch's own convolution is
     measured with torch's deterministic setting on. When it runs later, only torch's setting counts; ``optimize`` warns
-    if it is off. time_limit: most seconds of measuring per problem, above 0, as a number or text such as ``"60s"``;
-    None measures until the noise is small. database: SQLite file of the measurements, where ``~`` is the home folder;
-    None for one in the user's cache folder. strict: use only algorithms with which a NaN or an infinity in x or dy
-    affects the same results as with torch's own: no Winograd or Fourier transforms (docs/compatibility.md), and no
-    library algorithm that may be one. first_call_time: with ``enable`` and ``tuned``, most seconds of measuring when a
-    problem first occurs; None for ``time_limit``. background: with ``enable`` and ``tuned``, measure between steps, for
-    at most 5 % of the time, and not in the call in which a problem first occurs (docs/training.md). confirm: whether
-    ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's interleaved, and restores
-    torch's where mucudnn's are slower. None confirms if a step is given, and in training if a step is neither too short
-    nor too long and the processes that take part tune together. Stored results are reused. thorough: measure every
-    candidate that may win, with many samples: minutes instead of seconds. By default each algorithm is measured at one
-    size, at other sizes only if it is the best, and not at all if results of similar problems rule it out.
+    if it is off.
+    time_limit: most seconds of measuring per problem, above 0, as a number or text such as ``"60s"``; None measures
+    until the noise is small.
+    database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
+    strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
+    no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
+    first_call_time: with ``enable`` and ``tuned``, most seconds of measuring when a problem first occurs; None for
+    ``time_limit``.
+    background: with ``enable`` and ``tuned``, measure between steps, for at most 5 % of the time, and not in the call
+    in which a problem first occurs (docs/training.md).
+    confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
+    interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
+    step is neither too short nor too long and the processes that take part tune together. Stored results are reused.
+    thorough: measure every candidate that may win, with many samples: minutes instead of seconds. By default each
+    algorithm is measured at one size, at other sizes only if it is the best, and not at all if results of similar
+    problems rule it out.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
-    measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself. fuse:
-    for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
+    measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
+    fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
     additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless
-    of ``operations``. limits_torch: whether the workspace limit applies to torch's own convolution too, so that a
-    slower algorithm may replace it. None applies every limit but the default one.
+    of ``operations``.
+    limits_torch: whether the workspace limit applies to torch's own convolution too, so that a slower algorithm may
+    replace it. None applies every limit but the default one.
 
-    Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable; a single text is
-    one name. The fields are converted to the types below, so that equal configs compare and hash equal.
+    Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable or as a text with
+    commas. The fields are converted to the types below, so that equal configs compare and hash equal.
 
     Raises ``InvalidInputError`` for a value that is not allowed.
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from mucudnn.bench.contests.variants import TORCH
+from mucudnn.bench.contests.variants import TORCH, shown_name
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Row
@@ -36,7 +37,7 @@ from mucudnn.bench.sources.networks import NETWORKS, build
 from mucudnn.bench.suites.data_parallel.benchmark import digest
 from mucudnn.distributed.link import gathered, joined
 from mucudnn.optimizing.optimize import optimize
-from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.environment import Environment
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.progress import Progress, silent
@@ -143,7 +144,7 @@ class _Training:
 
     def row(self) -> Row:
         """Return the result row; ``seconds_to``: training time until the target accuracy, None if never reached."""
-        known = zip(pandas.Series(self.seconds).cumsum().tolist(), self.accuracies, strict=True)
+        known = zip(accumulate(self.seconds), self.accuracies, strict=True)
         more = {
             "accuracy": self.accuracies[-1],
             "accuracies": self.accuracies,
@@ -177,16 +178,24 @@ def measure_accuracy(learning: Learning, config: Config, progress: Progress = si
     return _with_spread(rows, 1 / len(data.test[1]))
 
 
-def benchmark_accuracy(learning: Learning, config: Config, out: Path, *, progress: Progress = silent) -> None:
-    """Train in this process as the only rank of a group, and write rows into ``out``, unless it has all seeds.
+def measure_alone(learning: Learning, config: Config, progress: Progress = silent) -> list[Row]:
+    """Do the same as ``measure_accuracy`` in this process as the only rank of a group."""
+    with joined(learning.device):
+        rows = measure_accuracy(learning, config, progress)
+        gc.collect()  # A model that outlives its process group may deadlock torch.
+    return rows
 
-    Raises the errors of ``open_folder`` and ``measure_accuracy``.
+
+def benchmark_accuracy(
+    learning: Learning, header: Header, out: Path, measure: Callable[[], Sequence[Row]], *, again: bool = False
+) -> None:
+    """Write the rows of every seed into the folder ``out``. Nothing is measured if it has them, unless ``again``.
+
+    measure: returns the rows of all seeds. Raises its errors and those of ``open_folder``.
     """
-    with open_folder(out, learning.header(config, current_environment(learning.device))) as folder:
-        if not folder.known(learning.subject(learning.seeds[-1])):
-            with joined(learning.device):
-                rows = measure_accuracy(learning, config, progress)
-                gc.collect()  # A model that outlives its process group may deadlock torch.
+    with open_folder(out, header) as folder:
+        if again or not folder.known(learning.subject(learning.seeds[-1])):
+            rows = measure()
             for seed in learning.seeds:
                 folder.add([row for row in rows if row.subject["seed"] == seed])
         folder.write_summary()
@@ -196,13 +205,14 @@ def _training(policy: BatchSizePolicy | None, data: Images, learning: Learning, 
     torch.manual_seed(seed)
     source = learning.source
     model = build(source, num_classes=CLASSES) if source in NETWORKS else load_model(source, input_shape=data.shape)[0]
-    model, start = model.to(learning.device).train(), time.perf_counter()
+    model = model.to(learning.device).train()
     x, labels = (part[: learning.batch_size] for part in data.train)
     try:
         F.cross_entropy(model(x.to(learning.device)), labels.to(learning.device))
     except (RuntimeError, ValueError, IndexError) as error:
         shape = "x".join(map(str, x.shape[1:]))
         raise InvalidInputError(f"{source} cannot learn images of {shape} in {CLASSES} classes: {error}") from None
+    start = time.perf_counter()
     if policy is not None:
         model = optimize(model, x.to(learning.device), replace(config, policy=policy))
     return _Training(policy, model, data, learning, seed, time.perf_counter() - start)
@@ -214,12 +224,9 @@ def _with_spread(rows: Sequence[Row], least: float) -> list[Row]:
     own: dict[str | None, list[float]] = {}
     for row in rows:
         own.setdefault(row.policy, []).append(row.more["accuracy"])
+    over = {policy: abs(mean(accuracies) - mean(of_torch)) / spread for policy, accuracies in own.items()}
     return [
-        row
-        if row.contestant == TORCH
-        else replace(
-            row, more={**row.more, "accuracy_over_spread": abs(mean(own[row.policy]) - mean(of_torch)) / spread}
-        )
+        row if row.contestant == TORCH else replace(row, more={**row.more, "accuracy_over_spread": over[row.policy]})
         for row in rows
     ]
 
@@ -242,7 +249,7 @@ def accuracy_tables(folder: ResultFolder) -> Iterator[Table | str]:
     for (name, policy), group in groups.items():
         own = _told(group)
         printed.add_row(
-            *(str(name), "" if name == TORCH else str(policy)),
+            *(shown_name(str(name)), "" if name == TORCH else str(policy)),
             *(f"{own['accuracy']:.2%}", f"{group['accuracy'].min():.2%} to {group['accuracy'].max():.2%}"),
             *(format_seconds(own["training_s"]), ratio(torchs["training_s"] / own["training_s"])),
             "never" if own["to_s"] is None else format_seconds(own["to_s"]),

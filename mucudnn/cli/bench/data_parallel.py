@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _MOST_RANKS = 64  # processes on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
 _LARGEST_CAP = 65536.0  # MiB
+# Parameters that are for timed steps, and for learning images.
+_OF_STEPS = ("communication", "period", "bucket_caps", "rounds", "input_shape", "dtype", "memory_format", "policy")
+_OF_DATA = ("until", "epochs", "seeds", "policies")
 _LONGEST_PERIOD = 1000  # steps: a sample runs a whole period
 
 
@@ -192,9 +196,11 @@ def data_parallel(
         _require_gpus(ranks_here(ranks))
     threads = threads or cores_of_each(ranks_here(ranks))
     if data is not None:
+        options.refuse_given("--data times whole trainings, not steps: leave one of them out", *_OF_STEPS)
         how = (source, data, ranks, batch or _BATCH[device], epochs, until, tuple(range(seeds)))
         _learn(Learning(*how, policies or tuple(BatchSizePolicy), device=device), threads, config, outputs)
         return
+    options.refuse_given("only for learning images: add --data, or leave out", *_OF_DATA)
     setting = Setting(
         *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
@@ -214,43 +220,32 @@ def data_parallel(
             raise SharingError("the parameters of the ranks were not equal after all steps; report this")
 
 
-@dataclass(frozen=True, slots=True)
-class _Learner:
-    """The function that each rank runs to train on images; its fields are options of the command."""
-
-    learning: Learning
-    threads: int
-    config: Config
-
-    def __call__(self) -> list[Row]:
-        import torch.distributed as dist
-
-        from mucudnn.bench.sources.models import importable
-        from mucudnn.bench.suites.data_parallel.accuracy import measure_accuracy
-        from mucudnn.words.progress import progress_bar, silent
-
-        options.use_threads(self.threads)
-        with progress_bar() as progress, importable(self.learning.source):
-            return measure_accuracy(self.learning, self.config, silent if dist.get_rank() else progress)
-
-
 def _learn(learning: Learning, threads: int, config: Config, outputs: Outputs) -> None:
-    from mucudnn.bench.folders.writing import open_folder
-    from mucudnn.bench.suites.data_parallel.accuracy import accuracy_tables
+    from mucudnn.bench.suites.data_parallel.accuracy import accuracy_tables, benchmark_accuracy
     from mucudnn.running.environment import current_environment
 
-    learner = _Learner(learning, threads, config)
+    def measure() -> list[Row]:
+        return on_every_rank(partial(_learnt, learning, threads, config), learning.ranks, learning.device) or []
+
     if rank_of_torchrun() not in (None, 0):
-        on_every_rank(learner, learning.ranks, learning.device)
+        measure()
         return
-    environment = replace(current_environment(learning.device), threads=threads)
-    header = learning.header(config, environment)
-    with outputs.shown(accuracy_tables) as path, open_folder(path, header) as folder:
-        if ranks_of_torchrun() is not None or not folder.known(learning.subject(learning.seeds[-1])):
-            rows = on_every_rank(learner, learning.ranks, learning.device) or []
-            for seed in learning.seeds:
-                folder.add([row for row in rows if row.subject["seed"] == seed])
-        folder.write_summary()
+    header = learning.header(config, replace(current_environment(learning.device), threads=threads))
+    with outputs.shown(accuracy_tables) as path:  # ranks of torchrun would wait for this one
+        benchmark_accuracy(learning, header, path, measure, again=ranks_of_torchrun() is not None)
+
+
+def _learnt(learning: Learning, threads: int, config: Config) -> list[Row]:
+    """Train on images as one rank (process) of a group."""
+    import torch.distributed as dist
+
+    from mucudnn.bench.sources.models import importable
+    from mucudnn.bench.suites.data_parallel.accuracy import measure_accuracy
+    from mucudnn.words.progress import progress_bar, silent
+
+    options.use_threads(threads)
+    with progress_bar() as progress, importable(learning.source):
+        return measure_accuracy(learning, config, silent if dist.get_rank() else progress)
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:

@@ -83,12 +83,9 @@ def training(
 
 def _require_enable(how: How) -> None:
     """Raise ``UsageError`` for options that require ``--how enable`` if it is not given."""
-    given = [f"--{name.replace('_', '-')}" for name in _OF_ENABLE if options.is_given(name)]
-    if given and how is not How.ENABLE:
-        raise click.UsageError(
-            f"{' and '.join(given)}: only for convolutions tuned as they occur: add --how enable, or leave out",
-            click.get_current_context(),
-        )
+    if how is not How.ENABLE:
+        reason = "only for convolutions tuned as they occur: add --how enable, or leave out"
+        options.refuse_given(reason, *_OF_ENABLE)
 
 
 def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:

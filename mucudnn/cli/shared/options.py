@@ -16,6 +16,7 @@ from mucudnn.cli.shared.parameters import (
     Text,
     choice,
     parse_device,
+    parse_devices,
     parse_filters,
     parse_shape,
     several,
@@ -136,19 +137,12 @@ def filters(option: str, default: str) -> Decorator:
     )
 
 
-ALL = "all"  # devices
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
-
-
 layer_of_source = click.option(
     "--layer", "layer_name", metavar="NAME", help="Layer of SOURCE; mucudnn layers SOURCE lists them."
 )
 devices = option(
     "devices",
-    Text("TEXT,...|all", lambda text: (text,) if text == ALL else tuple(map(parse_device, _parts(text)))),
+    Text("TEXT,...|all", parse_devices),
     "Several devices, such as cuda:0,cuda:1, or all of the kind of --device: each measures a part, in its own process.",
     (),
 )
@@ -213,8 +207,17 @@ def memory_bounds(default: str, headroom: bool = False) -> Decorator:
 
 
 def is_given(name: str) -> bool:
-    """Whether the user gave this parameter of the running command explicitly."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+    """Whether the user gave this parameter on the command line; a variable of the environment is for all commands."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def refuse_given(reason: str, *names: str) -> None:
+    """Raise ``UsageError`` if one of these parameters was given on the command line. reason: why, and what to do."""
+    context = click.get_current_context()
+    refused = [param for param in context.command.params if param.name in names and is_given(param.name)]
+    if refused:
+        given = " and ".join(max(param.opts, key=len) for param in refused)
+        raise click.UsageError(f"{given}: {reason}", context)
 
 
 def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
@@ -249,14 +252,13 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
 def _config(**values: Any) -> Config:
     """Return the ``Config`` of these values; reject a limit, or an option of a limit, in addition to a budget."""
     if values.get("workspace_budget") is not None:
-        if is_given("workspace_limit"):
-            raise click.UsageError("--workspace-limit and --workspace-budget exclude each other: give one of them")
-        if values.pop("limits_torch") is not None:
-            raise click.UsageError(
-                "a budget always applies to PyTorch's own convolution too: give --limit-torch or --no-limit-torch with "
-                "--workspace-limit only"
-            )
-        del values["workspace_limit"]
+        refuse_given("--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit")
+        refuse_given(
+            "a budget always applies to PyTorch's own convolution too: give --limit-torch or --no-limit-torch with "
+            "--workspace-limit only",
+            "limits_torch",
+        )
+        del values["workspace_limit"], values["limits_torch"]
     return Config(**values)
 
 

@@ -23,7 +23,8 @@ import click
 
 from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
-from mucudnn.cli.shared.options import ALL, use_threads
+from mucudnn.cli.shared.options import use_threads
+from mucudnn.cli.shared.parameters import ALL
 from mucudnn.terminal.streams import show_warning
 from mucudnn.words.errors import MucudnnError, SharingError
 

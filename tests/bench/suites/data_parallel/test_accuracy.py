@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from support.snapshots import assert_as_stored
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.suites.data_parallel.accuracy import Learning, _with_spread, accuracy_tables, benchmark_accuracy
+from mucudnn.bench.suites.data_parallel.accuracy import (
+    Learning,
+    _with_spread,
+    accuracy_tables,
+    benchmark_accuracy,
+    measure_alone,
+)
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError
@@ -30,7 +37,8 @@ def test_every_seed_is_learnt_from_the_same_beginning_and_not_again(tmp_path: Pa
     learning = Learning(source, "digits", epochs=2, seeds=(0, 1), until=0.5, policies=policies)
     config = Config(time_limit="20ms", database=tmp_path / "m.sqlite")
     for _ in range(2):
-        benchmark_accuracy(learning, config, tmp_path / "out")
+        header = learning.header(config, current_environment())
+        benchmark_accuracy(learning, header, tmp_path / "out", partial(measure_alone, learning, config))
         rows = read_folder(tmp_path / "out").lines
         assert [(row["seed"], row["contestant"], row["policy"]) for row in rows] == [
             *((seed, *which) for seed in (0, 1) for which in (("torch", None), ("mucudnn", "all")))
@@ -43,9 +51,9 @@ def test_every_seed_is_learnt_from_the_same_beginning_and_not_again(tmp_path: Pa
     assert rows[0]["accuracies"] != rows[2]["accuracies"]
 
 
-def test_a_model_that_cannot_learn_the_images_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_cannot_learn_the_images_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="alexnet cannot learn images of 3x8x8 in 10 classes"):
-        benchmark_accuracy(Learning("alexnet", "digits"), Config(), tmp_path / "out")
+        measure_alone(Learning("alexnet", "digits"), Config())
 
 
 def _row(seed: int, policy: str | None, accuracy: float, seconds: tuple[float, ...], to_s: float | None) -> Row:
