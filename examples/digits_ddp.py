@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import mucudnn
+from mucudnn.bench.sources.images import load_images
 from mucudnn.bench.sources.networks import build
 
 FIRST_LOSS_WITHIN = 1e-4  # relative: float32, in another order of operations
@@ -47,7 +48,8 @@ def compare(device, options):
     """Train with torch and with each policy. Returns in what they disagree."""
     if options.batch < 1 or options.batch % dist.get_world_size():
         sys.exit(f"--batch is {options.batch}: {dist.get_world_size()} ranks cannot share it evenly, give a multiple")
-    data, network, epochs = DATA[options.data]()
+    images, (network, epochs) = load_images(options.data), DATA[options.data]
+    data = TensorDataset(*images.train), TensorDataset(*images.test)
     options.epochs = options.epochs or epochs
     trainings = [Training(policy, data, network, device, options) for policy in (None, *options.policies)]
     for epoch in range(options.epochs):
@@ -96,43 +98,17 @@ def join_the_ranks():
 # ---- Data, a network that learns it, and in how many epochs
 
 
-def digits():
-    """The 1797 digits of scikit-learn, 1x8x8."""
-    from sklearn.datasets import load_digits
-
-    loaded = load_digits()
-    images = torch.tensor(loaded.images, dtype=torch.float32).unsqueeze(1) / 16
-    return halved(images, torch.tensor(loaded.target)), small_network, 10
-
-
-def cifar_shaped():
-    """Synthetic images, 3x32x32 as CIFAR-10's: each class has a pattern, moved about, of any contrast, under noise."""
-    count, generator = 1536, torch.Generator().manual_seed(0)
-    patterns = F.interpolate(torch.randn(10, 3, 8, 8, generator=generator), size=(32, 32), mode="bilinear")
-    labels = torch.randint(10, (count,), generator=generator)
-    moves = torch.randint(-2, 3, (count, 2), generator=generator).tolist()
-    images = torch.stack([patterns[label].roll(move, (1, 2)) for label, move in zip(labels, moves, strict=True)])
-    contrasts = 0.5 + torch.rand(count, 1, 1, 1, generator=generator)
-    images = contrasts * images + torch.randn(images.shape, generator=generator) / 2
-    return halved(images, labels), lambda: build("resnet18", num_classes=10), 4
-
-
-DATA = {"digits": digits, "cifar-shaped": cifar_shaped}
-
-
-def halved(images, labels):
-    """Deal out at random, but always in the same way: half for training, half for tests."""
-    train, test = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).chunk(2)
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
-
-
 def small_network():
     def block(in_channels, out_channels):
         convolution = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
         return convolution, nn.BatchNorm2d(out_channels), nn.ReLU()
 
-    blocks = (*block(1, 64), *block(64, 64), nn.MaxPool2d(2), *block(64, 128), *block(128, 128))
+    blocks = (*block(3, 64), *block(64, 64), nn.MaxPool2d(2), *block(64, 128), *block(128, 128))
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+# By name of the data: network and epochs.
+DATA = {"digits": (small_network, 10), "cifar-shaped": (lambda: build("resnet18", num_classes=10), 4)}
 
 
 # ---- Training, as with torch alone but for one line

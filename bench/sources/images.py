@@ -136,7 +136,8 @@ def _content(path: Path, kind: str) -> bytes:
             path.read_bytes() if path.exists() or not compressed.exists() else gzip.decompress(compressed.read_bytes())
         )
     except (OSError, EOFError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}; get it from {_WHERE[kind]}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"{path} cannot be read: {reason}; get it from {_WHERE[kind]}") from None
 
 
 def _labels(labels: Tensor, path: Path) -> Tensor:

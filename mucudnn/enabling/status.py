@@ -137,7 +137,7 @@ class Status:
     def in_one_line(self) -> str:
         """Return the number of tuned problems and the time saved, in one line."""
         if not self.problems:
-            return "no convolution was called"
+            return "no convolution of PyTorch was called"
         return "; ".join(self._totals())
 
     def to_frame(self) -> pandas.DataFrame:

@@ -221,6 +221,7 @@ def data_parallel(
 
 
 def _learn(learning: Learning, threads: int, config: Config, outputs: Outputs) -> None:
+    from mucudnn.bench.sources.images import load_images
     from mucudnn.bench.suites.data_parallel.accuracy import accuracy_tables, benchmark_accuracy
     from mucudnn.running.environment import current_environment
 
@@ -230,6 +231,7 @@ def _learn(learning: Learning, threads: int, config: Config, outputs: Outputs) -
     if rank_of_torchrun() not in (None, 0):
         measure()
         return
+    load_images(learning.data)  # fails early if the data are missing
     header = learning.header(config, replace(current_environment(learning.device), threads=threads))
     with outputs.shown(accuracy_tables) as path:  # ranks of torchrun would wait for this one
         benchmark_accuracy(learning, header, path, measure, again=ranks_of_torchrun() is not None)
