@@ -13,7 +13,7 @@ from mucudnn.cli.shared.layer_tables import require_complete
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
 from mucudnn.terminal.files import FileCommand
-from mucudnn.words.config import Config
+from mucudnn.words.config import ALL_DEVICES, Config
 
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -30,23 +30,23 @@ several devices.
 @options.source
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "share_tuning")
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "share_tuning", "devices")
 @options.known_threads
 @options.known_device
-@options.devices
 @outputs("json")
 def tune(
     source: str,
     threads: int | None,
     device: str,
-    devices: tuple[str, ...],
     outputs: Outputs,
     config: Config,
     **sizes: Any,
 ) -> None:
     from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
 
-    tuning = tune_on_ranks(TuneTable(source, sizes, config, threads), device, devices)
+    if config.devices not in ((), ALL_DEVICES) and not options.is_given("device"):
+        device = config.devices[0]
+    tuning = tune_on_ranks(TuneTable(source, sizes, config, threads, device))
     if tuning is None:
         return
     outputs.tell(

@@ -24,7 +24,7 @@ MOST_CONTENDERS = 3
 NEARLY_AS_FAST = 1.15  # predictions this close may differ by noise and by the error of summing up parts
 JUST_AS_FAST = 1.07  # predictions this close usually differ by noise only
 _EVEN = 1.03  # multiple of the fastest whole run that counts as equal, given the noise
-_COARSE = 4  # multiple of the baseline's error above which half the error is preferred within JUST_AS_FAST
+_COARSE = 4  # multiple of the baseline's error above which JUST_AS_FAST counts as equal if the error is halved
 
 # A smaller lead is ignored, since it may not be reproducible, while the baseline is never slower than torch.
 LEAST_GAIN = 0.03
@@ -270,15 +270,14 @@ def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_b
 def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
     """Return the configuration with the fastest whole run, or an equally fast one with fewer micro-batches.
 
-    If its error is many times that of torch's own, an about equally fast configuration with at most half the error is
-    preferred, since the least accurate layers determine the error of a network.
+    An equally fast configuration with at most half the error is preferred, since the least accurate layers determine
+    the error of a network. If the error is many times that of torch's own, so is one that is about equally fast.
     """
     most = max(run.speedup for run in runs.values())
-    even = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)
-    best = min(even, key=lambda c: (len(c.micro_configs), -runs[c].speedup))
+    equal = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)
+    best = min(equal, key=lambda c: (len(c.micro_configs), -runs[c].speedup))
     errors = {c: relative_error_of(c, measurements) or 0.0 for c in runs}
     torchs = next((m.relative_error for m in measurements if m.micro_config.algorithm == TORCHS_OWN), inf)
-    if errors[best] <= _COARSE * torchs:
-        return best
-    finer = [c for c, run in runs.items() if errors[c] <= errors[best] / 2 and run.speedup >= most / JUST_AS_FAST]
+    even = JUST_AS_FAST if errors[best] > _COARSE * torchs else _EVEN
+    finer = [c for c, run in runs.items() if errors[c] <= errors[best] / 2 and run.speedup >= most / even]
     return max(finer, key=lambda c: runs[c].speedup, default=best)

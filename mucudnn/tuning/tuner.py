@@ -108,6 +108,10 @@ def tune_tasks(
             stack.enter_context(context)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         _require_countable(tasks, on.device)
+        if config.devices and team is None and not in_passing:
+            from mucudnn.tuning.on_devices import measure_on_devices  # only needed with several devices
+
+            measure_on_devices(tasks, config, on.device, opened)
         benchmarker = partial(Benchmarker, config, on, progress=progress, priors=priors, in_passing=in_passing)
         if team is None:
             return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks)

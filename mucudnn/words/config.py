@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
@@ -28,6 +29,9 @@ DEFAULT_WORKSPACE_LIMIT = "64MiB"
 TF32_MAX_RELATIVE_ERROR = 1e-3
 LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+
+
+ALL_DEVICES = ("all",)
 
 
 class BatchSizePolicy(StrEnum):
@@ -79,6 +83,18 @@ def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
         raise InvalidInputError(
             f"{name} is empty or has an empty name; name some (mucudnn doctor lists them, "
             f"{TORCHS_OWN} is PyTorch's own alone), or leave it out for all"
+        )
+    return names
+
+
+def _devices(value: object, name: str) -> tuple[str, ...]:
+    names = () if value is None else texts(_separated(value), name)
+    if names == ALL_DEVICES:
+        return names
+    wrong = [one for one in names if re.fullmatch("cpu|cuda(:[0-9]{1,4})?", one) is None]
+    if wrong or len({one.partition(":")[0] for one in names}) > 1:
+        raise InvalidInputError(
+            f"{name} is {shown(value)}; name devices of one kind, such as cuda:0,cuda:1, or all for all of the model's"
         )
     return names
 
@@ -150,6 +166,8 @@ class Config:
     problems rule it out.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
     measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
+    devices: devices of one kind, such as ``"cuda:0,cuda:1"``, or ``"all"``: outside a process group, each measures a
+    part, in its own process (docs/ranks.md). Processes on the CPU would disturb each other.
     fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
     additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless
     of ``operations``.
@@ -245,6 +263,13 @@ class Config:
         True,
         flag,
         "Under torchrun: whether the ranks tune together, or each for itself; rank 0 prints the result.",
+    )
+    devices: tuple[str, ...] | str = _setting(
+        (),
+        _devices,
+        "Several devices, such as cuda:0,cuda:1, or all of the kind of --device: each measures a part, in its own "
+        "process.",
+        "TEXT,...|all",
     )
     fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
 

@@ -17,19 +17,11 @@ import torch
 from click.testing import CliRunner
 from support.command_line import fail, invoke, one_layer, rows
 from support.places import TESTS
-from support.ranks.failing_jobs import Failing, Refusing, Returning
+from support.ranks.failing_jobs import Failing, Refusing
 from support.ranks.launching import torchrun
 
-from mucudnn.cli.shared import options, ranks
-from mucudnn.cli.shared.ranks import (
-    TuneTable,
-    _of_local_rank,
-    _with_own_cores,
-    on_every_rank,
-    ranks_here,
-    ranks_of_torchrun,
-)
-from mucudnn.words.config import Config
+from mucudnn.cli.shared import options
+from mucudnn.cli.shared.ranks import _of_local_rank, on_every_rank, ranks_here, ranks_of_torchrun
 from mucudnn.words.errors import SharingError, UnavailableError
 
 pytestmark = pytest.mark.slow
@@ -67,24 +59,20 @@ def test_a_rank_of_torchrun_ends_at_once(argument: str, status: int) -> None:
         assert ("as usual" in done.stdout) is ends_as_usual
 
 
-def test_a_worker_process_for_each_device(tmp_path: Path, database: Path) -> None:
-    """Then a second run measures nothing, on however many devices."""
+def test_a_process_for_each_device_measures_its_share(
+    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process measures nothing, nor does a second run."""
+    monkeypatch.setattr("mucudnn.measuring.quick_race.QuickRace._run", None)
+    monkeypatch.setattr("mucudnn.tuning.on_devices._names", lambda config, _: [*config.devices, *config.devices])
     layers = one_layer(tmp_path)
-    done = invoke("tune", layers, *TUNE, "--devices", "cpu,cpu")
+    done = invoke("tune", layers, *TUNE, "--devices", "cpu")
     assert done.exit_code == 0, (done.output, done.exception)
     assert done.stdout.count("│ only") == 3
-    assert not torch.distributed.is_initialized()
     measured = rows(database)
     assert {problem for problem, *_ in measured} == {1, 2, 3}
     assert invoke("tune", layers, *TUNE).exit_code == 0
     assert rows(database) == measured
-
-
-def test_a_worker_that_cannot_begin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its device is not there; nobody waits for it."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert "rank 1: device is 'cuda'" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cuda:1")
 
 
 def test_torchrun_has_its_own_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +81,9 @@ def test_torchrun_has_its_own_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "not both" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cpu")
 
 
-def test_all_devices_are_those_of_the_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(ranks, "on_every_rank", lambda job, *_, **__: asked.append(job.devices))
-    invoke("tune", one_layer(tmp_path), *TUNE, "--device", "cuda", "--devices", "all")
-    assert asked == [("cuda:0", "cuda:1")]
-    assert invoke("tune", one_layer(tmp_path), *TUNE, "--devices", "all").exit_code == 0
-    assert len(asked) == 1  # there is one CPU, in this process
-
-
-@pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "cpu:0", "cpu,,cpu"])
+@pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "cpu:0", "cpu,,cpu", "cpu,cuda:1", "all,cpu"])
 def test_what_is_no_device_is_refused(tmp_path: Path, wrong: str) -> None:
-    assert "device is" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", wrong)
+    assert "name devices of one kind" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", wrong)
 
 
 @pytest.mark.parametrize("command", [("tune",), ("explain",), ("bench", "network")])
@@ -140,27 +118,9 @@ def test_the_gpu_of_a_number_is_the_current_one_while_a_command_runs(monkeypatch
     assert CliRunner().invoke(command, ["--device", "cuda"]).output == "cuda is cuda:0\n"
 
 
-@pytest.mark.parametrize(
-    ("devices", "given", "expected"),
-    [
-        (("cpu", "cpu"), None, 4),
-        (("cpu", "cpu", "cpu"), None, 2),
-        (("cpu",) * 20, None, 1),
-        (("cpu", "cuda:0"), None, 8),
-        (("cuda:0", "cuda:1"), None, None),
-        (("cpu", "cpu"), 3, 3),
-    ],
-)
-def test_workers_on_the_cpu_share_its_cores(
-    devices: tuple[str, ...], given: int | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
-    order = TuneTable("alexnet", {}, Config(), given)
-    assert _with_own_cores(order, devices).threads == expected
-
-
 def test_under_torchrun_each_local_rank_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert [_of_local_rank(device) for device in ("cuda", "cuda:3", "cpu")] == ["cuda:1", "cuda:3", "cpu"]
 
@@ -197,12 +157,6 @@ def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None
         finally:
             command.kill()
     assert command.returncode in (-how, 1)
-
-
-def test_after_ctrl_c_ranks_may_return_what_is_ready() -> None:
-    assert on_every_rank(Returning(), 2, "cpu", interrupted_s=LIMIT_S) == "what is ready"
-    with pytest.raises(KeyboardInterrupt):
-        on_every_rank(Returning(), 2, "cpu")
 
 
 def test_torchrun_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from mucudnn.cli.shared.parameters import (
     Text,
     choice,
     parse_device,
-    parse_devices,
     parse_filters,
     parse_shape,
     several,
@@ -140,12 +139,6 @@ def filters(option: str, default: str) -> Decorator:
 layer_of_source = click.option(
     "--layer", "layer_name", metavar="NAME", help="Layer of SOURCE; mucudnn layers SOURCE lists them."
 )
-devices = option(
-    "devices",
-    Text("TEXT,...|all", parse_devices),
-    "Several devices, such as cuda:0,cuda:1, or all of the kind of --device: each measures a part, in its own process.",
-    (),
-)
 environment = option(
     "environment",
     Text("TEXT|NUMBER", str),
@@ -179,7 +172,7 @@ def setting(name: str, default: object = ..., check: Check | None = None, more: 
 def _written(default: object) -> object:
     """Return a default of ``Config`` as it is written on a command line."""
     several = default if isinstance(default, tuple) else (default,)
-    return ",".join(several).replace("_", "-") if isinstance(several[0], StrEnum) else default
+    return ",".join(several).replace("_", "-") if several and isinstance(several[0], StrEnum) else default
 
 
 def _no_headroom(value: Any, name: str) -> Any:

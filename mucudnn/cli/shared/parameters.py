@@ -19,7 +19,6 @@ from mucudnn.words.values import member
 LARGEST = 2**31 - 1  # largest int of C libraries
 MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved
 SIZE = "[1-9][0-9]{0,8}"  # a regular expression: from 1, and within LARGEST
-ALL = "all"  # devices of a kind
 MOST_THREADS = 1024  # with many more, OpenMP runs out of memory and aborts
 
 
@@ -181,12 +180,3 @@ def parse_device(text: str) -> str:
     if re.fullmatch(r"cuda:[0-9]{1,4}", text) is None:
         require_known(text)
     return text
-
-
-def parse_devices(text: str) -> tuple[str, ...]:
-    """Parse names of devices, or ``ALL``. Raises ``UnavailableError`` where ``parse_device`` does.
-
-    >>> parse_devices("cuda:0, cuda:1"), parse_devices("all")
-    (('cuda:0', 'cuda:1'), ('all',))
-    """
-    return (ALL,) if text == ALL else tuple(parse_device(part.strip()) for part in text.split(","))

@@ -1,7 +1,7 @@
 """Jobs on every rank (process) of a process group: on ranks started by torchrun, or in worker processes.
 
 With worker processes, the command itself is not a rank but monitors the workers: if a rank fails or is killed, it
-reports that at once, even if other ranks wait for the failed one, and ends all ranks, as after Ctrl-C.
+reports that at once, even if other ranks wait for the failed one, and ends all ranks, as it does after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,7 +24,6 @@ import click
 from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
-from mucudnn.cli.shared.parameters import ALL
 from mucudnn.terminal.streams import show_warning
 from mucudnn.words.errors import MucudnnError, SharingError
 
@@ -37,7 +36,6 @@ T = TypeVar("T")
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 _OTHERS_S = 2.0  # grace period for other ranks after a failure: one of them may be the cause
 _TIMEOUT_S = 1800.0  # timeout of a rank that waits for another one while tuning: torch's default for gloo
-_INTERRUPTED_S = 60.0  # grace period of tuning after Ctrl-C, to finish the current sample and return finished rows
 
 
 def ranks_of_torchrun() -> int | None:
@@ -61,19 +59,16 @@ def cores_of_each(processes: int) -> int:
     return max(1, cores // processes)
 
 
-def on_every_rank(
-    job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0, interrupted_s: float = 0.0
-) -> T | None:
+def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0) -> T | None:
     """Run a job on every rank of a process group. Return the result of rank 0; None on other ranks.
 
     job: a picklable function. ranks: number of ranks to start, ignored under torchrun. device: ``cpu`` or ``cuda``,
     where each rank of a machine uses the GPU of its number. timeout_s: timeout of a rank that waits for another one.
-    interrupted_s: grace period for rank 0 to return a result after Ctrl-C, which interrupts all ranks.
 
     Raises ``SharingError``, naming the rank that failed first, if ranks were started here.
     """
     if ranks_of_torchrun() is None:
-        return _in_workers(job, ranks, device, timeout_s, interrupted_s)
+        return _in_workers(job, ranks, device, timeout_s)
     from mucudnn.distributed.link import joined
 
     is_first = os.environ["RANK"] == "0"
@@ -84,15 +79,12 @@ def on_every_rank(
     return result if is_first else None
 
 
-def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float, interrupted_s: float) -> T:
+def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float) -> T:
     with TemporaryDirectory() as folder, ExitStack() as stack:
         meeting = (Path(folder) / "ranks").as_uri()
         how = (ranks, device, meeting, timeout_s)
         workers = [stack.enter_context(Worker(_work, job, rank, *how)) for rank in range(ranks)]
-        try:
-            outcomes = _outcomes(workers)
-        except KeyboardInterrupt:
-            outcomes = _interrupted(workers, interrupted_s)
+        outcomes = _outcomes(workers)
     failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed)}
     if failed:
         raise _blame(failed, ranks)
@@ -123,19 +115,6 @@ def _outcome(worker: Worker) -> object:
         return worker.receive()
     except OwnProcessError as error:
         return Failed(str(error), moment_s=0.0)  # earlier than failures of other ranks, which only lost the connection
-
-
-def _interrupted(workers: Sequence[Worker], limit_s: float) -> dict[int, object]:
-    """Interrupt all ranks, and return the result that rank 0 sends within ``limit_s``.
-
-    Raises ``KeyboardInterrupt`` if rank 0 sends none.
-    """
-    if limit_s:
-        for worker in workers:
-            worker.process.terminate()
-        if workers[0].told.poll(limit_s) and not isinstance(outcome := _outcome(workers[0]), Failed):
-            return {0: outcome}
-    raise KeyboardInterrupt
 
 
 def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
@@ -169,75 +148,43 @@ def _work(
 
 @dataclass(frozen=True, slots=True)
 class TuneTable:
-    """A job that tunes a layer table on every rank.
+    """A job that tunes a layer table on a device, on every rank of torchrun.
 
-    sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. devices: names of
-    devices, one for each rank.
+    sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. device: ``cuda``
+    is the GPU of the local rank.
     """
 
     source: str
     sizes: Mapping[str, Any]
     config: Config
     threads: int | None
-    devices: tuple[str, ...] = ()
+    device: str
 
     def __call__(self) -> TableTuning:
-        """Tune the layer table on the device of this rank."""
-        return self.tune(self.devices[int(os.environ["RANK"]) % len(self.devices)])
-
-    def tune(self, device: str) -> TableTuning:
-        """Tune the layer table on a device, together with the other ranks of the process group, if any."""
+        """Tune the layer table, together with the other ranks of the process group, if any."""
         from mucudnn.running.devices import device_named, made_current
 
         use_threads(self.threads)
-        place = device_named(device)
+        place = device_named(_of_local_rank(self.device))
         with made_current(place):
             tuning_environment(place.type, self.config)  # fails early if the device is missing
             table, limits = load_limited(self.source, {**self.sizes}, self.config, place.type)
             return tune_with_progress(table, self.config, place.type, limits)
 
 
-def tune_on_ranks(order: TuneTable, device: str, devices: Sequence[str]) -> TableTuning | None:
-    """Tune a layer table: under torchrun on all ranks, else in a process for each of ``devices``, else in this process.
-
-    device: the device of this process; ``cuda`` under torchrun means the GPU of its local rank.
-
-    Return None on ranks other than 0.
-    """
-    if devices == (ALL,):
-        devices = _every_device(device)
-    if (ranks_of_torchrun() or 1) > 1:
-        if devices:
-            raise click.UsageError("torchrun starts a process for each device: give it or --devices, not both")
-        devices = (_of_local_rank(device),)
-    elif len(devices) < 2:
-        return order.tune(devices[0] if devices else device)
-    else:
-        order = _with_own_cores(order, devices)
-    job = replace(order, devices=tuple(devices))
-    limits = {"timeout_s": _TIMEOUT_S, "interrupted_s": _INTERRUPTED_S}
-    return on_every_rank(job, len(devices), "cpu", **limits)  # gloo suffices, since they exchange only text
-
-
-def _every_device(device: str) -> tuple[str, ...]:
-    """Return the names of all devices of a kind; there is one CPU."""
-    import torch
-
-    kind = device.partition(":")[0]
-    return tuple(f"{kind}:{number}" for number in range(torch.cuda.device_count())) if kind == "cuda" else (kind,)
+def tune_on_ranks(order: TuneTable) -> TableTuning | None:
+    """Tune a layer table, under torchrun on all ranks. Return None on ranks other than 0."""
+    ranks = ranks_of_torchrun() or 1
+    if ranks == 1:
+        return order()
+    if order.config.devices:
+        raise click.UsageError("torchrun starts a process for each device: give it or --devices, not both")
+    return on_every_rank(order, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
 
 
 def _of_local_rank(device: str) -> str:
     import torch
 
-    if device != "cuda" or torch.cuda.device_count() < 2:
+    if device != "cuda" or torch.cuda.device_count() < 2 or ranks_of_torchrun() is None:
         return device
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
-
-
-def _with_own_cores(order: TuneTable, devices: Sequence[str]) -> TuneTable:
-    """Return the job with a number of threads that divides the CPU cores among the workers."""
-    on_cpu = devices.count("cpu")
-    if order.threads is not None or on_cpu == 0:
-        return order
-    return replace(order, threads=cores_of_each(on_cpu))

@@ -44,18 +44,3 @@ class Waiting:
             sys.stdout.write(f"{json.dumps(told)}\n")
             sys.stdout.flush()
         signal.pause()
-
-
-@dataclass(frozen=True)
-class Returning:
-    """Have the command interrupted, and return all the same."""
-
-    def __call__(self) -> str:
-        try:
-            dist.barrier()
-            if dist.get_rank() == 0:
-                os.kill(os.getppid(), signal.SIGINT)
-            signal.pause()
-        except KeyboardInterrupt:
-            pass
-        return "what is ready"

@@ -36,8 +36,10 @@ def tiny() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 10, 3), nn.AvgPool2d(8), nn.Flatten())
 
 
-def measure(model: nn.Module, out: Path) -> tuple[Line, ...]:
-    benchmark_step_errors("tiny", model, SHAPE, out, batch_size=4, config=CONFIG, memory_formats=CONTIGUOUS)
+def measure(model: nn.Module, out: Path, error_bounds: tuple[float, ...] = (1e-5,)) -> tuple[Line, ...]:
+    benchmark_step_errors(
+        "tiny", model, SHAPE, out, batch_size=4, config=CONFIG, error_bounds=error_bounds, memory_formats=CONTIGUOUS
+    )
     return read_folder(out).lines
 
 
@@ -71,7 +73,9 @@ def test_errors_are_those_of_the_definition_and_are_kept(tmp_path: Path, monkeyp
 
 def test_a_wrong_convolution_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoilt(model: nn.Module, arguments: object, config: Config, progress: bool) -> nn.Module:
-        assert config == replace(CONFIG, confirm=False)  # nothing is put back before it is compared
+        assert config == replace(
+            CONFIG, max_relative_error=1e-5, confirm=False
+        )  # nothing is put back before it is compared
         with torch.no_grad():
             next(model.parameters()).mul_(1.01)
         return model
@@ -79,6 +83,13 @@ def test_a_wrong_convolution_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mucudnn, "optimize", spoilt)
     torchs, ours = measure(tiny(), tmp_path / "out")
     assert torchs["relative_error"] < 1e-3 < ours["relative_error"]
+
+
+def test_each_error_bound_has_its_row(tmp_path: Path) -> None:
+    torchs, loose, tight = measure(tiny(), tmp_path, (1e-5, 1e-12))
+    assert [row["contestant"] for row in (torchs, loose, tight)] == ["torch", "mucudnn 1e-05", "mucudnn 1e-12"]
+    assert (loose["operations"], tight["operations"], tight["ours"]) == (5, 5, 0)
+    assert (tight["output"], tight["relative_error"]) == (torchs["output"], torchs["relative_error"])
 
 
 class Drawing(nn.Module):
@@ -102,9 +113,9 @@ def test_what_is_printed(tmp_path: Path) -> None:
     subject = {"network": "resnet50", "batch_size": 8, "memory_format": "contiguous"}
     header = Header("errors", "resnet50", {"batch_sizes": [8]}, ENVIRONMENT, tuple(subject), wanted=1, is_timed=False)
     with open_folder(tmp_path / "out", header) as folder:
-        for k, variant in ((1, "torch"), (2, "mucudnn")):
+        for k, variant in ((1, "torch"), (2, "mucudnn 1e-05")):
             more = {"output": 5e-5 * k, "loss": 1e-8, "worst": 0.1, "worst_parameter": "stem.weight"}
-            more |= {"operations": 3 * (k - 1), "ours": k - 1}
+            more |= {"operations": 3 * (k - 1), "ours": k - 1, "speedup": 1.25 if k == 2 else None}
             folder.add([Row(subject, variant, relative_error=2.4e-2, more=more)])
     assert_as_stored("bench-errors", *errors_tables(read_folder(tmp_path / "out")))
 
@@ -115,6 +126,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
     )
     monkeypatch.syspath_prepend(tmp_path)
     options = ("--algorithms", "gemm", "--time-limit", "20ms", "--threads", "1", "--memory-format", "contiguous")
+    options += ("--max-relative-error", "1e-5,1e-6")
     json_file, csv_file = tmp_path / "errors.json", tmp_path / "errors.csv"
     result = invoke(
         *("bench", "errors", "own_model_of_errors:make", "--input", "3x8x8", "--batch", "2", *options),
@@ -122,5 +134,9 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert result.exit_code == 0, result.output
     assert "own_model_of_errors:make, batch 2: one training step in float32 against float64" in result.output
-    assert [row["contestant"] for row in json.loads(json_file.read_text())["rows"]] == ["torch", "mucudnn"]
-    assert len(csv_file.read_text().splitlines()) == 3
+    assert [row["contestant"] for row in json.loads(json_file.read_text())["rows"]] == [
+        "torch",
+        "mucudnn 1e-05",
+        "mucudnn 1e-06",
+    ]
+    assert len(csv_file.read_text().splitlines()) == 4
