@@ -16,7 +16,7 @@ import torch
 
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, StoppingRule, T, Timer, here, sample_in_rounds
+from mucudnn.measuring.timing.timer import Clock, Runner, StoppingRule, T, Timer, here, sample_in_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,13 @@ class TurnRounds:
 
 
 def try_in_turns(
-    contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule = EVERY_ROUND
+    contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule | None = None
 ) -> list[Samples | Exception]:
     """Time the contestants interleaved, after a warm-up call of each; return the samples or the error of each.
 
-    If a contestant fails, the others continue.
+    If a contestant fails, the others continue. rule: of each contestant's samples; by default the clock's.
     """
+    rule = rule or clock.every_round
     timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
     for done in sample_in_rounds(timers):
         if rounds.is_enough(done, timers):
@@ -63,7 +64,7 @@ def try_in_turns(
 
 
 def time_in_turns(
-    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule = EVERY_ROUND
+    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule | None = None
 ) -> list[Samples]:
     """Time the contestants interleaved, after a warm-up call of each; return the seconds of one call in each round.
 

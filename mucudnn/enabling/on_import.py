@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -35,12 +37,26 @@ def not_with_torch() -> None:
 
 
 def _enable(make_config: Callable[[], Config]) -> None:
-    from mucudnn.enabling.switch import enable  # loads torch
+    with _without_collections():
+        from mucudnn.enabling.switch import enable  # loads torch
 
     try:
         enable(make_config())
     except MucudnnError as error:
         warn(f"mucudnn is not enabled: {error}", RuntimeWarning)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect no garbage in the block: an import makes none, and torch has a million objects to search."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _OnImport(MetaPathFinder):

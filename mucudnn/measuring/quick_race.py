@@ -16,7 +16,7 @@ from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_plan import QuickPlan
 from mucudnn.measuring.race import Entry, Race
 from mucudnn.measuring.thresholds import CLOSE, HOPELESS, HOPELESS_PART, SECOND
-from mucudnn.measuring.timing.timer import EVERY_ROUND, StoppingRule
+from mucudnn.measuring.timing.timer import StoppingRule
 from mucudnn.words.results import Failure, Measurement
 
 
@@ -38,7 +38,7 @@ class QuickRace(Race):
         if any(c.smaller is not None for c in self.candidates):  # counting their workspace may take a run
             self.candidates = [replace(c, smaller=None) for c in self.candidates]
         super().__post_init__()
-        self.rule = replace(EVERY_ROUND, sample_s=self.machine.clock.step_rule.sample_s, max_calls=4)
+        self.rule = replace(self.machine.clock.every_round, max_calls=4)
         self.setup_rule = StoppingRule(time_limit_s=0.0)  # one sample
         # A candidate too large under another limit may fit.
         kept = [f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > self.limit]

@@ -35,7 +35,6 @@ from mucudnn.bench.suites.accuracy.metrics import (
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.timing.timer import EVERY_ROUND
 from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.choices import Choices
@@ -51,7 +50,7 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 ROUNDS, RUNS = 15, 5
 # Short calls are sampled for SHORT_S seconds, which reduces the noise to a few percent.
 MOST_ROUNDS, SHORT_S = 41, 0.2
-RULE = replace(EVERY_ROUND, time_limit_s=3.0)  # for each call: some algorithms are a hundred times slower
+_LIMIT_S = 3.0  # for each call: some algorithms are a hundred times slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,9 @@ def timed(every: Sequence[Untimed], options: MetricsOptions, machine: Machine) -
     """Time the calls of all rows, interleaved; return the rows with their time samples or the reason for a failure."""
     rounds = TurnRounds(options.rounds, max(options.rounds, MOST_ROUNDS), SHORT_S)
     contestants = [Contestant(call) for one in every for call in one.calls]
-    times = iter(try_in_turns(contestants, rounds, machine.clock, RULE))
+    times = iter(
+        try_in_turns(contestants, rounds, machine.clock, replace(machine.clock.every_round, time_limit_s=_LIMIT_S))
+    )
     return [_with_times(one.row, [next(times) for _ in one.calls]) for one in every]
 
 

@@ -25,10 +25,10 @@ _OF_LAST_LEVEL = 1.5
 class ColdClock(WallClock):
     """Wall clock that flushes the caches before each pass (see ``Clock.time``), outside the measured time.
 
-    Samples are short, since flushing takes most of the time.
+    Samples are short and of few calls, since flushing takes most of the time.
     """
 
-    step_rule = StoppingRule(sample_s=0.002)
+    step_rule = StoppingRule(sample_s=0.002, max_calls=8)
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
         elapsed_s, left = 0.0, calls

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Stop, Timer, sample_in_rounds
+from mucudnn.measuring.timing.timer import Clock, Stop, Timer, sample_in_rounds
 from mucudnn.words.results import WholeRun
 
 
@@ -62,8 +62,7 @@ def compare_in_turns(
     Raises any error of the baseline.
     """
     limit_s = clock.comparison_s if rounds.time_limit_s is None else rounds.time_limit_s
-    rule = replace(EVERY_ROUND, sample_s=clock.step_rule.sample_s, max_calls=clock.step_rule.max_calls)
-    timers = [Timer(run, clock, rule, warms_up=False) for run in (baseline, *runs)]
+    timers = [Timer(run, clock, clock.every_round, warms_up=False) for run in (baseline, *runs)]
     for number in sample_in_rounds(timers):
         if timers[0].error is not None:
             raise timers[0].error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
 from math import inf
@@ -64,6 +64,11 @@ class Clock(ABC):
     @abstractmethod
     def now(self) -> float:
         """Return the seconds since a fixed moment. Raises the device's error if the device can no longer be used."""
+
+    @property
+    def every_round(self) -> StoppingRule:
+        """Rule of a timer that gets one sample in each round, as long as ``step_rule``'s, until its caller stops."""
+        return replace(EVERY_ROUND, sample_s=self.step_rule.sample_s, max_calls=self.step_rule.max_calls)
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
         """Return the seconds that ``calls`` back-to-back calls of the function take. Raises the function's errors.
