@@ -27,12 +27,14 @@ from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.samples import MeasuredSamples
 from mucudnn.words.task import Task
 
+_LONG_PROBE_S = 0.05  # oneDNN compiles for 1 to 20 ms
+
 
 @dataclass(slots=True)
 class Entry:
     """A candidate being measured: the timer of its steps (one micro-batch each), and its other results so far.
 
-    is_look: whether its only sample is a probe: one step with a warm cache.
+    is_look: whether its only sample is a probe: one step with a warm cache, or the faster of two.
     """
 
     candidate: Candidate
@@ -51,16 +53,20 @@ class Entry:
         return replace(self.measurement(), load=load.share, raw=raw)
 
     def measurement(self) -> Measurement:
-        """Return the candidate's measurement so far, without raw samples, as the race reads it after every round."""
+        """Return the candidate's measurement so far, without raw samples, as the race reads it after every round.
+
+        Of fewer than three samples the fastest counts, since disturbances only add time.
+        """
+        samples_s = self.timer.samples_s
         return Measurement(
             micro_config=self.candidate.micro_config,
             setup_s=median(self.setup_samples_s),
-            step_s=self.timer.median_s,
+            step_s=median(samples_s) if len(samples_s) > 2 else min(samples_s),
             prepared_bytes=self.candidate.workspace.prepared_bytes,
             scratch_bytes=self.candidate.scratch_bytes,
             relative_error=self.relative_error,
             noise=self.timer.noise,
-            samples=len(self.timer.samples_s),
+            samples=len(samples_s),
         )
 
 
@@ -188,7 +194,7 @@ class Race(ABC):
         timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.warms_up)
         is_look = self._is_look(candidate)
         if is_look:
-            timer.samples_s.append(_seconds_of(timer.function, clock))
+            timer.samples_s.append(_seconds_of_probe(timer.function, clock))
         else:
             timer.sample()
         if timer.error is not None:
@@ -271,6 +277,12 @@ class Race(ABC):
         except RuntimeError as error:
             return first_line(error)
         return None
+
+
+def _seconds_of_probe(call: Callable[[], object], clock: Clock) -> float:
+    """Return the seconds of one call; of a short one, the faster of two, since the first may compile code."""
+    first_s = _seconds_of(call, clock)
+    return first_s if first_s > _LONG_PROBE_S else min(first_s, _seconds_of(call, clock))
 
 
 def _seconds_of(call: Callable[[], object], clock: Clock) -> float:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.clock.machine import FORWARD, FakeAlgorithm, linear
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.races import CLOCK, SIZES, fake, given_of, race_of
 
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_race import QuickRace
+from mucudnn.measuring.race import _seconds_of_probe
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
@@ -53,7 +54,15 @@ def test_a_size_that_was_the_part_before_is_sampled_as_often_as_others() -> None
     best = FakeAlgorithm("best", CLOCK, lambda size: 0.0036 + 0.01 * size)
     results = search(given_of(fake("native", 0.05), best))
     assert results["best", 1].samples == 1
-    assert best.sizes_run.count(1) == 3  # checked, looked at as a part, sampled as a size
+    assert best.sizes_run.count(1) == 4  # checked, probed twice as a part, sampled as a size
+
+
+def test_a_probe_is_the_faster_of_two_calls_unless_the_first_is_long() -> None:
+    """The first call of a library may compile its code."""
+    for first_s, expected_s in ((0.04, 0.002), (0.06, 0.06)):
+        seconds = iter((first_s, 0.002))
+        clock = FakeClock()
+        assert _seconds_of_probe(lambda: clock.advance(next(seconds)), clock) == pytest.approx(expected_s)
 
 
 def test_where_torchs_own_wins_nothing_is_cut() -> None:

@@ -66,7 +66,7 @@ def test_every_measurement_can_be_computed_from_its_samples(noisy: NoisyBench) -
     for row in measurements:
         steps, setups = (unpacked(row[name]) for name in ("step_samples_s", "setup_samples_s"))
         assert len(steps) == row["samples"]
-        assert row["step_s"] == median(steps)
+        assert row["step_s"] == (median(steps) if len(steps) > 2 else min(steps))
         assert row["noise"] == relative_spread(steps)
         assert row["setup_s"] == median(setups)
     assert max(row["noise"] for row in measurements) > 0
