@@ -57,12 +57,11 @@ def test_a_size_that_was_the_part_before_is_sampled_as_often_as_others() -> None
     assert best.sizes_run.count(1) == 4  # checked, probed twice as a part, sampled as a size
 
 
-def test_a_probe_is_the_faster_of_two_calls_unless_the_first_is_long() -> None:
+@pytest.mark.parametrize(("first_s", "expected_s"), [(0.04, 0.002), (0.06, 0.06)])
+def test_a_probe_is_the_faster_of_two_calls_unless_the_first_is_long(first_s: float, expected_s: float) -> None:
     """The first call of a library may compile its code."""
-    for first_s, expected_s in ((0.04, 0.002), (0.06, 0.06)):
-        seconds = iter((first_s, 0.002))
-        clock = FakeClock()
-        assert _seconds_of_probe(lambda: clock.advance(next(seconds)), clock) == pytest.approx(expected_s)
+    seconds, clock = iter((first_s, 0.002)), FakeClock()
+    assert _seconds_of_probe(lambda: clock.advance(next(seconds)), clock) == pytest.approx(expected_s)
 
 
 def test_where_torchs_own_wins_nothing_is_cut() -> None:
