@@ -24,6 +24,37 @@ struct Layout {
   INLINE_MEMBER ptrdiff_t step() const { return STEP == AT_RUN_TIME ? run_time_step : STEP; }
 };
 
+// The elements of one step of A, in ROWS rows that are `row` floats apart.
+template <int ROWS, int ROW>
+struct RowPointers {
+  const float* first;
+  INLINE_MEMBER RowPointers(const float* element, ptrdiff_t) : first(element) {}
+  INLINE_MEMBER float of_row(int i) const { return first[i * ROW]; }
+  INLINE_MEMBER void advance(ptrdiff_t step) { first += step; }
+};
+
+// Rows that are a run-time distance apart, with a pointer to every fourth: an address can have the other three as its
+// index. The compiler would keep a pointer to each row, and spill sums to the stack for them.
+template <int ROWS>
+struct RowPointers<ROWS, AT_RUN_TIME> {
+  static constexpr int GROUPS = (ROWS + 3) / 4;
+  const float* first[GROUPS];
+  ptrdiff_t row, three_rows;
+  INLINE_MEMBER RowPointers(const float* element, ptrdiff_t distance) : row(distance), three_rows(3 * distance) {
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUPS; ++i) {
+      first[i] = element + 4 * i * distance;
+      asm("" : "+r"(first[i]));  // hides how they are related
+    }
+    asm("" : "+r"(three_rows));
+  }
+  INLINE_MEMBER float of_row(int i) const { return first[i / 4][i % 4 == 3 ? three_rows : i % 4 * row]; }
+  INLINE_MEMBER void advance(ptrdiff_t step) {
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUPS; ++i) first[i] += step;
+  }
+};
+
 // Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
 //   block_of(i): pointer to block i of A
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
@@ -36,14 +67,14 @@ INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
   for (int block = 0; block < blocks; ++block) {
-    const float* element = block_of(block);
-    for (int step = 0; step < steps; ++step, element += layout.step(), b += VL) {
+    RowPointers<ROWS, ROW> element(block_of(block), layout.row());
+    for (int step = 0; step < steps; ++step, element.advance(layout.step()), b += VL) {
       Vec right[VECTORS];
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) right[j] = load(b + j * b_stream);
 #pragma GCC unroll 16
       for (int i = 0; i < ROWS; ++i) {
-        const Vec left = broadcast(element[i * layout.row()]);
+        const Vec left = broadcast(element.of_row(i));
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
       }
@@ -130,10 +161,10 @@ INLINE void for_even_column_blocks(int column_blocks, Body body) {
   }
 }
 
-// Call body(first, count) over rows, in tiles of nearly equal height.
-template <class Body>
+// Call body(first, count) over rows, in tiles of nearly equal height, at most MOST.
+template <int MOST = MR, class Body>
 INLINE void for_row_tiles(int rows, Body body) {
-  const int tiles = (rows + MR - 1) / MR;
+  const int tiles = (rows + MOST - 1) / MOST;
   for (int i = 0, first = 0; i < tiles; ++i) {
     const int end = int(int64_t(rows) * (i + 1) / tiles);
     body(first, end - first);

@@ -114,9 +114,10 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
-  // Return the pixels of a chunk, chosen so that channels of four register tiles of dy and one of x fit L1 together.
+  // Return the pixels of a chunk: many, so that each tile of dw is loaded and stored rarely. With registers of AVX-512
+  // its operands may come from L2; with fewer, channels of four register tiles of dy and one of x fit L1 together.
   int choose_chunk() const {
-    constexpr int64_t L1_FLOATS = 7 * 1024;
+    constexpr int64_t L1_FLOATS = (REGISTERS == 32 ? 14 : 7) * 1024;
     const int of_tiles =
         pixels_are_rows() ? 4 * MR_TRANSPOSED + NV_TRANSPOSED * VL : 4 * DOT_ROWS + DOT_COLUMNS;
     const int64_t most = L1_FLOATS / of_tiles;
@@ -126,14 +127,15 @@ struct FilterGradient {
 
   int k_blocks() const { return ceil_div(dy.c, k_block); }
 
-  // Return how many channels of x to take, so that their chunk stays in a core's L2 during a pass over dy.
+  // Return how many channels of x to take, so that their chunk stays in a core's L2 during a pass over dy, and all
+  // threads get equally many.
   int choose_c_block() const {
-    constexpr int64_t L2_FLOATS = 64 * 1024;
+    constexpr int64_t L2_FLOATS = 96 * 1024;
     constexpr int UNIT = NV_TRANSPOSED * VL;
     const int64_t team = threads / parts();
     int block = int(std::max<int64_t>(1, L2_FLOATS / chunk / UNIT)) * UNIT;
     while (block > UNIT && int64_t(ceil_div(x.c, block)) * k_blocks() < 2 * team) block -= UNIT;
-    return block;
+    return ceil_div(ceil_div(x.c, ceil_div(x.c, block)), UNIT) * UNIT;
   }
 
   // Return how many channels of x a thread of a team copies at a time: long runs of each pixel, in whole cache lines.

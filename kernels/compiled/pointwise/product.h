@@ -19,6 +19,9 @@ struct MatrixPlace {
   int rows, columns;
 };
 
+// Rows of a tile whose rows are pixels. With MR = 14 the compiler spills sums, since a row's address takes registers.
+constexpr int PIXEL_ROWS = std::min(MR, 12);
+
 template <int ROWS, int VECTORS>
 using TileSums = const Vec (&)[ROWS][VECTORS];
 
@@ -151,7 +154,11 @@ struct Product {
   }
   bool is_half() const { return in.data.type != FLOAT32; }  // widened when pixels are copied, rounded at the end
   bool buffers_result() const { return is_half() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
-  bool copies_input() const { return is_half() || !pixels_are_rows() || !is_one_row(in); }
+  bool copies_input() const { return is_half() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
+
+  // Return whether the rows of a register tile, read in place, would displace one another from L1: caches map addresses
+  // 4 KiB apart to the same few lines.
+  bool rows_share_cache_sets() const { return in.sw % (4096 / int(sizeof(float))) == 0; }
 
   // Return how many channels to sum before sums are written, so that a register tile's part of both operands fits L1.
   int steps() const {
@@ -181,7 +188,7 @@ struct Product {
     Cut cut{};
     cut.spans = joins_images() ? 1 : in.n;
     cut.pixels_of_span = joins_images() ? times(in.n, of_image) : of_image;
-    const int unit = pixels_are_rows() ? MR : NV_TRANSPOSED * VL;
+    const int unit = pixels_are_rows() ? PIXEL_ROWS : NV_TRANSPOSED * VL;
     int64_t most = std::clamp<int64_t>(RANGE_FLOATS / steps(), unit, 512);
     const auto ranges = [&] { return times(cut.spans, ceil_div(cut.pixels_of_span, most)); };
     const bool is_small = times(in.c, channels()) <= SMALL_FILTER_FLOATS;
@@ -231,9 +238,9 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
     const int column = block * VL, channel = task.first_block * VL + column;
     const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
     const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
-    for_row_tiles(task.count, [&](int first, int rows) {
+    for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
       const MatrixPlace to{results.data + first * results.row + column, results.row, rows, p.channels() - channel};
-      pixels_tile_of<MR, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, finish);
+      pixels_tile_of<PIXEL_ROWS, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, finish);
     });
   });
 }
