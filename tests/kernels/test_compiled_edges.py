@@ -44,6 +44,7 @@ EDGES: dict[str, tuple[dict[str, Any], int]] = {
     "one more than full tiles": ({"c": 49, "k": 97, "h": 17, "w": 13}, 1),
     "sums in several parts": ({"c": 700, "k": 30, "h": 7, "w": 7}, 3),
     "a gradient too large for copies": ({"c": 401, "k": 402, "h": 5, "w": 9}, 3),
+    "pixels 4 KiB apart": ({"c": 1024, "k": 1024, "h": 5, "w": 3}, 2),
     "many chunks of pixels": ({"c": 20, "k": 9, "h": 47, "w": 45}, 2),
     "images of one pixel": ({"c": 40, "k": 70, "h": 1, "w": 1}, 9),
     "images smaller than a vector": ({"c": 9, "k": 10, "h": 1, "w": 3}, 20),

@@ -33,22 +33,26 @@ struct RowPointers {
   INLINE_MEMBER void advance(ptrdiff_t step) { first += step; }
 };
 
-// Rows that are a run-time distance apart, with a pointer to every fourth: an address can have the other three as its
-// index. The compiler would keep a pointer to each row, and spill sums to the stack for them.
+// Rows that are a run-time distance apart. If they are many, there is a pointer to every fourth only: an address can
+// have the other three as its index. The compiler would keep a pointer to each row, and spill sums to the stack.
 template <int ROWS>
 struct RowPointers<ROWS, AT_RUN_TIME> {
-  static constexpr int GROUPS = (ROWS + 3) / 4;
+  static constexpr bool ARE_MANY = ROWS > 8;
+  static constexpr int GROUPS = ARE_MANY ? (ROWS + 3) / 4 : 1;
   const float* first[GROUPS];
   ptrdiff_t row, three_rows;
   INLINE_MEMBER RowPointers(const float* element, ptrdiff_t distance) : row(distance), three_rows(3 * distance) {
 #pragma GCC unroll 4
     for (int i = 0; i < GROUPS; ++i) {
       first[i] = element + 4 * i * distance;
-      asm("" : "+r"(first[i]));  // hides how they are related
+      if constexpr (ARE_MANY) asm("" : "+r"(first[i]));  // hides how they are related
     }
-    asm("" : "+r"(three_rows));
+    if constexpr (ARE_MANY) asm("" : "+r"(three_rows));
   }
-  INLINE_MEMBER float of_row(int i) const { return first[i / 4][i % 4 == 3 ? three_rows : i % 4 * row]; }
+  INLINE_MEMBER float of_row(int i) const {
+    if constexpr (!ARE_MANY) return first[0][i * row];
+    return first[i / 4][i % 4 == 3 ? three_rows : i % 4 * row];
+  }
   INLINE_MEMBER void advance(ptrdiff_t step) {
 #pragma GCC unroll 4
     for (int i = 0; i < GROUPS; ++i) first[i] += step;

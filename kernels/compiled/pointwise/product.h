@@ -157,8 +157,8 @@ struct Product {
   bool copies_input() const { return is_half() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
 
   // Return whether the rows of a register tile, read in place, would displace one another from L1: caches map addresses
-  // 4 KiB apart to the same few lines.
-  bool rows_share_cache_sets() const { return in.sw % (4096 / int(sizeof(float))) == 0; }
+  // 4 KiB apart to the same set, of 8 or more lines.
+  bool rows_share_cache_sets() const { return PIXEL_ROWS > 8 && in.sw % (4096 / int(sizeof(float))) == 0; }
 
   // Return how many channels to sum before sums are written, so that a register tile's part of both operands fits L1.
   int steps() const {
