@@ -27,7 +27,7 @@ from mucudnn.words.results import Failure, Measurement, MicroConfig
 from mucudnn.words.samples import MeasuredSamples
 from mucudnn.words.task import Task
 
-_LONG_PROBE_S = 0.05  # oneDNN compiles for 1 to 20 ms
+_LONG_PROBE_S = 0.05  # a library may compile for 1 to 20 ms
 
 
 @dataclass(slots=True)

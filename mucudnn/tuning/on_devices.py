@@ -23,6 +23,7 @@ from mucudnn.tuning.job import expected_s
 from mucudnn.words.config import ALL_DEVICES, Config
 from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import float32_precisions, set_float32_precisions
 from mucudnn.words.warning import warn
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.tuning.on_devices import main; main()"
@@ -36,13 +37,11 @@ class Part:
     tasks: Sequence[Task]
     config: Config
     threads: int
-    convolution_precision: str
-    matmul_precision: str
+    precisions: tuple[str, str]
 
     def measure(self) -> None:
         torch.set_num_threads(self.threads)
-        torch.backends.cudnn.conv.fp32_precision = self.convolution_precision  # type: ignore[attr-defined]
-        torch.backends.cuda.matmul.fp32_precision = self.matmul_precision
+        set_float32_precisions(self.precisions)
         from mucudnn.tuning.tuner import tune_tasks
 
         device = device_named(self.device)
@@ -94,10 +93,6 @@ def _parts(tasks: Sequence[Task], devices: Sequence[str], config: Config) -> lis
     of_problem = {task.problem: task.batch_size for task in tasks}
     places = deal([expected_s(problem, n) for problem, n in of_problem.items()], len(devices))
     place_of = dict(zip(of_problem, places, strict=True))
-    settings = (
-        torch.get_num_threads(),
-        torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
-        torch.backends.cuda.matmul.fp32_precision,
-    )
+    settings = torch.get_num_threads(), float32_precisions()
     shares = [[task for task in tasks if place_of[task.problem] == place] for place in range(len(devices))]
     return [Part(device, share, config, *settings) for device, share in zip(devices, shares, strict=True) if share]
