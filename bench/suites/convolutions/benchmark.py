@@ -26,6 +26,7 @@ from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import of_table, problems_to_tune, table_tasks
 from mucudnn.bench.suites.convolutions.contest import OURS, Choices, Contests, TunedNetwork, subject_of
 from mucudnn.database.database import Database
+from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.job import expected_s
 from mucudnn.tuning.tuner import machine_and_database
@@ -62,6 +63,7 @@ def benchmark_convolutions(
     with (
         machine_and_database(config, device, machine, database) as (on, opened),
         torch_variants(on.device) as variants,
+        kept_heap(),
         open_folder(out, _header(benchmark, table, config, choices, on)) as folder,
     ):
         contests = Contests(config, on, opened, variants, choices)
