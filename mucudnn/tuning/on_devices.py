@@ -21,7 +21,7 @@ from mucudnn.distributed.team import deal
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.tuning.job import expected_s
 from mucudnn.words.config import ALL_DEVICES, Config
-from mucudnn.words.errors import InfeasibleError
+from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import float32_precisions, set_float32_precisions
 from mucudnn.words.warning import warn
@@ -54,6 +54,8 @@ def measure_on_devices(tasks: Sequence[Task], config: Config, device_type: str, 
 
     Does nothing for fewer than two devices, or if the database has no file that can be written. If a process fails, its
     tasks stay unmeasured, with a warning. Tasks of one problem stay together.
+
+    Raises ``InvalidInputError`` for devices of another kind than ``device_type``.
     """
     devices = _names(config, device_type)
     if len(devices) < 2 or database.read_only or database.path == MEMORY:
@@ -84,6 +86,12 @@ def main() -> None:
 
 def _names(config: Config, device_type: str) -> Sequence[str]:
     if config.devices != ALL_DEVICES:
+        kind = config.devices[0].partition(":")[0]
+        if kind != device_type:
+            raise InvalidInputError(
+                f"devices are {', '.join(config.devices)}, and the convolutions are on {device_type}: name devices of "
+                "that kind, or all"
+            )
         return config.devices
     return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if device_type == "cuda" else ["cpu"]
 

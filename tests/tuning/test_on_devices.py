@@ -12,6 +12,7 @@ import mucudnn
 from mucudnn.tuning import on_devices
 from mucudnn.tuning.on_devices import _names, _parts
 from mucudnn.words.config import Config
+from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.task import Task
 
@@ -54,6 +55,8 @@ def test_all_are_the_devices_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     assert [*_names(Config(devices="all"), "cuda")] == ["cuda:0", "cuda:1", "cuda:2"]
     assert [*_names(Config(devices="all"), "cpu")] == ["cpu"]
+    with pytest.raises(InvalidInputError, match="devices are cuda:0, cuda:1, and the convolutions are on cpu"):
+        _names(Config(devices="cuda:0,cuda:1"), "cpu")
 
 
 def test_tasks_of_a_problem_stay_together_and_all_are_dealt_out() -> None:
