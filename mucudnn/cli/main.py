@@ -31,11 +31,12 @@ COMMANDS = (
     "recipe",
     "report",
     "run",
-    "scale",
-    "share",
+    "scaling.scale",
+    "scaling.share",
     "solve",
     "tune",
 )
+_MODULES = {path.rpartition(".")[2]: f"mucudnn.cli.{path}" for path in COMMANDS}  # by name
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
@@ -72,12 +73,12 @@ class CommandGroup(click.Group):
                 raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in _MODULES:
             return None
-        command: click.Command = getattr(import_module(f"mucudnn.cli.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(import_module(_MODULES[cmd_name]), cmd_name)
         _set_by_environment(command)
         return command
 

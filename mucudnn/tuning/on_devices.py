@@ -20,6 +20,7 @@ from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.distributed.team import deal
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.tuning.job import expected_s
+from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import ALL_DEVICES, Config
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.task import Task
@@ -40,10 +41,9 @@ class Part:
     precisions: tuple[str, str]
 
     def measure(self) -> None:
+        """Measure the tasks with these settings. Raises the errors of ``tune_tasks`` but ``InfeasibleError``."""
         torch.set_num_threads(self.threads)
         set_float32_precisions(self.precisions)
-        from mucudnn.tuning.tuner import tune_tasks
-
         device = device_named(self.device)
         with made_current(device), suppress(InfeasibleError):  # which the caller will raise for all tasks
             tune_tasks(self.tasks, self.config, device=device.type)
@@ -55,7 +55,7 @@ def measure_on_devices(tasks: Sequence[Task], config: Config, device_type: str, 
     Does nothing for fewer than two devices, or if the database has no file that can be written. If a process fails, its
     tasks stay unmeasured, with a warning. Tasks of one problem stay together.
 
-    Raises ``InvalidInputError`` for devices of another kind than ``device_type``.
+    Raises ``InvalidInputError`` for devices of another kind than ``device_type``. Ctrl-C ends all processes.
     """
     devices = _names(config, device_type)
     if len(devices) < 2 or database.read_only or database.path == MEMORY:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -108,13 +108,11 @@ def tune_tasks(
             stack.enter_context(context)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         _require_countable(tasks, on.device)
-        if config.devices and team is None and not in_passing:
-            from mucudnn.tuning.on_devices import measure_on_devices  # only needed with several devices
-
-            measure_on_devices(tasks, config, on.device, opened)
         benchmarker = partial(Benchmarker, config, on, progress=progress, priors=priors, in_passing=in_passing)
         if team is None:
-            return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks)
+            first = partial(_measure_on_devices, tasks, config, on.device, opened)
+            wanted = config.devices and not in_passing
+            return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks, first if wanted else None)
         from mucudnn.tuning.sharing import sharing  # only needed with several ranks
 
         with sharing(team, tasks, config, on, opened) as (ranks, known):
@@ -152,12 +150,20 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
             )
 
 
-def _tune(benchmarker: Benchmarker, tasks: Sequence[Task]) -> Tuning:
+def _measure_on_devices(tasks: Sequence[Task], config: Config, device: str, database: Database) -> None:
+    from mucudnn.tuning.on_devices import measure_on_devices  # its processes call this module
+
+    measure_on_devices(tasks, config, device, database)
+
+
+def _tune(benchmarker: Benchmarker, tasks: Sequence[Task], first: Callable[[], None] | None = None) -> Tuning:
     """Find the tasks' candidates, measure them, solve, and verify the choices by whole runs; return the results.
 
-    Ctrl-C keeps the finished problems.
+    first: measures on other devices, before anything else. Ctrl-C keeps the finished problems.
     """
     try:
+        if first is not None:
+            first()
         jobs = [benchmarker.job(task) for task in tasks]
         benchmarker.begin(jobs)
         each_has_its_limit = benchmarker.config.workspace_budget_bytes is None

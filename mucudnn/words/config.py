@@ -30,7 +30,6 @@ TF32_MAX_RELATIVE_ERROR = 1e-3
 LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 
-
 ALL_DEVICES = ("all",)
 
 

@@ -64,9 +64,10 @@ class Measurement:
     """The costs of a micro-config on one problem in seconds and bytes, and its relative error against float64.
 
     A micro-config is an algorithm and a micro-batch size. setup_s (open and close, once a call) and prepared_bytes
-    belong to the algorithm, step_s and scratch_bytes to each micro-batch. noise: IQR / median of the step samples.
-    load: fraction of the machine's speed lost to other work, limits or slow clocks, from 0 to 1; None if unknown. raw:
-    the samples of a new measurement, None for one that was read from the database.
+    belong to the algorithm, step_s and scratch_bytes to each micro-batch. Times are medians of the samples, or of fewer
+    than three of a step the fastest. noise: IQR / median of the step samples. load: fraction of the machine's speed
+    lost to other work, limits or slow clocks, from 0 to 1; None if unknown. raw: the samples of a new measurement, None
+    for one that was read from the database.
     """
 
     micro_config: MicroConfig

@@ -25,10 +25,10 @@ from torch import nn
 from mucudnn.bench.sources import layers, models, networks
 from mucudnn.bench.sources.layers import TABLES
 from mucudnn.bench.suites import solver as solver_benchmark
-from mucudnn.cli import share
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
 from mucudnn.cli.run import Program
+from mucudnn.cli.scaling import share
 from mucudnn.distributed.link import freeing_what_failed
 from mucudnn.terminal.files import InputFile, OutputFile, OutputFolder
 

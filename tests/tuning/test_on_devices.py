@@ -44,7 +44,7 @@ def test_optimize_measures_nothing_that_the_devices_have(
 
 @pytest.mark.usefixtures("two_devices")
 def test_what_a_process_does_not_measure_is_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_devices, "_PROGRAM", "import sys; sys.stdin.read; sys.exit('it is on fire')")
+    monkeypatch.setattr(on_devices, "_PROGRAM", "import sys; sys.exit('it is on fire')")
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)), torch.randn(2, 3, 8, 8)
     with pytest.warns(RuntimeWarning, match=r"measuring on cpu failed, .* measured here: it is on fire"):
         ours = mucudnn.optimize(model, x, config(tmp_path), progress=False)

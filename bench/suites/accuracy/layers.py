@@ -90,9 +90,8 @@ def timed(every: Sequence[Untimed], options: MetricsOptions, machine: Machine) -
     """Time the calls of all rows, interleaved; return the rows with their time samples or the reason for a failure."""
     rounds = TurnRounds(options.rounds, max(options.rounds, MOST_ROUNDS), SHORT_S)
     contestants = [Contestant(call) for one in every for call in one.calls]
-    times = iter(
-        try_in_turns(contestants, rounds, machine.clock, replace(machine.clock.every_round, time_limit_s=_LIMIT_S))
-    )
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
+    times = iter(try_in_turns(contestants, rounds, machine.clock, rule))
     return [_with_times(one.row, [next(times) for _ in one.calls]) for one in every]
 
 

@@ -114,8 +114,8 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
-  // Return the pixels of a chunk: many, so that each tile of dw is loaded and stored rarely. With registers of AVX-512
-  // its operands may come from L2; with fewer, channels of four register tiles of dy and one of x fit L1 together.
+  // Return the pixels of a chunk: many, so that each tile of dw is loaded and stored rarely. With 32 registers
+  // its operands may come from L2; with 16, channels of four register tiles of dy and one of x fit L1 together.
   int choose_chunk() const {
     constexpr int64_t L1_FLOATS = (REGISTERS == 32 ? 14 : 7) * 1024;
     const int of_tiles =

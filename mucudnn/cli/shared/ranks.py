@@ -7,7 +7,6 @@ reports that at once, even if other ranks wait for the failed one, and ends all 
 from __future__ import annotations
 
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +130,6 @@ def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
 def _work(
     told: Connection, job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str, timeout_s: float
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     warnings.showwarning = show_warning
     if rank:
         warnings.simplefilter("ignore")  # rank 0 shows warnings

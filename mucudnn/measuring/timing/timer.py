@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import count
 from math import inf
 from random import Random
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Protocol, TypeVar
 
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, without_frames
@@ -143,11 +143,6 @@ class Timer:
     _fastest_s: float | None = None
     _smallest_noise: float = float("inf")
     _unimproved: int = 0
-
-    @property
-    def median_s(self) -> float:
-        """Median of the samples, in seconds per call; at least one sample must have been taken."""
-        return median(self.samples_s)
 
     @property
     def noise(self) -> float:
