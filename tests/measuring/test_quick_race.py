@@ -64,6 +64,18 @@ def test_a_probe_is_the_faster_of_two_calls_unless_the_first_is_long(first_s: fl
     assert _seconds_of_probe(lambda: clock.advance(next(seconds)), clock) == pytest.approx(expected_s)
 
 
+def test_short_first_samples_are_taken_twice() -> None:
+    """The first call of a size loads code, which takes longer than a convolution of microseconds."""
+    calls: dict[int, int] = {}
+
+    def seconds(size: int) -> float:
+        calls[size] = calls.get(size, 0) + 1
+        return 2e-5 if calls[size] > 2 else 2e-4  # the check, then the first sample
+
+    results = search(given_of(fake("native", 0.01), FakeAlgorithm("tiny", CLOCK, seconds)))
+    assert results["tiny", LARGEST].step_s == pytest.approx(2e-5)
+
+
 def test_where_torchs_own_wins_nothing_is_cut() -> None:
     assert set(search(given_of(fake("native", 0.01), fake("other", 0.02)))) == {
         ("native", LARGEST),
