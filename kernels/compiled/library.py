@@ -150,6 +150,12 @@ def build_name() -> str:
     return loaded_build().name
 
 
+def multiplies_pairs() -> bool:
+    """Return whether products of bfloat16 are made in pairs, by an instruction of this processor (common/pairs.h)."""
+    build = loaded_build()
+    return build.library is not None and bool(build.library.mucudnn_multiplies_pairs())
+
+
 def _path(build: str) -> Path | None:
     candidates = [Path(__file__).with_name(f"_{build}{suffix}") for suffix in EXTENSION_SUFFIXES]
     return next((path for path in candidates if path.exists()), None)
@@ -174,7 +180,8 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     if not is_ours:
         raise OSError("it was built from other sources; build it again")
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
-    loaded.mucudnn_vector_length.argtypes, loaded.mucudnn_vector_length.restype = [], _int64
+    for constant in (loaded.mucudnn_vector_length, loaded.mucudnn_multiplies_pairs):
+        constant.argtypes, constant.restype = [], _int64
     fingerprint = loaded.mucudnn_fingerprint  # unchecked: every number is a valid fingerprint
     fingerprint.argtypes, fingerprint.restype = [_pointer, _int64, _int], _int64
     accepted = partial(_accepted, loaded.mucudnn_refusal)

@@ -33,6 +33,8 @@ def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulat
     The operation determines which matrix is the output. x: (B, M, J), w: (B, K, J), y: (B, M, K).
     """
     left, right, out = _factors(operation, x, w, y)
+    if out.stride(2) != 1:  # half precision: torch multiplies into transposed matrices by loops, 1000 times slower
+        left, right, out = right.mT, left.mT, out.mT
     # In place, because out= would resize a tensor that is too small and write beyond its buffer.
     out.baddbmm_(left, right, beta=int(accumulate))
 

@@ -189,7 +189,7 @@ class Winograd(BaseAlgorithm):
         return on_cuda() if self.device_type == "cuda" else _IN_TORCH
 
 
-_UNIT_STRIDE = (Winograd(2, 3), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
+_UNIT_STRIDE = (Winograd(2, 3, version=5), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
 _STRIDED = (Winograd(2, 3, 2), Winograd(4, 3, 2), Winograd(4, 5, 2))
 ALGORITHMS: tuple[Winograd, ...] = (*_UNIT_STRIDE, *_STRIDED)
 ON_CUDA: tuple[Winograd, ...] = tuple(replace(algorithm, device_type="cuda") for algorithm in _UNIT_STRIDE)

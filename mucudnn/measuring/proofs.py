@@ -35,12 +35,16 @@ class Proof:
 
 
 class Fault(StrEnum):
-    """Ways in which third-party code fails when a separate process tries it first. FAILS: the code raised an error."""
+    """Ways in which third-party code fails when a separate process tries it first.
+
+    FAILS: the code raised an error. SLOW: the code takes so long that it was only tried on a few samples.
+    """
 
     DIES = "dies"
     HANGS = "hangs"
     WRONG = "wrong"
     FAILS = "fails"
+    SLOW = "slow"
 
 
 class BarredError(UnsoundError):

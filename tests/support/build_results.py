@@ -29,6 +29,7 @@ _MICRO_BATCHES = (2, 1)
 _GEOMETRIES: dict[str, dict[str, int]] = {
     "few": {"c": 3, "k": 5, "h": 10, "w": 13},
     "many": {"c": 35, "k": 21, "h": 9, "w": 7},
+    "even": {"c": 54, "k": 22, "h": 7, "w": 9},
     "grouped": {"c": 8, "k": 10, "h": 7, "w": 8, "groups": 2},
     "depthwise": {"c": 19, "k": 19, "h": 13, "w": 37, "groups": 19},
 }

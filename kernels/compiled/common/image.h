@@ -36,6 +36,15 @@ static inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
   return x;
 }
 
+// View channels-last images of bfloat16 as floats that are pairs of neighbouring channels, of which there must be an
+// even number.
+static inline Images pairs_of_channels(Images x) {
+  x.data.type = FLOAT32;
+  x.c /= 2;
+  for (ptrdiff_t* stride : {&x.sn, &x.sh, &x.sw}) *stride /= 2;
+  return x;
+}
+
 // Rows and columns of VL channels, as floats: vector (i, j) is at data[i * row + j * column].
 struct Window {
   float* data;

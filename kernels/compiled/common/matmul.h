@@ -2,11 +2,12 @@
 //
 // All matrices are *blocked*: a matrix of R rows and Q columns is stored as [ceil(Q / VL)][R][VL], so that a vector
 // holds VL neighbouring columns of one row, and the rows of a block are contiguous, one cache line each with AVX-512.
+// Steps of the inner dimension are Singles (floats) or Pairs (of bfloat16 numbers, in the place of floats).
 #pragma once
 
 #include <algorithm>
 
-#include "common/vector.h"
+#include "common/pairs.h"
 
 // Register tile: MR rows by NV vectors; accumulators, NV vectors of B and one broadcast must fit the registers.
 constexpr int NV = 2;
@@ -62,7 +63,7 @@ struct RowPointers<ROWS, AT_RUN_TIME> {
 // Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
 //   block_of(i): pointer to block i of A
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
-template <int ROWS, int VECTORS, int ROW, int STEP, class BlockOf, class Finish>
+template <int ROWS, int VECTORS, class Step = Singles, int ROW, int STEP, class BlockOf, class Finish>
 INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
                           ptrdiff_t b_stream, Finish finish) {
   Vec sum[ROWS][VECTORS];
@@ -80,7 +81,7 @@ INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
       for (int i = 0; i < ROWS; ++i) {
         const Vec left = broadcast(element.of_row(i));
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] = Step::add_product(sum[i][j], left, right[j]);
       }
     }
   }
@@ -101,7 +102,7 @@ INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], float* c, ptrdiff_t c_st
 constexpr int ALL_BLOCKS = 1 << 30;
 
 // Compute C[i][j] (+)= sums; vector j of row i is at c[j * c_stream + i * c_row]. summed: blocks between writes to C.
-template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
+template <int ROWS, int VECTORS, bool ADD, class Step = Singles, int ROW, int STEP, class BlockOf>
 INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
                           ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL,
                           int summed = ALL_BLOCKS) {
@@ -112,23 +113,23 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
       else
         write_tile<ROWS, VECTORS, false>(sum, c, c_stream, c_row);
     };
-    register_sums<ROWS, VECTORS>(
+    register_sums<ROWS, VECTORS, Step>(
         layout, [&](int block) INLINE_LAMBDA { return block_of(first + block); }, std::min(summed, blocks - first),
         steps, b + ptrdiff_t(first) * steps * VL, b_stream, finish);
   }
 }
 
 // Do the same for 1 to ROWS rows, known at run time.
-template <int ROWS, int VECTORS, bool ADD, int ROW, int STEP, class BlockOf>
+template <int ROWS, int VECTORS, bool ADD, class Step = Singles, int ROW, int STEP, class BlockOf>
 INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
                              const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream,
                              ptrdiff_t c_row = VL, int summed = ALL_BLOCKS) {
   if constexpr (ROWS > 1) {
     if (rows < ROWS)
-      return register_tile_of<ROWS - 1, VECTORS, ADD>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream,
+      return register_tile_of<ROWS - 1, VECTORS, ADD, Step>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream,
                                                       c_row, summed);
   }
-  register_tile<ROWS, VECTORS, ADD>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
+  register_tile<ROWS, VECTORS, ADD, Step>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
 }
 
 // The number of vectors of a tile, as an integral constant.
@@ -199,7 +200,7 @@ struct NextColumns {
 // with zeros. Memory past B is prefetched but never read. summed: steps of inner, a multiple of VL, between writes to
 // C. The rounding error of one sum of n products grows with sqrt(n), that of sums of sums with
 // sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
-template <bool ADD = false>
+template <bool ADD = false, class Step = Singles>
 static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
                             int summed) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
@@ -210,7 +211,7 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
         next.fetch(tile, block, inner / VL);
         return a + (ptrdiff_t(block) * rows + first) * VL;
       };
-      register_tile_of<MR, vectors.value, ADD>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
+      register_tile_of<MR, vectors.value, ADD, Step>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
                                                b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
                                                c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL, VL,
                                                summed / VL);
@@ -220,12 +221,13 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
 }
 
 // C += A^T B.  A: inner x rows, B: inner x columns, C: rows x columns, all blocked; rows is a multiple of VL.
+template <class Step = Singles>
 static inline void add_multiply_transposed(int rows, int inner, int column_blocks, const float* a, const float* b,
                                            float* c) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     for (int i = 0; i < rows; i += MR_TRANSPOSED) {
       const auto block_of = [&](int) { return a + ptrdiff_t(i / VL) * inner * VL + i % VL; };
-      register_tile<MR_TRANSPOSED, vectors.value, true>(Layout<1, VL>{}, block_of, 1, inner,
+      register_tile<MR_TRANSPOSED, vectors.value, true, Step>(Layout<1, VL>{}, block_of, 1, inner,
                                                         b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
                                                         c + (ptrdiff_t(k) * rows + i) * VL, ptrdiff_t(rows) * VL);
     }

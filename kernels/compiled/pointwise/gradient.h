@@ -94,10 +94,12 @@ struct FilterGradient {
 
   Images x, dy;  // with one pixel of x for each of dy
   int threads;
+  int step;  // pixels: two if they are multiplied in pairs
   int k_block, chunk, c_block;
 
   FilterGradient(const Images& of_x, const Images& of_dy, int thread_count)
       : x(of_x), dy(of_dy), threads(thread_count) {
+    step = x.data.type == BFLOAT16 && pixels_are_rows() && multiplies_pairs() ? 2 : 1;
     k_block = pixels_are_rows() ? ROW_CHANNELS : 4 * DOT_ROWS;
     chunk = choose_chunk();
     c_block = choose_c_block();
@@ -114,14 +116,14 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
-  // Return the pixels of a chunk: many, so that each tile of dw is loaded and stored rarely. With 32 registers
+  // Return the steps of a chunk: many, so that each tile of dw is loaded and stored rarely. With 32 registers
   // its operands may come from L2; with 16, channels of four register tiles of dy and one of x fit L1 together.
   int choose_chunk() const {
     constexpr int64_t L1_FLOATS = (REGISTERS == 32 ? 14 : 7) * 1024;
     const int of_tiles =
         pixels_are_rows() ? 4 * MR_TRANSPOSED + NV_TRANSPOSED * VL : 4 * DOT_ROWS + DOT_COLUMNS;
     const int64_t most = L1_FLOATS / of_tiles;
-    const int64_t own = ceil_div(pixels(), parts());
+    const int64_t own = ceil_div(ceil_div(pixels(), parts()), int64_t(step));
     return int(ceil_div(ceil_div(own, ceil_div(own, most)), int64_t(VL)) * VL);
   }
 
@@ -155,28 +157,34 @@ struct GradientTask {
   int count, c, c_end, k;
 };
 
+// Copy channels of pixels of the chunk in blocks of VL, and in pairs if they are multiplied in pairs.
+inline void copy_pixels(const FilterGradient& f, const Images& x, int64_t first, int count, float* to) {
+  (f.step == 2 ? copy_paired_rows : copy_blocked_rows)(x, first, count, to, ptrdiff_t(f.chunk) * VL);
+}
+
 inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int channel, int channels,
                    float* to) {
   const Images part = channels_of(x, channel, std::min(channels, x.c - channel));
   float* at = to + ptrdiff_t(channel) * f.chunk;
-  if (f.pixels_are_rows()) return copy_blocked_rows(part, first, count, at, ptrdiff_t(f.chunk) * VL);
+  if (f.pixels_are_rows()) return copy_pixels(f, part, first, count, at);
   for (int c = 0; c < part.c; c += DOT_COLUMNS)
     copy_planes(channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
                 at + ptrdiff_t(c) * f.chunk);
 }
 
-inline void add_outer_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy,
+template <class Step>
+void add_outer_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy,
                                float* dw) {
   const int rows = std::min(f.k_block, f.dy.c - task.k);
   const ptrdiff_t block_floats = ptrdiff_t(f.chunk) * VL;
-  copy_blocked_rows(channels_of(f.dy, task.k, rows), task.first, task.count, dy, block_floats);
+  copy_pixels(f, channels_of(f.dy, task.k, rows), task.first, task.count, dy);
   for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.c_end - task.c), [&](auto vectors, int block) {
     constexpr int VECTORS = vectors.value;
     const int c = task.c + block * VL;
     for (int i = 0; i < rows; i += MR_TRANSPOSED) {
       const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
-      register_sums<MR_TRANSPOSED, VECTORS>(
-          Layout<1, VL>{}, [&](int) { return dy + i / VL * block_floats + i % VL; }, 1, task.count,
+      register_sums<MR_TRANSPOSED, VECTORS, Step>(
+          Layout<1, VL>{}, [&](int) { return dy + i / VL * block_floats + i % VL; }, 1, ceil_div(task.count, f.step),
           x + ptrdiff_t(c) * f.chunk, block_floats, [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
               INLINE_LAMBDA { add_outer_products<MR_TRANSPOSED, VECTORS>(sum, to); });
     }
@@ -204,8 +212,8 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
   const Images seen = f.pixels_are_rows() ? f.x : joined_rows(f.x);
   const int chunk = f.chunk, c_block = f.c_block, k_blocks = f.k_blocks(), copied = f.copied_channels(size);
   const int64_t tasks = int64_t(ceil_div(f.x.c, c_block)) * k_blocks;
-  for (int64_t first = begin; first < end; first += chunk) {
-    const int count = int(std::min<int64_t>(chunk, end - first));
+  for (int64_t first = begin; first < end; first += int64_t(chunk) * f.step) {
+    const int count = int(std::min<int64_t>(int64_t(chunk) * f.step, end - first));
     for (int c = rank * copied; c < f.x.c; c += size * copied) copy_x(f, seen, first, count, c, copied, x);
     if (size > 1) {
 #pragma omp barrier
@@ -213,8 +221,10 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
     for (int64_t index = tasks * rank / size; index < tasks * (rank + 1) / size; ++index) {
       const int c = int(index / k_blocks) * c_block;
       const GradientTask task{first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block};
-      if (f.pixels_are_rows())
-        add_outer_products(f, task, x, dy, dw);
+      if (f.step == 2)
+        add_outer_products<Pairs>(f, task, x, dy, dw);
+      else if (f.pixels_are_rows())
+        add_outer_products<Singles>(f, task, x, dy, dw);
       else
         add_dot_products(f, task, x, dy, dw);
     }

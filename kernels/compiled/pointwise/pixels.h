@@ -163,6 +163,26 @@ static inline void copy_blocked_rows(const Images& x, int64_t first, int count, 
   });
 }
 
+// Copy bfloat16 channels of `count` pixels in the same way, but in pairs of neighbouring pixels: those of pixels p and
+// p + 1, p even, go to to[c / VL * block + p / 2 * VL + c % VL].
+static inline void copy_paired_rows(const Images& x, int64_t first, int count, float* to, ptrdiff_t block) {
+  const BFloat16* pixels = x.data.as<BFloat16>();
+  for_runs(x, first, count, [&](const Run& run) {
+    const BFloat16* from = pixels + x.offset(run.image, 0, run.row, run.column);
+    const int end = run.offset + run.count;
+    for (int pixel = run.offset; pixel < end; from += (pixel % 2 ? 1 : 2) * x.sw, pixel += pixel % 2 ? 1 : 2)
+      for (int c = 0; c < x.c; c += VL) {
+        prefetch_later_pixel(from, x.sw, c);
+        float* at = to + c / VL * block + ptrdiff_t(pixel / 2) * VL;
+        const Vec value = load_first(from + c, x.c - c);
+        if (pixel % 2)  // an earlier run began the pair
+          store(at, (Vec)((Bits)load(at) | (Bits)value));
+        else
+          store(at, paired_exactly(value, pixel + 1 < end ? load_first(from + x.sw + c, x.c - c) : Vec{}));
+      }
+  });
+}
+
 // ---- writing to images ---------------------------------------------------------------------------------------------
 
 // Pixels that are a stride apart in images; those between them are zero.

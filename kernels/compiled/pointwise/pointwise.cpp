@@ -30,8 +30,8 @@ struct Operands {
 
 Product product_of(const Geometry& g, bool backward_data, const Operands& of, int threads) {
   const Images x = of.x.images(g.groups), y = of.y.images(g.groups);
-  if (backward_data) return {y, {x, g.stride_h, g.stride_w}, threads};
-  return {every(x, g.stride_h, g.stride_w), {y, 1, 1}, threads};
+  if (backward_data) return Product(y, {x, g.stride_h, g.stride_w}, threads);
+  return Product(every(x, g.stride_h, g.stride_w), {y, 1, 1}, threads);
 }
 
 FilterGradient gradient_of(const Geometry& g, const Operands& of, int threads) {
@@ -46,19 +46,24 @@ int64_t packed_bytes_of(const Geometry& g, int64_t rows, int64_t lanes) {
 
 constexpr int PACKED_TOGETHER = 8;  // blocks of lanes: whole cache lines if the lanes of a filter are contiguous
 
-// Pack blocks of VL lanes from `first_block` on: lane l of row r goes to packed[(l / VL * rows + r) * VL + l % VL].
-void pack_lanes(const FilterView& view, int first_block, float* packed) {
+// Pack blocks of VL lanes from `first_block` on: lane l of row r goes to packed[(l / VL * rows + r) * VL + l % VL]. If
+// there are pairs of rows, r is the number of a pair, and rows that of pairs.
+void pack_lanes(const FilterView& view, int first_block, bool of_pairs, float* packed) {
   const int last_block = std::min(blocks_of(view.lanes), first_block + PACKED_TOGETHER);
+  const int numbers = of_pairs ? 2 : 1, rows = view.rows / numbers;
   for (int row = 0; row < view.rows; row += VL)
     for (int block = first_block; block < last_block; ++block) {
-      float* to = packed + (ptrdiff_t(block) * view.rows + row) * VL;
+      float* to = packed + (ptrdiff_t(block) * rows + row / numbers) * VL;
       const FilterBlock of_view{view, block * VL, row};
-      if (of_view.rows() == VL) {
+      if (of_view.rows() == VL && !of_pairs) {
         load_filter_block(of_view, to);
-      } else {
-        alignas(64) float last[VL * VL];
-        load_filter_block(of_view, last);
-        std::memcpy(to, last, sizeof(float) * VL * of_view.rows());
+        continue;
+      }
+      alignas(64) float loaded[VL * VL] = {};
+      load_filter_block(of_view, loaded);
+      for (int i = 0; i < of_view.rows() / numbers; ++i) {
+        const float* at = loaded + i * numbers * VL;
+        store(to + i * VL, of_pairs ? paired_exactly(load(at), load(at + VL)) : load(at));
       }
     }
 }
@@ -80,7 +85,7 @@ struct Pointwise {
     const int64_t in = stage.in().c / g.groups, out = stage.out().c / g.groups;
     const int threads = stage.thread_count();
     return stage.operation == BACKWARD_FILTER ? copies_bytes(g, stage.x.element, in, out, threads)
-                                              : packed_bytes_of(g, in, out);
+                                              : packed_bytes_of(g, product_of(stage).in.c, out);
   }
 
   static int64_t scratch_bytes(const Stage& stage) {
@@ -90,28 +95,34 @@ struct Pointwise {
     const int threads = stage.thread_count();
     const Operands of(stage.x, stage.y);
     if (stage.operation == BACKWARD_FILTER) return bytes_of(gradient_of(g, of, threads).scratch_floats());
-    return bytes_of(product_of(g, stage.backward_data(), of, threads).scratch_floats());
+    return bytes_of(product_of(stage).scratch_floats());
   }
 
   static void open(const Stage& stage, const TensorArgument& w, float* packed) {
     const Geometry& g = stage.geometry;
     const bool backward_data = stage.backward_data();
     const int threads = require_filter(stage, w);
+    require_shapes(g, stage.x, stage.y);
+    const Product product = product_of(stage);
+    const int numbers = product.of_pairs ? 2 : 1, lanes = product.channels();
     const FilterView first = w.filter(0, g.groups, backward_data);
-    stage.require_prepared(packed_bytes_of(g, first.rows, first.lanes));
-    const int64_t of_group = packed_floats(first.rows, first.lanes), blocks = blocks_of(first.lanes);
-    const int64_t parts = ceil_div(blocks, int64_t(PACKED_TOGETHER));
+    stage.require_prepared(packed_bytes_of(g, ceil_div(first.rows, numbers), first.lanes));
+    require_equal("the number of rows of the filter", first.rows, product.in.c * numbers);
+    require_equal("the number of lanes of the filter", first.lanes, lanes);
+    const int64_t of_group = packed_floats(product.in.c, lanes);
+    const int64_t parts = ceil_div(int64_t(blocks_of(lanes)), int64_t(PACKED_TOGETHER));
 #pragma omp parallel for num_threads(threads) collapse(2)
     for (int64_t group = 0; group < g.groups; ++group)
       for (int64_t part = 0; part < parts; ++part)
-        pack_lanes(w.filter(group, g.groups, backward_data), int(part * PACKED_TOGETHER), packed + group * of_group);
+        pack_lanes(w.filter(group, g.groups, backward_data), int(part * PACKED_TOGETHER), product.of_pairs,
+                   packed + group * of_group);
   }
 
   static void correlate(const Stage& stage, const Slice& slice) {
     const Geometry& g = stage.geometry;
     const TensorArgument& out = slice.out(stage);
     const int threads = require_call(stage, slice);
-    const Product product = product_of(g, stage.backward_data(), {slice.x, slice.y}, threads);
+    const Product product = ::product_of(g, stage.backward_data(), {slice.x, slice.y}, threads);
     const int64_t of_group = packed_floats(product.in.c, product.channels());
     stage.require_prepared(packed_bytes_of(g, product.in.c, product.channels()));
     stage.require_scratch(bytes_of(product.scratch_floats()));
@@ -162,6 +173,10 @@ struct Pointwise {
   }
 
  private:
+  static Product product_of(const Stage& stage) {
+    return ::product_of(stage.geometry, stage.backward_data(), {stage.x, stage.y}, stage.thread_count());
+  }
+
   static int require_call(const Stage& stage, const Slice& slice) {
     require_pointwise(stage.geometry);
     require_images(stage.geometry, slice.x, slice.y);

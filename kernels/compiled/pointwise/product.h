@@ -12,11 +12,13 @@
 
 namespace pointwise {
 
-// A matrix whose rows are `row` floats apart; a register tile writes only rows and columns that exist.
+// A matrix whose rows are `row` elements apart; a register tile writes only rows and columns that exist. rounded: in
+// place of data, if elements are to be rounded.
 struct MatrixPlace {
   float* data;
   ptrdiff_t row;
   int rows, columns;
+  BFloat16* rounded = nullptr;
 };
 
 // Rows of a tile whose rows are pixels. With MR = 14 the compiler spills sums, since a row's address takes registers.
@@ -71,6 +73,19 @@ INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, con
   }
 }
 
+// Store a tile whose rows are pixels, rounded.
+template <int ROWS, int VECTORS>
+INLINE void store_rounded_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* of_columns) {
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j) {
+    const int columns = to.columns - j * VL;
+    if (columns <= 0) return;
+    const Vec bias = of_columns ? load_first(of_columns + j * VL, columns) : Vec{};
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) store_rounded(to.rounded + i * to.row + j * VL, sum[i][j] + bias, columns);
+  }
+}
+
 // Store a tile whose rows are channels, with a bias for every row.
 template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
 INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
@@ -89,15 +104,18 @@ INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, c
   }
 }
 
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, class Step>
 INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
                            const MatrixPlace& to, const TileFinish& finish) {
   if constexpr (ROWS > 1) {
-    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS>(rows, steps, a, a_row, b, b_stream, to, finish);
+    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS, Step>(rows, steps, a, a_row, b, b_stream, to, finish);
   }
-  register_sums<ROWS, VECTORS>(
+  register_sums<ROWS, VECTORS, Step>(
       Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
       [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA {
+        if constexpr (Step::NUMBERS == 2) {
+          if (to.rounded) return store_rounded_pixels<ROWS, VECTORS>(sum, to, finish.bias);
+        }
         const bool is_simple = finish.epilogue && finish.epilogue->activation != SILU;
         if (is_simple && !finish.earlier && to.columns >= VECTORS * VL) {
           if (finish.epilogue->added)
@@ -137,11 +155,18 @@ inline ProductTask task_of(const Cut& cut, int blocks, int64_t index) {
           std::min(blocks, first_block + cut.blocks)};
 }
 
-// The product of one group. in: the pixels that are read. out: where the results are written.
+// The product of one group. in: the pixels that are read; channels-last ones of bfloat16 as pairs of channels, if the
+// processor multiplies pairs. out: where the results are written.
 struct Product {
   Images in;
   Spread out;
   int threads;
+  bool of_pairs = false;
+
+  Product(const Images& read, const Spread& written, int thread_count) : in(read), out(written), threads(thread_count) {
+    of_pairs = in.data.type == BFLOAT16 && pixels_are_rows() && in.c % 2 == 0 && multiplies_pairs();
+    if (of_pairs) in = pairs_of_channels(in);
+  }
 
   bool pixels_are_rows() const { return in.sc == 1 && out.whole.sc == 1; }
   int channels() const { return out.whole.c; }
@@ -152,9 +177,11 @@ struct Product {
     const int64_t pixels = pixels_of_image(in), padded = ceil_div(pixels, int64_t(VL)) * VL;
     return pixels_are_rows() || (padded - pixels) * 16 > pixels;
   }
-  bool is_half() const { return in.data.type != FLOAT32; }  // widened when pixels are copied, rounded at the end
-  bool buffers_result() const { return is_half() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
-  bool copies_input() const { return is_half() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
+  bool widens() const { return in.data.type != FLOAT32; }           // when pixels are copied
+  bool rounds() const { return out.whole.data.type != FLOAT32; }  // at the end
+  bool rounds_in_registers() const { return of_pairs && out.is_dense() && steps() == in.c; }
+  bool buffers_result() const { return rounds() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
+  bool copies_input() const { return widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
 
   // Return whether the rows of a register tile, read in place, would displace one another from L1: caches map addresses
   // 4 KiB apart to the same set, of 8 or more lines.
@@ -200,7 +227,7 @@ struct Product {
     cut.pixels = int(pixels_are_rows() ? share : ceil_div(share, int64_t(VL)) * VL);
     cut.ranges_of_span = ceil_div(cut.pixels_of_span, int64_t(cut.pixels));
     cut.blocks = blocks_of_task(times(cut.spans, cut.ranges_of_span), wanted_tasks);
-    if (is_half()) cut.blocks = int(std::clamp<int64_t>(RANGE_FLOATS / (cut.pixels * VL), 1, cut.blocks));
+    if (rounds()) cut.blocks = int(std::clamp<int64_t>(RANGE_FLOATS / (cut.pixels * VL), 1, cut.blocks));
     cut.block_ranges = ceil_div(int64_t(blocks()), int64_t(cut.blocks));
     return cut;
   }
@@ -216,11 +243,13 @@ struct Product {
   }
 };
 
-// The results of a task, in the images or in a buffer, with rows `row` floats apart. epilogue: null in a buffer.
+// The results of a task, in the images or in a buffer, with rows `row` elements apart. epilogue: null in a buffer.
+// rounded: in place of data, if results are rounded in registers.
 struct Results {
   float* data;
   ptrdiff_t row;
   const Epilogue* epilogue;
+  BFloat16* rounded = nullptr;
 
   const Epilogue* after(bool is_last) const { return is_last ? epilogue : nullptr; }
 };
@@ -239,8 +268,12 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
     const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
     const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
-      const MatrixPlace to{results.data + first * results.row + column, results.row, rows, p.channels() - channel};
-      pixels_tile_of<PIXEL_ROWS, vectors.value>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, finish);
+      const ptrdiff_t offset = first * results.row + column;
+      const MatrixPlace to{results.data + offset, results.row, rows, p.channels() - channel,
+                           results.rounded ? results.rounded + offset : nullptr};
+      const auto tile = p.of_pairs ? pixels_tile_of<PIXEL_ROWS, vectors.value, Pairs>
+                                   : pixels_tile_of<PIXEL_ROWS, vectors.value, Singles>;
+      tile(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, finish);
     });
   });
 }
@@ -275,12 +308,14 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
                      const Epilogue& epilogue, float* input, float* result) {
   const Images& y = p.out.whole;
   const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
-  const bool rows = p.pixels_are_rows(), buffered = p.buffers_result();
+  const bool rows = p.pixels_are_rows(), rounded = p.rounds_in_registers() && !epilogue;
+  const bool buffered = p.buffers_result() && !rounded;
   const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
+  const ptrdiff_t place = image * y.sn + pixel * y.sw + channel * y.sc;
   const Results results =
-      buffered ? Results{result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr}
-               : Results{y.floats() + image * y.sn + pixel * y.sw + channel * y.sc, rows ? y.sw : y.sc,
-                         epilogue ? &epilogue : nullptr};
+      rounded  ? Results{nullptr, y.sw, nullptr, y.data.as<BFloat16>() + place}
+      : buffered ? Results{result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr}
+               : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
     (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);

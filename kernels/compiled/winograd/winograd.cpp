@@ -86,10 +86,12 @@ template <class Map>
 using Written = Side<Map, Map::OUT, Map::OUT>;
 
 // Winograd convolution with tiles of M x M pixels of y, or of every phase of dx. Each plane of x belongs to one
-// product, with one plane of the filter and one of y.
-template <int M, int R, int S>
+// product, with one plane of the filter and one of y. Step: of the products. Pairs are of the channels in the same lane
+// of two neighbouring blocks; in backward filter, of two neighbouring tiles.
+template <int M, int R, int S, class Step = Singles>
 struct Winograd {
   using Of = Phases<M, R, S>;
+  static constexpr bool PAIRS = Step::NUMBERS == 2;
   static constexpr int TILE = M, X_SIZE = Of::WINDOW, Y_SIZE = Of::SIZE, FILTER_SIZE = Of::FILTERS;
   // Tiles of 8 amplify rounding errors of sums the most. For smaller tiles, shorter sums cost more than they gain.
   static constexpr int SUMMED_CHANNELS = Y_SIZE == 8 ? 64 : 256;
@@ -153,19 +155,45 @@ struct Winograd {
     }
   }
 
-  // Transform tiles [begin, end) of x, channel blocks [first, last), into planes whose row 0 is tile `origin`.
-  template <class Side>
+  // Return the number of blocks of a step's channels.
+  static int summed_blocks(int channels) { return ceil_div(blocks_of(channels), Step::NUMBERS); }
+
+  // Transform tiles [begin, end) of x, column blocks [first, last) of the planes, whose row 0 is tile `origin`.
+  template <class Side, bool PAIRS_TILES = false>
   static void to_planes(const Images& x, const Tiling& tiling, const int (&before)[2], int64_t begin, int64_t end,
                         int64_t origin, int first, int last, const Planes& planes) {
     using Map = typename Side::Map;
-    alignas(64) float buffer[Side::PATCH * STRIP_COLUMNS * VL];
+    constexpr int BLOCKS = PAIRS && !PAIRS_TILES ? 2 : 1, POINTS = Map::OUT * Map::OUT;
+    alignas(64) float buffer[BLOCKS][Side::PATCH * STRIP_COLUMNS * VL];
+    alignas(64) float points[PAIRS ? 2 : 1][PAIRS ? POINTS * VL : 1] = {};
     for_strips<Side>(tiling, begin, end, before, [&](int64_t t, int count, Region region) {
       for (int block = first; block < last; ++block) {
-        region.channel = block * VL;
-        const Window window = gather(x, region, buffer);
-        for (int i = 0; i < count; ++i)
-          transform<Map>(window.data + i * Side::STEP * window.column, window.row, window.column,
-                         planes.at(0, block, int(t + i - origin)), Map::OUT * planes.stride(), planes.stride());
+        Window windows[BLOCKS] = {};
+        int gathered = 0;
+        for (int channel = block * BLOCKS * VL; gathered < BLOCKS && channel < x.c; ++gathered, channel += VL) {
+          region.channel = channel;
+          windows[gathered] = gather(x, region, buffer[gathered]);
+        }
+        for (int i = 0; i < count; ++i) {
+          const int row = int(t + i - origin);
+          const auto transform_to = [&](float* to, ptrdiff_t plane, const Window& window) INLINE_LAMBDA {
+            transform<Map>(window.data + i * Side::STEP * window.column, window.row, window.column, to,
+                           Map::OUT * plane, plane);
+          };
+          if constexpr (!PAIRS) {
+            transform_to(planes.at(0, block, row), planes.stride(), windows[0]);
+          } else {
+            for (int j = 0; j < gathered; ++j) transform_to(points[j], VL, windows[j]);
+            for (int point = 0; point < POINTS; ++point) {
+              float* const to = planes.at(point, block, PAIRS_TILES ? row / 2 : row);
+              const Vec value = load(points[0] + point * VL);
+              if (PAIRS_TILES && row % 2)
+                store(to, (Vec)((Bits)load(to) | (Bits)paired(Vec{}, value)));
+              else
+                store(to, paired(value, gathered == 2 ? load(points[1] + point * VL) : Vec{}));
+            }
+          }
+        }
       }
     });
   }
@@ -189,38 +217,42 @@ struct Winograd {
     });
   }
 
-  static int64_t filter_floats(int c, int k) {
-    return times(FILTER_SIZE * FILTER_SIZE, Planes::stride(blocks_of(c) * VL, blocks_of(k)));
+  // Return the planes of the filter, or of its gradient, whose elements are always floats.
+  static Planes filter_planes(bool of_gradient, float* data, int c, int k) {
+    return {data, (of_gradient ? blocks_of(c) : summed_blocks(c)) * VL, blocks_of(k)};
+  }
+  static int64_t filter_floats(bool of_gradient, int c, int k) {
+    return times(FILTER_SIZE * FILTER_SIZE, filter_planes(of_gradient, nullptr, c, k).stride());
   }
 
-  // The planes of a block of tiles: those of the source, then those of the target.
+  // The planes of a block of tiles: those of the source, with c column blocks, then those of the target.
   template <class Direction>
-  static int64_t source_floats(int tiles, int c) {
-    return Direction::SOURCE_SIZE * Direction::SOURCE_SIZE * Planes::stride(tiles, blocks_of(c));
+  static int64_t source_floats(int rows, int c) {
+    return Direction::SOURCE_SIZE * Direction::SOURCE_SIZE * Planes::stride(rows, c);
   }
   template <class Direction>
-  static int64_t block_floats(int tiles, int c, int k) {
-    return source_floats<Direction>(tiles, c) +
-           Direction::TARGET_SIZE * Direction::TARGET_SIZE * Planes::stride(tiles, blocks_of(k));
+  static int64_t block_floats(int rows, int c, int k) {
+    return source_floats<Direction>(rows, c) +
+           Direction::TARGET_SIZE * Direction::TARGET_SIZE * Planes::stride(rows, k);
   }
-  static Planes source_planes(float* scratch, int tiles, int c) { return {scratch, tiles, blocks_of(c)}; }
   template <class Direction>
-  static Planes target_planes(float* scratch, int tiles, int c, int k) {
-    return {scratch + source_floats<Direction>(tiles, c), tiles, blocks_of(k)};
+  static Planes target_planes(float* scratch, int rows, int c, int k) {
+    return {scratch + source_floats<Direction>(rows, c), rows, k};
   }
 
   template <class Direction>
   static int64_t floats_of_tile(int c, int k) {
     constexpr int64_t SOURCE = Direction::SOURCE_SIZE, TARGET = Direction::TARGET_SIZE;
-    return (SOURCE * SOURCE * blocks_of(c) + TARGET * TARGET * blocks_of(k)) * VL;
+    return (SOURCE * SOURCE * summed_blocks(c) + TARGET * TARGET * blocks_of(k)) * VL;
   }
 
   template <class Direction>
   static Plan plan(const Tiling& tiling, int c, int k, int threads) {
-    const double filter = double(FILTER_SIZE * FILTER_SIZE) * blocks_of(c) * blocks_of(k) * VL * VL;
+    const double filter = double(FILTER_SIZE * FILTER_SIZE) * summed_blocks(c) * blocks_of(k) * VL * VL;
     const Schedule schedule = forward_schedule(tiling.count, filter, floats_of_tile<Direction>(c, k), threads);
     return {tiling, schedule,
-            times(schedule.shared ? 1 : threads, block_floats<Direction>(schedule.tiles, c, k))};
+            times(schedule.shared ? 1 : threads,
+                  block_floats<Direction>(schedule.tiles, summed_blocks(c), blocks_of(k)))};
   }
 
   // Compute the products of planes [begin, end) of the target.
@@ -231,9 +263,9 @@ struct Winograd {
       for_products_of(plane, y_plane, [&](int product) {
         const float *from = v.at(product), *filter = u.at(filter_plane(product));
         if (is_first)
-          multiply<false>(tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
+          multiply<false, Step>(tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
         else
-          multiply<true>(tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
+          multiply<true, Step>(tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
         is_first = false;
       });
     }
@@ -241,8 +273,8 @@ struct Winograd {
   static void multiply_planes(BackwardData, int begin, int end, int tiles, const Planes& v, const Planes& u,
                               const Planes& m) {
     for (int plane = begin; plane < end; ++plane)
-      multiply(tiles, u.rows, u.column_blocks, v.at(y_plane(plane)), u.at(filter_plane(plane)), m.at(plane),
-               SUMMED_CHANNELS);
+      multiply<false, Step>(tiles, u.rows, u.column_blocks, v.at(y_plane(plane)), u.at(filter_plane(plane)),
+                            m.at(plane), SUMMED_CHANNELS);
   }
 
   template <class Direction>
@@ -257,13 +289,14 @@ struct Winograd {
   template <class Direction>
   static void correlate_private(const Images& x, const Planes& u, const Finish& finish, const Images& y,
                                 const Tiling& tiling, int block, float* scratch, int threads) {
-    const ptrdiff_t own = block_floats<Direction>(block, x.c, y.c);
+    const int summed = summed_blocks(x.c), written = blocks_of(y.c);
+    const ptrdiff_t own = block_floats<Direction>(block, summed, written);
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
       const int64_t end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
       float* mine = scratch + omp_get_thread_num() * own;
-      const Planes v = source_planes(mine, tiles, x.c), m = target_planes<Direction>(mine, tiles, x.c, y.c);
+      const Planes v{mine, tiles, summed}, m = target_planes<Direction>(mine, tiles, summed, written);
       to_planes<typename Direction::Source>(x, tiling, tiling.padding, begin, end, begin, 0, v.column_blocks, v);
       multiply_planes(Direction{}, 0, Direction::TARGET_SIZE * Direction::TARGET_SIZE, tiles, v, u, m);
       from_planes<typename Direction::Target>(m, finish, y, tiling, begin, end, begin, 0, m.column_blocks);
@@ -273,11 +306,12 @@ struct Winograd {
   template <class Direction>
   static void correlate_shared(const Images& x, const Planes& u, const Finish& finish, const Images& y,
                                const Tiling& tiling, int block, float* scratch, int threads) {
+    const int summed = summed_blocks(x.c), written = blocks_of(y.c);
 #pragma omp parallel num_threads(threads)
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
       const int64_t end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
-      const Planes v = source_planes(scratch, tiles, x.c), m = target_planes<Direction>(scratch, tiles, x.c, y.c);
+      const Planes v{scratch, tiles, summed}, m = target_planes<Direction>(scratch, tiles, summed, written);
 #pragma omp for
       for (int i = 0; i < v.column_blocks; ++i)
         to_planes<typename Direction::Source>(x, tiling, tiling.padding, begin, end, begin, i, i + 1, v);
@@ -290,9 +324,12 @@ struct Winograd {
     }
   }
 
+  // Return the rows of planes that are summed over tiles.
+  static int rows_of(int tiles) { return ceil_div(tiles, Step::NUMBERS); }
+
   static Plan filter_gradient_plan(const Tiling& tiling, int c, int k) {
     const int block = filter_gradient_block(tiling.count, floats_of_tile<Forward>(c, k));
-    return {tiling, {block, true}, block_floats<Forward>(block, c, k)};
+    return {tiling, {block, true}, block_floats<Forward>(rows_of(block), blocks_of(c), blocks_of(k))};
   }
 
   // Add the sum over tiles of (B^T d B)^T (A dy A^T) to du, product by product. du: rows C (padded), columns K. The
@@ -305,32 +342,48 @@ struct Winograd {
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
       const int64_t end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
-      const Planes v = source_planes(scratch, tiles, x.c), d = target_planes<Forward>(scratch, tiles, x.c, dy.c);
+      const int rows = rows_of(tiles), c = blocks_of(x.c);
+      const Planes v{scratch, rows, c}, d = target_planes<Forward>(scratch, rows, c, blocks_of(dy.c));
       const int pieces = ceil_div(tiles, 32);
+      const auto first_of = [&](int piece) {
+        return begin + (piece == pieces ? tiles : tiles * piece / pieces / Step::NUMBERS * Step::NUMBERS);
+      };
 #pragma omp for schedule(dynamic)
       for (int i = 0; i < pieces; ++i) {
-        const int64_t from = begin + tiles * i / pieces, to = begin + tiles * (i + 1) / pieces;
-        to_planes<typename Forward::Source>(x, tiling, tiling.padding, from, to, begin, 0, v.column_blocks, v);
-        to_planes<Gradient>(dy, tiling, tiling.skipped, from, to, begin, 0, d.column_blocks, d);
+        const int64_t from = first_of(i), to = first_of(i + 1);
+        to_planes<typename Forward::Source, PAIRS>(x, tiling, tiling.padding, from, to, begin, 0, v.column_blocks, v);
+        to_planes<Gradient, PAIRS>(dy, tiling, tiling.skipped, from, to, begin, 0, d.column_blocks, d);
       }
 #pragma omp for schedule(dynamic)
       for (int plane = FILTER_SIZE * FILTER_SIZE - 1; plane >= 0; --plane)
         for_products_of(plane, filter_plane, [&](int product) {
-          add_multiply_transposed(du.rows, tiles, du.column_blocks, v.at(product), d.at(y_plane(product)),
-                                  du.at(plane));
+          add_multiply_transposed<Step>(du.rows, rows, du.column_blocks, v.at(product), d.at(y_plane(product)),
+                                        du.at(plane));
         });
     }
   }
 
   static void transform_filter(const FilterView& w, const Planes& u, int threads) {
+    constexpr int SIZE = FILTER_SIZE, POINTS = SIZE * SIZE;
 #pragma omp parallel for collapse(2) num_threads(threads)
     for (int block = 0; block < u.column_blocks; ++block)
       for (int first = 0; first < u.rows; first += VL) {
-        alignas(64) float taps[VL * R * R * VL];
-        load_filter_block({w, block * VL, first}, taps);
-        for (int i = 0; i < VL; ++i)
-          transform<Filter>(taps + i * R * R * VL, R * VL, VL, u.at(0, block, first + i), FILTER_SIZE * u.stride(),
-                            u.stride());
+        alignas(64) float taps[Step::NUMBERS][VL * R * R * VL] = {};
+        for (int j = 0, row = first * Step::NUMBERS; j < Step::NUMBERS && row < w.rows; ++j, row += VL)
+          load_filter_block({w, block * VL, row}, taps[j]);
+        for (int i = 0; i < VL; ++i) {
+          const float* const of_row = taps[0] + i * R * R * VL;
+          if constexpr (!PAIRS) {
+            transform<Filter>(of_row, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(), u.stride());
+          } else {
+            alignas(64) float points[2][POINTS * VL];
+            for (int j = 0; j < 2; ++j)
+              transform<Filter>(of_row + j * VL * R * R * VL, R * VL, VL, points[j], SIZE * VL, VL);
+            for (int point = 0; point < POINTS; ++point)
+              store(u.at(point, block, first + i),
+                    paired(load(points[0] + point * VL), load(points[1] + point * VL)));
+          }
+        }
       }
   }
 
@@ -357,7 +410,10 @@ auto dispatch(const Stage& stage, Body body) {
     return stage.tile == tile && g.r == taps && g.s == taps && g.stride_h == stride && g.stride_w == stride &&
            g.dilation_h == 1 && g.dilation_w == 1;
   };
-  if (is(2, 3, 1)) return body(Winograd<2, 3, 1>{});
+  if (is(2, 3, 1)) {
+    if (stage.x.element == BFLOAT16 && multiplies_pairs()) return body(Winograd<2, 3, 1, Pairs>{});
+    return body(Winograd<2, 3, 1>{});
+  }
   if (is(4, 3, 1)) return body(Winograd<4, 3, 1>{});
   if (is(6, 3, 1)) return body(Winograd<6, 3, 1>{});
   if (is(2, 5, 1)) return body(Winograd<2, 5, 1>{});
@@ -371,12 +427,11 @@ auto dispatch(const Stage& stage, Body body) {
                         " is not among the compiled ones");
 }
 
-Planes filter_planes(float* data, int rows, int lanes) { return {data, blocks_of(rows) * VL, blocks_of(lanes)}; }
-
 // Return the bytes of the transformed filter, or of its gradient's accumulator. c, k: channels read, written per group.
 template <class Transforms>
-int64_t filter_bytes(Transforms, int64_t groups, int64_t c, int64_t k) {
-  return bytes_of(times(groups, Transforms::filter_floats(int(c), int(k))));
+int64_t filter_bytes(Transforms, const Stage& stage, int64_t c, int64_t k) {
+  const bool of_gradient = stage.operation == BACKWARD_FILTER;
+  return bytes_of(times(stage.geometry.groups, Transforms::filter_floats(of_gradient, int(c), int(k))));
 }
 
 // Call body with the planes and the filter of each group: turned by 180 degrees in backward data, C and K exchanged.
@@ -386,10 +441,12 @@ void for_groups(Transforms winograd, const Stage& stage, const TensorArgument& w
   const bool backward_data = stage.backward_data();
   w.require_filter(groups, stage.geometry.r, stage.geometry.s);
   const FilterView first = w.filter(0, groups, backward_data);
-  stage.require_prepared(filter_bytes(winograd, groups, first.rows, first.lanes));
+  stage.require_prepared(filter_bytes(winograd, stage, first.rows, first.lanes));
+  const bool of_gradient = stage.operation == BACKWARD_FILTER;
   for (int64_t i = 0; i < groups; ++i) {
     const FilterView view = w.filter(i, groups, backward_data, backward_data);
-    body(filter_planes(planes + i * Transforms::filter_floats(view.rows, view.lanes), view.rows, view.lanes), view);
+    float* const of_group = planes + i * Transforms::filter_floats(of_gradient, view.rows, view.lanes);
+    body(Transforms::filter_planes(of_gradient, of_group, view.rows, view.lanes), view);
   }
 }
 
@@ -408,7 +465,7 @@ struct CompiledWinograd {
     require_shapes(stage.geometry, stage.x, stage.y);
     const int64_t groups = stage.geometry.groups;
     return dispatch(stage, [&](auto winograd) {
-      return filter_bytes(winograd, groups, stage.in().c / groups, stage.out().c / groups);
+      return filter_bytes(winograd, stage, stage.in().c / groups, stage.out().c / groups);
     });
   }
 
@@ -482,11 +539,12 @@ struct CompiledWinograd {
     require_images(stage.geometry, slice.x, slice.y);
     const Images from = slice.in(stage).images(groups), to = slice.out(stage).images(groups);
     const Plan plan = plan_of(winograd, stage, from, to, stage.thread_count());
-    stage.require_prepared(filter_bytes(winograd, groups, from.c, to.c));
+    stage.require_prepared(filter_bytes(winograd, stage, from.c, to.c));
+    const bool of_gradient = stage.operation == BACKWARD_FILTER;
     stage.require_scratch(bytes_of(plan.scratch_floats));
     for (int64_t i = 0; i < groups; ++i) {
-      float* const planes = slice.prepared + i * winograd.filter_floats(from.c, to.c);
-      body(i, from.group(i), to.group(i), filter_planes(planes, from.c, to.c), plan);
+      float* const planes = slice.prepared + i * winograd.filter_floats(of_gradient, from.c, to.c);
+      body(i, from.group(i), to.group(i), winograd.filter_planes(of_gradient, planes, from.c, to.c), plan);
     }
   }
 };
@@ -497,6 +555,8 @@ MUCUDNN_ENTRIES(winograd, CompiledWinograd)
 
 extern "C" {
 __attribute__((visibility("default"))) int64_t mucudnn_vector_length() { return VL; }
+
+__attribute__((visibility("default"))) int64_t mucudnn_multiplies_pairs() { return multiplies_pairs(); }
 
 __attribute__((visibility("default"))) const char* mucudnn_refusal() { return refusal_text; }
 }

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -27,6 +28,8 @@ from mucudnn.words.results import package_of
 from mucudnn.words.torch_settings import TorchSettings
 
 _SLOWEST_FLOPS_PER_S = 1e8  # half the rate of oneDNN's reference loops on one core
+_SLOW_FLOPS_PER_S = 5e9  # of one thread: a twentieth of the rate of our own algorithms
+_LEAST_SLOW_S = 0.3
 _START_S = 60.0  # loading torch takes one to ten seconds
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.measuring.proving.server import main; main({fd})"
 _MALLOC_DEBUG = "libc_malloc_debug.so.0"
@@ -112,7 +115,10 @@ class Prover:
     def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool, has_bias: bool) -> Bench:
         limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
         threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
-        return Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
+        bench = Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
+        if device != "cpu" or problem.item_bytes >= 4:
+            return bench
+        return replace(bench, slow_s=max(_LEAST_SLOW_S, problem.flops(batch_size) / (_SLOW_FLOPS_PER_S * threads)))
 
     def _ask(self, batch: Sequence[Trial]) -> list[Proof | Exception]:
         """Send a batch to the process and return the answers; retry once if the process had already ended."""

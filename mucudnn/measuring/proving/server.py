@@ -179,6 +179,8 @@ def _work(connection: Connection) -> None:
 def _verdict(one: Trial) -> Verdict:
     try:
         return trials.run(one)
+    except BarredError as error:
+        return error
     except Exception as error:
         fault = Fault.WRONG if isinstance(error, UnsoundError) else Fault.FAILS
         kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "

@@ -6,20 +6,24 @@ import ctypes
 import pickle
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 import torch
 
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import operand_bytes
-from mucudnn.measuring.proofs import Proof
+from mucudnn.measuring.proofs import BarredError, Fault, Proof
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.torch_settings import deterministic_torch
+from mucudnn.words.units import format_seconds
 
 _KEPT_BYTES = 256 * 2**20  # limit on operands cached for the next candidate of the problem
 _REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, and some never show in the first run
 _REPEATS = 4
+_LOOKS = 3
+_FEW = 2  # samples; torch picks another backend for a single one
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,8 @@ class Bench:
     """A problem to try candidates on, and the torch settings of the process that requests the trials.
 
     checks_samples: see ``Workbench``. threads: torch's number of threads. deterministic: see ``deterministic_torch``.
-    limit_s: timeout of a trial in seconds. has_bias: whether a bias of zeros is added to y.
+    limit_s: timeout of a trial in seconds. has_bias: whether a bias of zeros is added to y. slow_s: a candidate that
+    would take longer for the mini-batch is only tried on a few samples.
     """
 
     problem: ConvProblem
@@ -38,6 +43,7 @@ class Bench:
     deterministic: bool
     limit_s: float
     has_bias: bool
+    slow_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,25 @@ def run(trial: Trial) -> Proof:
     with deterministic_torch(trial.bench.deterministic):
         candidate = _candidate(trial)
         bench = _workbench(trial.bench)
+        if trial.bench.slow_s < inf and trial.micro_batch_size > _FEW:
+            _require_speed(bench, replace(candidate, micro_batch_size=_FEW), trial.bench)
         proofs = [bench.proof(candidate, has_bias=trial.bench.has_bias)]
         if proofs[0].time_s < _REPEATED_S:
             proofs += [bench.proof(candidate, has_bias=trial.bench.has_bias) for _ in range(_REPEATS)]
     check_heap(since_last_batch=True)
     worst = max(proofs, key=lambda one: one.relative_error)
     return replace(worst, time_s=min(one.time_s for one in proofs))
+
+
+def _require_speed(bench: Workbench, few: Candidate, of: Bench) -> None:
+    """Run a few samples. Raises ``BarredError`` if the mini-batch would take longer than ``slow_s``."""
+    for _ in range(_LOOKS):  # the first run may compile code, and others may be disturbed
+        time_s = bench.proof(few, has_bias=of.has_bias).time_s
+        whole_s = time_s * of.batch_size / _FEW
+        if whole_s <= of.slow_s:
+            return
+    reason = f"it takes about {format_seconds(whole_s)}: {_FEW} of {of.batch_size} samples took"
+    raise BarredError(f"{reason} {format_seconds(time_s)}", Fault.SLOW)
 
 
 def forget() -> None:
