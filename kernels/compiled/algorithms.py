@@ -1,7 +1,7 @@
 """The algorithms written entirely in C++, for the CPU; the C++ sources of each algorithm have a folder.
 
 Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32,
-except that ``pointwise`` multiplies bfloat16 by the processor's instruction for it, if there is one (common/pairs.h).
+except that ``implicit-gemm`` and ``pointwise`` multiply bfloat16 by the processor's instruction for it, if there is one (common/pairs.h).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class LoopNest(CompiledAlgorithm):
 
 # One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
 # packed windows of the image. Supports any stride, padding, dilation and groups.
-IMPLICIT_GEMM = CompiledAlgorithm("implicit-gemm", version=2)
+IMPLICIT_GEMM = CompiledAlgorithm("implicit-gemm", version=3)
 POINTWISE, DEPTHWISE = Pointwise("pointwise", version=3), Depthwise("depthwise", version=3)
 LOOP_NEST = LoopNest("loop-nest")
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

@@ -14,7 +14,8 @@ inline int64_t filter_floats(const Geometry& g, int rows, int lanes) {
 // A buffer per thread for one block of the filter, allocated before the parallel region, where a failure can be caught.
 class TapBuffers {
  public:
-  TapBuffers(int taps, int threads) : floats_(size_t(VL) * taps * VL), memory_(times(floats_, threads)) {}
+  // blocks: of VL rows
+  TapBuffers(int taps, int threads, int blocks = 1) : floats_(size_t(VL) * taps * VL * blocks), memory_(times(floats_, threads)) {}
   float* mine() { return memory_.data() + omp_get_thread_num() * floats_; }
 
  private:
@@ -28,18 +29,36 @@ struct PackedTaps {
   float* to;
 };
 
+// Load VL rows of one block of lanes, or VL pairs of rows, as [row or pair][tap][VL]. row: the first, or the first pair.
+inline void load_rows(const FilterView& w, int block, int row, bool of_pairs, float* buffer) {
+  if (!of_pairs) return load_filter_block({w, block * VL, row}, buffer);
+  const ptrdiff_t of_row = ptrdiff_t(w.taps()) * VL;
+  for (int half = 0; half < 2; ++half) {
+    float* const pairs = buffer + half * (VL / 2) * of_row;
+    float* const rows = buffer + VL * of_row;
+    if (2 * row + half * VL < w.rows)
+      load_filter_block({w, block * VL, 2 * row + half * VL}, rows);
+    else
+      std::memset(rows, 0, sizeof(float) * VL * of_row);
+    for (int i = 0; i < VL / 2; ++i)
+      for (ptrdiff_t j = 0; j < of_row; j += VL)
+        store(pairs + i * of_row + j,
+              paired_exactly(load(rows + 2 * i * of_row + j), load(rows + (2 * i + 1) * of_row + j)));
+  }
+}
+
 // Pack each product's filter as [lane block][row or row block][tap][row in block][VL], the order in which a register
 // tile reads it.
-inline void pack_filter(const FilterView& w, const std::vector<PackedTaps>& products, int threads) {
-  const int rows = padded(w.rows), in_block = is_planar(w.rows) ? 1 : VL;
-  TapBuffers buffers(w.taps(), threads);
+inline void pack_filter(const FilterView& w, bool of_pairs, const std::vector<PackedTaps>& products, int threads) {
+  const int summed = of_pairs ? w.rows / 2 : w.rows, rows = padded(summed), in_block = is_planar(summed) ? 1 : VL;
+  TapBuffers buffers(w.taps(), threads, of_pairs ? 2 : 1);
 #pragma omp parallel num_threads(threads)
   {
     float* buffer = buffers.mine();
 #pragma omp for collapse(2)
     for (int block = 0; block < blocks_of(w.lanes); ++block)
       for (int first = 0; first < rows; first += VL) {
-        load_filter_block({w, block * VL, first}, buffer);
+        load_rows(w, block, first, of_pairs, buffer);
         for (const PackedTaps& product : products)
           for (int row = first; row < std::min(first + VL, rows); ++row) {
             const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;

@@ -19,6 +19,11 @@ struct FilterGradient {
   WindowShape window;
   int rows, units_per_image, units_at_once, k;
   int stride_h, stride_w, q;
+  int step;  // outputs: two if they are multiplied in pairs
+
+  int steps() const { return ceil_div(q, step); }  // of a row
+  // Return the first pixel of a window's row that is not paired: the last output of an odd number has none to its right.
+  int unpaired() const { return q % 2 ? (q - 1) * stride_w : window.width; }
 
   int64_t dy_floats() const { return times(int64_t(blocks_of(k)) * VL, int64_t(rows) * q); }
   int64_t unit_floats() const { return plus(window.floats(), dy_floats()); }
@@ -31,7 +36,9 @@ struct FilterGradient {
   }
 };
 
-inline FilterGradient filter_gradient(const Geometry& g, int64_t n, int c, int k, int p, int q) {
+inline FilterGradient filter_gradient(const Geometry& g, const Images& x, const Images& dy) {
+  const int c = x.c, k = dy.c, p = dy.h, q = dy.w;
+  const int64_t n = dy.n;
   FilterGradient f;
   f.taps = forward_taps(g);
   f.k = k;
@@ -41,12 +48,24 @@ inline FilterGradient filter_gradient(const Geometry& g, int64_t n, int c, int k
   f.rows = std::clamp(UNIT_PIXELS / q, 1, p);
   f.units_per_image = ceil_div(p, f.rows);
   f.window = window_shape(is_planar(c), c, f.taps, f.stride_h, f.stride_w, 1, f.rows, q);
+  // No tap may need a pixel paired that another one, for the last output, needs alone.
+  const bool can_pair = q % 2 == 0 || span_of(f.taps, &Tap::column).size() <= 2 * f.stride_w;
+  f.step = x.data.type == BFLOAT16 && !f.window.planar && can_pair && multiplies_pairs() ? 2 : 1;
   f.units_at_once = int(std::clamp<int64_t>(BATCH_FLOATS / f.unit_floats(), 2, 64));
   f.units_at_once = int(std::min<int64_t>(f.units_at_once, times(n, f.units_per_image)));
   return f;
 }
 
-// Packed rows of an image: the window of x, and dy as [K / VL][rows][q][VL].
+// Pair vectors of a row, of numbers that are bfloat16: every `every`-th with the one `distance` further on, or with
+// zeros from number `unpaired` on. The results are stored next to one another.
+inline void pair_vectors(const float* row, int vectors, int unpaired, int distance, int every, float* to) {
+  for (int i = 0; i < vectors; i += every, to += VL)
+    store(to, paired_exactly(load(row + ptrdiff_t(i) * VL),
+                             i < unpaired && i + distance < vectors ? load(row + ptrdiff_t(i + distance) * VL) : Vec{}));
+}
+
+// Packed rows of an image: the window of x, and dy as [K / VL][rows][q][VL]. If outputs are multiplied in pairs, each
+// pixel of the window is paired with the one that the next output reads, and dy has half as many vectors.
 struct Unit {
   const float* window;
   const float* dy;
@@ -61,19 +80,26 @@ inline Unit pack_unit(const FilterGradient& f, const Images& x, const Images& dy
   fill_window(x, {image, 0, row * f.stride_h + top, left, f.window.height, f.window.width}, f.window, to);
   for (int k = 0; k < blocks_of(dy.c); ++k)
     fill(dy, {image, k * VL, row, 0, rows, f.q}, gradient + ptrdiff_t(k) * rows * f.q * VL);
+  if (f.step == 2) {
+    const ptrdiff_t of_steps = ptrdiff_t(f.steps()) * VL;
+    for (ptrdiff_t i = 0; i < f.window.floats(); i += f.window.row())
+      pair_vectors(to + i, f.window.width, f.unpaired(), f.stride_w, 1, to + i);
+    for (int i = 0; i < blocks_of(dy.c) * rows; ++i)
+      pair_vectors(gradient + ptrdiff_t(i) * f.q * VL, f.q, f.q, 1, 2, gradient + i * of_steps);
+  }
   return {to, gradient, rows};
 }
 
 // Accumulate one task, a (channel block, tap) pair, in the blocked accumulator [C / VL][tap][K / VL][VL][VL].
-template <int STEP>
+template <class Step, int STEP>
 void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset,
                         float* sum) {
   for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
     for (int i = 0; i < VL; i += MR_TRANSPOSED) {
       const auto block_of = [&](int row) { return unit.window + offset + i + row * f.stride_h * f.window.row(); };
-      register_tile<MR_TRANSPOSED, vectors.value, true>(
-          layout, block_of, unit.rows, f.q, unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
-          ptrdiff_t(unit.rows) * f.q * VL, sum + (ptrdiff_t(k) * VL + i) * VL, ptrdiff_t(VL) * VL);
+      register_tile<MR_TRANSPOSED, vectors.value, true, Step>(
+          layout, block_of, unit.rows, f.steps(), unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
+          ptrdiff_t(unit.rows) * f.steps() * VL, sum + (ptrdiff_t(k) * VL + i) * VL, ptrdiff_t(VL) * VL);
     }
   });
 }
@@ -84,10 +110,12 @@ inline void accumulate_task(const FilterGradient& f, const Unit& unit, int64_t t
   const Tap& tap = f.taps[task % f.taps.size()];
   const ptrdiff_t offset = block * f.window.plane() + f.window.at(tap.row - rows.first, tap.column - columns.first);
   float* sum = du + task * blocks_of(f.k) * VL * VL;
-  if (f.stride_w == 1)
-    accumulate_blocked(Layout<1, VL>{}, f, unit, offset, sum);
+  if (f.step == 2)
+    accumulate_blocked<Pairs>(Layout<1, AT_RUN_TIME>{1, 2 * f.stride_w * VL}, f, unit, offset, sum);
+  else if (f.stride_w == 1)
+    accumulate_blocked<Singles>(Layout<1, VL>{}, f, unit, offset, sum);
   else
-    accumulate_blocked(Layout<1, AT_RUN_TIME>{1, f.stride_w * VL}, f, unit, offset, sum);
+    accumulate_blocked<Singles>(Layout<1, AT_RUN_TIME>{1, f.stride_w * VL}, f, unit, offset, sum);
 }
 
 inline void accumulate_blocked(const FilterGradient& f, const Images& x, const Images& dy, float* du, float* scratch,

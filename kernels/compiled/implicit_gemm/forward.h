@@ -85,32 +85,32 @@ INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, co
 }
 
 // Compute one row of outputs, for VECTORS vectors of output channels.
-template <int VECTORS, bool ADD, int ROW>
+template <int VECTORS, bool ADD, class Step, int ROW>
 void multiply_row(Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns, const RowTarget& to) {
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
     const auto block_of = [&](int block) { return from + inner.offsets[block]; };
-    register_tile_of<MR, VECTORS, ADD>(count, layout, block_of, inner.blocks, inner.steps, inner.filter,
+    register_tile_of<MR, VECTORS, ADD, Step>(count, layout, block_of, inner.blocks, inner.steps, inner.filter,
                                        inner.filter_stream, to.data + first * to.column, to.stream, to.column);
   });
 }
 
-template <int VECTORS, bool ADD>
+template <int VECTORS, bool ADD, class Step>
 void multiply_row(const WindowShape& shape, int stride_w, const float* window, const Inner& inner, int columns,
                   const RowTarget& to) {
   if (shape.planar)
-    multiply_row<VECTORS, ADD>(Layout<1, 1>{}, window, inner, columns, to);
+    multiply_row<VECTORS, ADD, Step>(Layout<1, 1>{}, window, inner, columns, to);
   else if (stride_w == 1)
-    multiply_row<VECTORS, ADD>(Layout<VL, 1>{}, window, inner, columns, to);
+    multiply_row<VECTORS, ADD, Step>(Layout<VL, 1>{}, window, inner, columns, to);
   else if (stride_w == 2)
-    multiply_row<VECTORS, ADD>(Layout<2 * VL, 1>{}, window, inner, columns, to);
+    multiply_row<VECTORS, ADD, Step>(Layout<2 * VL, 1>{}, window, inner, columns, to);
   else
-    multiply_row<VECTORS, ADD>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
+    multiply_row<VECTORS, ADD, Step>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
 }
 
 // Compute OUTPUTS consecutive outputs from number `first` on, counted across rows of `width`. Each has its own pointer
 // into the window, where inputs of neighbouring outputs are `row` and `column` floats apart.
-template <int OUTPUTS, int VECTORS, bool ADD>
+template <int OUTPUTS, int VECTORS, bool ADD, class Step>
 INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
                              const Inner& inner, const RowTarget& to) {
   const float* pixels[OUTPUTS];
@@ -132,7 +132,7 @@ INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_
       for (int i = 0; i < OUTPUTS; ++i) {
         const Vec left = broadcast(pixels[i][element]);
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; ++j) sum[i][j] += left * right[j];
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] = Step::add_product(sum[i][j], left, right[j]);
       }
     }
   }
@@ -144,24 +144,24 @@ INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_
   }
 }
 
-template <int OUTPUTS, int VECTORS, bool ADD>
+template <int OUTPUTS, int VECTORS, bool ADD, class Step>
 INLINE void tile_across_rows(int outputs, int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
                              const Inner& inner, const RowTarget& to) {
   if constexpr (OUTPUTS > 1) {
     if (outputs < OUTPUTS)
-      return tile_across_rows<OUTPUTS - 1, VECTORS, ADD>(outputs, first, width, window, row, column, inner, to);
+      return tile_across_rows<OUTPUTS - 1, VECTORS, ADD, Step>(outputs, first, width, window, row, column, inner, to);
   }
-  tile_across_rows<OUTPUTS, VECTORS, ADD>(first, width, window, row, column, inner, to);
+  tile_across_rows<OUTPUTS, VECTORS, ADD, Step>(first, width, window, row, column, inner, to);
 }
 
 // Compute `rows` rows of `width` outputs, for VECTORS vectors of output channels.
-template <int VECTORS, bool ADD>
+template <int VECTORS, bool ADD, class Step>
 void multiply_rows(const WindowShape& shape, const Product& product, const float* window, const Inner& inner, int rows,
                    int width, const RowTarget& to) {
-  if (rows == 1) return multiply_row<VECTORS, ADD>(shape, product.stride_w, window, inner, width, to);
+  if (rows == 1) return multiply_row<VECTORS, ADD, Step>(shape, product.stride_w, window, inner, width, to);
   const ptrdiff_t row = product.stride_h * shape.row(), column = shape.planar ? 1 : product.stride_w * VL;
   for_row_tiles(rows * width, [&](int first, int count) {
-    tile_across_rows<MR, VECTORS, ADD>(count, first, width, window, row, column, inner, to);
+    tile_across_rows<MR, VECTORS, ADD, Step>(count, first, width, window, row, column, inner, to);
   });
 }
 
@@ -196,7 +196,8 @@ inline int64_t scratch_bytes_of(const std::vector<Plan>& plans, int threads) {
 }
 
 // Compute the outputs of one filled window. result: a buffer for vectors that cannot be computed in y itself.
-inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
+template <class Step>
+void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
                           const float* window, const float* filter, ptrdiff_t filter_stream, const Finish& finish,
                           const Images& y, float* result) {
   const WindowShape& shape = plan.scratch.window;
@@ -210,7 +211,7 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
       for_inner_parts(offsets, shape.planar ? 1 : VL, filter + k * filter_stream, filter_stream,
                       [&](const Inner& inner, bool is_first) {
                         const auto multiply =
-                            is_first ? multiply_rows<vectors.value, false> : multiply_rows<vectors.value, true>;
+                            is_first ? multiply_rows<vectors.value, false, Step> : multiply_rows<vectors.value, true, Step>;
                         multiply(shape, plan.product, window + i * row, inner, rows, band.width, to);
                       });
       for (int j = 0; j < vectors.value; ++j) {
@@ -226,7 +227,8 @@ inline void multiply_band(const Plan& plan, const BandOfImage& band, const std::
   });
 }
 
-inline void run(const Plan& plan, const Images& x, const float* packed, const Finish& finish, const Images& y,
+// of_pairs: whether the channels of x, and rows of the filter, are pairs.
+inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* packed, const Finish& finish, const Images& y,
                 float* scratch, int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
@@ -247,10 +249,12 @@ inline void run(const Plan& plan, const Images& x, const float* packed, const Fi
                 {part.image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
                  layout.window.height, layout.window.width},
                 layout.window, window);
-    if (layout.window.planar && y.sw == 1 && part.width >= VL)
+    if (of_pairs)
+      multiply_band<Pairs>(plan, part, offsets, window, filter, stream, finish, y, result);
+    else if (layout.window.planar && y.sw == 1 && part.width >= VL)
       multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, finish, y, result);
     else
-      multiply_band(plan, part, offsets, window, filter, stream, finish, y, result);
+      multiply_band<Singles>(plan, part, offsets, window, filter, stream, finish, y, result);
   }
 }
 

@@ -22,31 +22,33 @@ struct ImplicitGemm {
   static int64_t prepared_bytes(const Stage& stage) {
     const Geometry& g = stage.geometry;
     require_shapes(g, stage.x, stage.y);
-    return filter_bytes(g, int(stage.in().c / g.groups), int(stage.out().c / g.groups));
+    return filter_bytes(g, summed(stage), int(stage.out().c / g.groups));
   }
 
   static int64_t scratch_bytes(const Stage& stage) {
     const Geometry& g = stage.geometry;
     require_shapes(g, stage.x, stage.y);
-    const Call call = make_call(g, stage.backward_data(), stage.in().images(g.groups), stage.out().images(g.groups));
+    Call call = make_call(g, stage.backward_data(), stage.in().images(g.groups), stage.out().images(g.groups));
     if (stage.operation == BACKWARD_FILTER) return gradient_of(call).scratch_bytes(stage.thread_count());
+    if (are_pairs(call.x)) call.x = pairs_of_channels(call.x);
     return scratch_bytes_of(plans(stage, call), stage.thread_count());
   }
 
   static void open(const Stage& stage, const TensorArgument& w, float* packed) {
     const Geometry& g = stage.geometry;
-    const bool backward_data = stage.backward_data();
+    const bool backward_data = stage.backward_data(), of_pairs = are_pairs(stage.in().images(g.groups));
     const int threads = require_filter(stage, w);
     for (int64_t i = 0; i < g.groups; ++i) {
       const FilterView view = w.filter(i, g.groups, backward_data);
-      float* to = packed + i * filter_floats(g, view.rows, view.lanes);
+      const int rows = of_pairs ? view.rows / 2 : view.rows;
+      float* to = packed + i * filter_floats(g, rows, view.lanes);
       const Images whole{{}, 1, view.lanes, int(g.stride_h), int(g.stride_w), 0, 1, 0, 0};
       const Call call = make_call(g, backward_data, Images{}, whole);
       std::vector<PackedTaps> products;
-      for_products(call.geometry, backward_data, view.rows, call.y, [&](Product product, const Images&) {
+      for_products(call.geometry, backward_data, rows, call.y, [&](Product product, const Images&) {
         products.push_back({std::move(product.taps), to + product.filter_offset});
       });
-      pack_filter(view, products, threads);
+      pack_filter(view, of_pairs, products, threads);
     }
   }
 
@@ -56,7 +58,9 @@ struct ImplicitGemm {
     const int threads = stage.thread_count();
     const TensorArgument& out = slice.out(stage);
     require_images(g, slice.x, slice.y);
-    const Call call = make_call(g, backward_data, slice.in(stage).images(g.groups), out.images(g.groups));
+    Call call = make_call(g, backward_data, slice.in(stage).images(g.groups), out.images(g.groups));
+    const bool of_pairs = are_pairs(call.x);
+    if (of_pairs) call.x = pairs_of_channels(call.x);
     const int rows = call.x.c, lanes = call.y.c;
     const std::vector<Plan> planned = plans(stage, call);
     stage.require_prepared(filter_bytes(g, rows, lanes));
@@ -66,7 +70,7 @@ struct ImplicitGemm {
     if (backward_data && leaves_gaps(g)) set_to_zero(out.data, out.bytes, threads);
     for (int64_t i = 0; i < g.groups; ++i)
       for (const Plan& plan : planned)
-        run(plan, call.x.group(i), slice.prepared + i * filter_floats(g, rows, lanes), {bias + i * lanes, epilogue},
+        run(plan, call.x.group(i), of_pairs, slice.prepared + i * filter_floats(g, rows, lanes), {bias + i * lanes, epilogue},
             plan.y.group(i), slice.scratch, threads);
   }
 
@@ -93,12 +97,18 @@ struct ImplicitGemm {
   }
 
  private:
+  // Return the channels of a group, or pairs of them, over which a product sums; of x in backward filter.
+  static int summed(const Stage& stage) {
+    const Images in = stage.in().images(stage.geometry.groups);
+    return stage.operation != BACKWARD_FILTER && are_pairs(in) ? in.c / 2 : in.c;
+  }
+
   static std::vector<Plan> plans(const Stage& stage, const Call& call) {
     return plans_of(call.geometry, stage.backward_data(), call.x.c, call.y, stage.thread_count());
   }
 
   static FilterGradient gradient_of(const Call& call) {
-    return filter_gradient(call.geometry, call.y.n, call.x.c, call.y.c, call.y.h, call.y.w);
+    return filter_gradient(call.geometry, call.x, call.y);
   }
 
   static int require_filter(const Stage& stage, const TensorArgument& w) {
@@ -106,7 +116,8 @@ struct ImplicitGemm {
     g.require();
     w.require_filter(g.groups, g.r, g.s);
     const FilterView view = w.filter(0, g.groups, stage.backward_data());
-    stage.require_prepared(filter_bytes(g, view.rows, view.lanes));
+    const bool of_pairs = stage.operation != BACKWARD_FILTER && are_pairs(stage.in().images(g.groups));
+    stage.require_prepared(filter_bytes(g, of_pairs ? view.rows / 2 : view.rows, view.lanes));
     return stage.thread_count();
   }
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/abi.h"
+#include "common/pairs.h"
 
 namespace implicit_gemm {
 
@@ -96,6 +97,11 @@ struct Call {
   Geometry geometry;
   Images x, y;
 };
+
+// Return whether channels-last images of bfloat16 are read as pairs of channels: if the processor multiplies pairs.
+inline bool are_pairs(const Images& x) {
+  return x.data.type == BFLOAT16 && x.sc == 1 && x.c % 2 == 0 && multiplies_pairs();
+}
 
 inline Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y) {
   if (g.r != 1 || g.s != 1 || g.pad_h != 0 || g.pad_w != 0) return {g, x, y};
