@@ -181,7 +181,8 @@ struct Product {
   bool rounds() const { return out.whole.data.type != FLOAT32; }  // at the end
   bool rounds_in_registers() const { return of_pairs && out.is_dense() && steps() == in.c; }
   bool buffers_result() const { return rounds() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
-  bool copies_input() const { return widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
+  // Pairs are multiplied faster than the lines of a tile's rows arrive unforeseen; a copy prefetches them.
+  bool copies_input() const { return of_pairs || widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
 
   // Return whether the rows of a register tile, read in place, would displace one another from L1: caches map addresses
   // 4 KiB apart to the same set, of 8 or more lines.
