@@ -83,16 +83,22 @@ class Runtime(StrEnum):
 class Precision(StrEnum):
     """The precision in which a training step computes.
 
-    ``TF32``: float32, but matrix products and convolutions round their inputs to a mantissa of 10 bits. ``BFLOAT16``:
-    autocast, with parameters in float32.
+    ``TF32``: float32, but matrix products and convolutions round their inputs to a mantissa of 10 bits. ``BFLOAT16``,
+    ``FLOAT16``: autocast, with parameters in float32; in float16 the loss is scaled.
     """
 
     TF32 = "tf32"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def is_half(self) -> bool:
+        return self in (Precision.BFLOAT16, Precision.FLOAT16)
 
 
-PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FLOAT32, Precision.BFLOAT16)}  # by type of device
+_ON_CPU = (Precision.FLOAT32, Precision.BFLOAT16, Precision.FLOAT16)
+PRECISIONS = {"cuda": tuple(Precision), "cpu": _ON_CPU}  # by type of device
 
 
 class How(StrEnum):

@@ -30,6 +30,7 @@ class Trainee:
         self.model = model
         self.objective = objective
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        self._scaler: torch.amp.GradScaler | None = None
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
         """Run one training step, wait for the device, and return the seconds and the loss.
@@ -45,13 +46,19 @@ class Trainee:
         """Run one training step without waiting for the device, and return the loss.
 
         arguments: of the model. target: the value that the objective compares the output with. autocast: dtype for
-        torch's autocast of forward pass and loss, or None.
+        torch's autocast of forward pass and loss, or None. In float16 the loss is scaled (``torch.amp.GradScaler``).
         """
         self.optimizer.zero_grad()
         with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
             loss = self.objective.loss(self.model(*arguments), target)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        if autocast is torch.float16:
+            self._scaler = self._scaler or torch.amp.GradScaler(arguments[0].device.type)
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
         return loss
 
 

@@ -1,8 +1,10 @@
-"""``mucudnn explain``: the benefit of a workspace budget, or the free memory in a training step."""
+"""``mucudnn explain``: the benefit of a budget, the free memory in a step, or that of other dtypes and formats."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     "Largest workspace of all operations together, as 256MiB.",
 )
 @options.flag("headroom", "In place of --budget: show the memory of a training step, and how much is free in it.")
+@options.flag("formats", "In place of --budget: compare both memory formats.")
+@options.flag("dtypes", "In place of --budget: compare float32, bfloat16 and float16; with --formats, in both formats.")
 @options.option(
     "from",
     InputFile(),
@@ -45,6 +49,8 @@ def explain(
     source: str,
     budget: str | None,
     headroom: bool,
+    formats: bool,
+    dtypes: bool,
     stored: Path | None,
     environment: str | None,
     device: str,
@@ -52,7 +58,7 @@ def explain(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Show how the time of the network SOURCE depends on memory.
+    """Show how the time of the network SOURCE depends on memory, memory format or data type.
 
     With --budget: the share of each operation of each layer, and how much more memory its next faster configuration
     needs and how much time that saves; for the whole network, the effect of more or less memory, and the curve of time
@@ -60,21 +66,30 @@ def explain(
     --thorough the best two algorithms of each problem at all sizes, and the others at one.
 
     With --headroom: the memory in use in each call of a training step, and the workspace that fits below the peak.
+
+    With --formats, --dtypes or both: the time of all convolutions in each memory format and data type, with PyTorch and
+    with mucudnn. A step under torch.autocast runs its convolutions in bfloat16 or float16.
     Missing measurements are made as by mucudnn tune.
     """
     context = click.get_current_context()
-    if headroom == (budget is not None):
-        raise click.UsageError("give either --budget SIZE or --headroom", context)
+    compares = formats or dtypes
+    if (budget is not None) + headroom + compares != 1:
+        raise click.UsageError("give one of --budget SIZE, --headroom, or --formats and --dtypes", context)
     if stored is None and environment is not None:
         raise click.UsageError("--environment picks from the measurements of --from: give --from FILE too", context)
     if stored is not None:
         options.refuse_given("--from FILE is read instead of the database: give it or --database, not both", "database")
     if stored is not None and device != "cpu" and not headroom:
         raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
-    config = replace(config, workspace_limit=HEADROOM) if headroom else replace(config, workspace_budget=budget)
+    if headroom:
+        config = replace(config, workspace_limit=HEADROOM)
+    elif budget is not None:
+        config = replace(config, workspace_budget=budget)
     if stored is None or headroom:
         tuning_environment(device, config)  # fails early if the device is missing
-    tell = _headroom if headroom else _budget
+    tell: Callable[..., None] = _headroom if headroom else _budget
+    if compares:
+        tell = partial(_alternatives, dtypes=dtypes, formats=formats)
     tell(source, sizes, config, device, (stored, environment), outputs)
 
 
@@ -94,6 +109,39 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
         rows=lambda path: report.write_tables(explanation, path),
         record=report.explanation_record(explanation),
         figure=lambda: report.draw_explanation(explanation),
+    )
+
+
+def _alternatives(
+    source: str,
+    sizes: dict[str, Any],
+    config: Config,
+    device: str,
+    stored: _Stored,
+    outputs: Outputs,
+    *,
+    dtypes: bool,
+    formats: bool,
+) -> None:
+    from mucudnn.bench.analyses import alternatives as report
+    from mucudnn.bench.sources.layers import load_source
+
+    wanted = report.alternatives_of(sizes["dtype"], sizes["memory_format"], dtypes=dtypes, formats=formats)
+    found = {
+        (dtype, memory_format): _tuned(
+            load_source(source, **sizes | {"dtype": dtype, "memory_format": memory_format}), config, device, stored
+        )
+        for dtype, memory_format in wanted
+    }
+    rows = report.alternative_rows(found)
+    tuning = found[wanted[0]]
+    outputs.tell(
+        report.alternatives_table(tuning.source, rows),
+        report.in_words(rows),
+        str(tuning.environment),
+        rows=rows,
+        record=report.alternatives_record(found, rows),
+        figure=lambda: report.draw_alternatives(tuning.source, rows),
     )
 
 

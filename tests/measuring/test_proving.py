@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,17 @@ def test_of_a_batch_each_fault_is_told_and_the_others_are_proven(prover: Prover)
     assert "it writes 16 bytes behind a block of 32 bytes" in reasons["writes-past-a-tensor-of-its-own"]
     assert "SIGABRT" in reasons["aborts"]
     assert "no such thing" in reasons["raises"]
+
+
+def test_what_is_slow_in_half_precision_is_tried_on_few_samples(prover: Prover) -> None:
+    """1000 samples would take 100 s."""
+    problem = replace(PROBLEM, dtype="bfloat16")
+    candidates = [Candidate(problem, Product(fault), 1000) for fault in ("dawdles", "")]
+    slow, right = prover.prove(candidates, 1000, "cpu", checks_samples=False)
+    assert isinstance(slow, BarredError)
+    assert slow.fault is Fault.SLOW
+    assert re.match(r"it is too slow to measure: 2 of 1000 samples took 2\d\d ms", str(slow))
+    assert isinstance(right, Proof)
 
 
 def test_what_is_killed_from_outside_is_not_to_blame(prover: Prover) -> None:

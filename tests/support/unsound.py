@@ -45,6 +45,8 @@ class Product(BaseAlgorithm):
                 y.add_(torch.empty_like(y))
             case "aborts":
                 os.abort()
+            case "dawdles":
+                time.sleep(0.1 * len(x))
             case "sleeps":
                 time.sleep(3600)
             case "raises":

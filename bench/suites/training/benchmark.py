@@ -49,10 +49,10 @@ _Shape = tuple[int, int, int]
 class TrainingOptions:
     """Options of the benchmark of training steps.
 
-    precisions, variants: None for all that the device supports; torch's own variant is always added. rounds: time
-    samples of each variant, each of one or more steps. seconds: the time limit, after which no further setting is
-    started, or None. how: the way mucudnn is applied to the step. clock: times the steps, but not the tuning; None for
-    a wall clock. apart: starts the processes of the variants.
+    precisions: None for ``known_precisions``. variants: None for all that the device supports; torch's own variant is
+    always added. rounds: time samples of each variant, each of one or more steps. seconds: the time limit, after which
+    no further setting is started, or None. how: the way mucudnn is applied to the step. clock: times the steps, but not
+    the tuning; None for a wall clock. apart: starts the processes of the variants.
     """
 
     config: Config = field(default_factory=Config)
@@ -108,7 +108,7 @@ def benchmark_training(
 
 
 def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
-    """Return the given precisions; if None, all that the device supports.
+    """Return the given precisions; if None, all that the device supports except float16, which can be slow on CPUs.
 
     Raises ``InvalidInputError`` for a precision that the device does not support.
     """
@@ -116,7 +116,7 @@ def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Seq
     for precision in precisions or ():
         if precision not in allowed:
             raise InvalidInputError(f"precision is {precision}; device {device!r} has {', '.join(allowed)}")
-    return allowed if precisions is None else precisions
+    return tuple(one for one in allowed if one is not Precision.FLOAT16) if precisions is None else precisions
 
 
 def _header(

@@ -128,7 +128,7 @@ class StepJob:
         Gradients are None before and after the step.
         """
         setting = self.setting
-        autocast = torch.bfloat16 if setting.precision is Precision.BFLOAT16 else None
+        autocast: torch.dtype | None = getattr(torch, setting.precision) if setting.precision.is_half else None
         torch_format = TORCH_FORMATS[setting.memory_format]
         own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
         arguments, target = subject.on_device(setting)
@@ -176,7 +176,7 @@ class _Parts:
 @contextmanager
 def _rounding(setting: Setting) -> Iterator[None]:
     """Switch TF32 on or off in convolutions and matrix products for this context; other precisions change nothing."""
-    if setting.device == "cpu" or setting.precision is Precision.BFLOAT16:
+    if setting.device == "cpu" or setting.precision.is_half:
         yield
         return
     with rounding_to_tf32(setting.precision is Precision.TF32):

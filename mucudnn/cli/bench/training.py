@@ -26,7 +26,11 @@ _OF_ENABLE = ("first_call_time", "background")  # settings allowed only with --h
     variable="batch_sizes",
 )
 @options.input_shape
-@options.option("precisions", parameters.several(Precision), "Precisions; default: all that the device supports.")
+@options.option(
+    "precisions",
+    parameters.several(Precision),
+    "Precisions; default: all that the device supports, except float16. Half precision is by torch.autocast.",
+)
 @options.memory_formats
 @options.option(
     "variants",

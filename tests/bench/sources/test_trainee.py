@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
@@ -32,6 +35,17 @@ def test_networks_learn_what_they_are_for_and_models_of_users_to_give_zeros() ->
     trainee = Trainee(model, objective=SMALL_OUTPUTS)
     losses = [trainee.learn((x,), torch.zeros(2)).item() for _ in range(20)]
     assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+def test_half_precision_learns_too(autocast: torch.dtype) -> None:
+    """In float16 the gradients of a tiny loss are zero unless it is scaled."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    trainee = Trainee(model, 1e4, objective=replace(SMALL_OUTPUTS, loss=lambda *of: 1e-6 * SMALL_OUTPUTS.loss(*of)))
+    before = [parameter.clone() for parameter in model.parameters()]
+    for _ in range(3):
+        trainee.learn((torch.randn(2, *SHAPE),), torch.zeros(2), autocast)
+    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_the_loss_is_that_of_all_outputs() -> None:
