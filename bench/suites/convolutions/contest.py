@@ -19,7 +19,7 @@ from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.convolutions.same_time import SameTime
 from mucudnn.database.database import Database
 from mucudnn.measuring.operands import Operands
-from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
+from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError
 from mucudnn.measuring.timing.timer import Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.tuning.result import TunedProblem, Tuning
@@ -192,18 +192,20 @@ class Contests:
         contest = _Contest(problem, layer.batch_size, tunings)
         try:
             contest.operands = training_operands(problem, layer.batch_size, self.machine.device)
-            contest.calls = self._calls(problem, contest.operands, [tuned.configuration for tuned in tunings])
+            contest.calls = self._calls(problem, contest.operands, tunings)
         except CANDIDATE_ERRORS as error:  # There is not enough memory for the mini-batch.
             contest.failure = error
         return contest
 
     def _calls(
-        self, problem: ConvProblem, operands: Operands, configurations: Sequence[Configuration]
+        self, problem: ConvProblem, operands: Operands, tunings: Sequence[TunedProblem]
     ) -> dict[_Call, Contestant]:
-        """Return the calls of torch's variants and of the configurations, without duplicates."""
+        """Return the calls of torch's variants, unless they are barred, and of the configurations, without duplicates."""
         torchs = partial(self.machine.run_torch, problem, operands)
-        calls: dict[_Call, Contestant] = {name: Contestant(torchs, run) for name, run in self.variants.items()}
-        for one in configurations:
+        calls: dict[_Call, Contestant] = {}
+        if not _barred(tunings):
+            calls |= {name: Contestant(torchs, run) for name, run in self.variants.items()}
+        for one in (tuned.configuration for tuned in tunings):
             if not one.is_baseline and one.micro_configs not in calls:
                 call = self.machine.whole_run(problem, one, operands, keeps_workspace=True)
                 calls[one.micro_configs] = Contestant(call)
@@ -221,6 +223,8 @@ class Contests:
                 found.append(dict.fromkeys(failed, contest.failure))
                 continue
             measured: dict[_Call, _Time] = {name: next(times) for name in contest.calls}
+            if reason := _barred(contest.tunings):
+                measured |= dict.fromkeys(self.variants, UnsoundError(reason))
             found.append(measured | {c.micro_configs: measured[TORCH] for c in configurations if c.is_baseline})
         return found
 
@@ -268,6 +272,11 @@ class _Contest:
     calls: dict[_Call, Contestant] = field(default_factory=dict)
     operands: Operands = field(init=False)
     failure: Exception | None = None
+
+
+def _barred(tunings: Sequence[TunedProblem]) -> str:
+    """Return the reason why torch's own must not run, as where it crashes or is too slow; empty if it may run."""
+    return next((tuned.barred.reason for tuned in tunings if tuned.barred is not None), "")
 
 
 def subject_of(layer: Layer, problem: ConvProblem) -> Subject:

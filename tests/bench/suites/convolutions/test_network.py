@@ -15,7 +15,9 @@ from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.convolutions.report import network_tables
 from mucudnn.tuning import workspaces
+from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import MemoryFormat
+from mucudnn.words.results import Failure, MicroConfig
 
 OTHER = replace(FORWARD, k=3)
 BOTH = tuple(MemoryFormat)
@@ -71,6 +73,14 @@ def test_what_seems_slower_is_measured_again(bench: MadeUpMachine) -> None:
     assert ours.loc["first, again", "torch_again_s"] == pytest.approx([0.16] * 6)
     (table, _) = network_tables(read_folder(bench.out))
     assert "first, again forward contiguous 0.80× (0.80× to 0.80×)" in str(table.caption)
+
+
+def test_torch_s_own_is_not_run_where_it_is_barred(bench: MadeUpMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Failure(MicroConfig("native", 8), "native: it is too slow to measure")
+    monkeypatch.setattr(TunedProblem, "barred", slow)
+    rows = run(bench).rows
+    assert set(rows[rows["contestant"] == "torch"]["failure"]) == {slow.reason}
+    assert rows[rows["contestant"] == "mucudnn"]["time_s"].notna().all()
 
 
 def test_an_interrupted_tuning_leaves_a_folder_saying_so(bench: MadeUpMachine, monkeypatch: pytest.MonkeyPatch) -> None:
