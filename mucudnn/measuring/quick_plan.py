@@ -57,10 +57,13 @@ class QuickPlan:
         return [c for c in own if self._is_new(c)]
 
     def foreign(self) -> list[Candidate]:
-        """Return the foreign candidates to prove in the first batch: the largest one of each algorithm that may fit."""
+        """Return the foreign candidates to prove in the first batch: the largest one of each algorithm that may fit.
+
+        Algorithms that were hopeless in similar problems are left out.
+        """
         fitting = [c for c in self.race.candidates if c.is_foreign and c.handed_bytes <= self.race.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
-        return [c for c in largest.values() if self._is_new(c)]
+        return [c for c in largest.values() if self._is_new(c) and (self.race.is_baseline(c) or not self.hopeless(c))]
 
     def parts(self) -> list[Candidate]:
         """Return, for each algorithm without results, a candidate with a small part of the mini-batch as micro-batch.

@@ -28,7 +28,7 @@ from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat
 from mucudnn.words.progress import Progress, share_of, silent
-from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.words.results import MicroConfig
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
@@ -200,7 +200,7 @@ class Contests:
     def _calls(
         self, problem: ConvProblem, operands: Operands, tunings: Sequence[TunedProblem]
     ) -> dict[_Call, Contestant]:
-        """Return the calls of torch's variants, unless they are barred, and of the configurations, without duplicates."""
+        """Return the calls of torch's variants (none if barred) and of the configurations, without duplicates."""
         torchs = partial(self.machine.run_torch, problem, operands)
         calls: dict[_Call, Contestant] = {}
         if not _barred(tunings):
