@@ -1,7 +1,8 @@
 """The algorithms written entirely in C++, for the CPU; the C++ sources of each algorithm have a folder.
 
-Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32,
-except that ``implicit-gemm`` and ``pointwise`` multiply bfloat16 by the processor's instruction for it, if there is one (common/pairs.h).
+Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32.
+Only ``implicit-gemm`` and ``pointwise`` multiply bfloat16 by the processor's instruction, if there is one
+(common/pairs.h).
 """
 
 from __future__ import annotations

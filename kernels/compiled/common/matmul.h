@@ -126,8 +126,8 @@ INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_o
                              ptrdiff_t c_row = VL, int summed = ALL_BLOCKS) {
   if constexpr (ROWS > 1) {
     if (rows < ROWS)
-      return register_tile_of<ROWS - 1, VECTORS, ADD, Step>(rows, layout, block_of, blocks, steps, b, b_stream, c, c_stream,
-                                                      c_row, summed);
+      return register_tile_of<ROWS - 1, VECTORS, ADD, Step>(rows, layout, block_of, blocks, steps, b, b_stream, c,
+                                                            c_stream, c_row, summed);
   }
   register_tile<ROWS, VECTORS, ADD, Step>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
 }

@@ -15,7 +15,8 @@ inline int64_t filter_floats(const Geometry& g, int rows, int lanes) {
 class TapBuffers {
  public:
   // blocks: of VL rows
-  TapBuffers(int taps, int threads, int blocks = 1) : floats_(size_t(VL) * taps * VL * blocks), memory_(times(floats_, threads)) {}
+  TapBuffers(int taps, int threads, int blocks = 1)
+      : floats_(size_t(VL) * taps * VL * blocks), memory_(times(floats_, threads)) {}
   float* mine() { return memory_.data() + omp_get_thread_num() * floats_; }
 
  private:
@@ -29,7 +30,7 @@ struct PackedTaps {
   float* to;
 };
 
-// Load VL rows of one block of lanes, or VL pairs of rows, as [row or pair][tap][VL]. row: the first, or the first pair.
+// Load VL rows of one block of lanes, or VL pairs of rows, as [row or pair][tap][VL]. row: the first one or pair.
 inline void load_rows(const FilterView& w, int block, int row, bool of_pairs, float* buffer) {
   if (!of_pairs) return load_filter_block({w, block * VL, row}, buffer);
   const ptrdiff_t of_row = ptrdiff_t(w.taps()) * VL;

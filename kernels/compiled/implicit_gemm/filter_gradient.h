@@ -22,7 +22,7 @@ struct FilterGradient {
   int step;  // outputs: two if they are multiplied in pairs
 
   int steps() const { return ceil_div(q, step); }  // of a row
-  // Return the first pixel of a window's row that is not paired: the last output of an odd number has none to its right.
+  // Return the first pixel of a window's row that is not paired: the last of an odd number of outputs has no neighbour.
   int unpaired() const { return q % 2 ? (q - 1) * stride_w : window.width; }
 
   int64_t dy_floats() const { return times(int64_t(blocks_of(k)) * VL, int64_t(rows) * q); }
@@ -59,9 +59,11 @@ inline FilterGradient filter_gradient(const Geometry& g, const Images& x, const 
 // Pair vectors of a row, of numbers that are bfloat16: every `every`-th with the one `distance` further on, or with
 // zeros from number `unpaired` on. The results are stored next to one another.
 inline void pair_vectors(const float* row, int vectors, int unpaired, int distance, int every, float* to) {
-  for (int i = 0; i < vectors; i += every, to += VL)
-    store(to, paired_exactly(load(row + ptrdiff_t(i) * VL),
-                             i < unpaired && i + distance < vectors ? load(row + ptrdiff_t(i + distance) * VL) : Vec{}));
+  for (int i = 0; i < vectors; i += every, to += VL) {
+    const bool is_pair = i < unpaired && i + distance < vectors;
+    const Vec other = is_pair ? load(row + ptrdiff_t(i + distance) * VL) : Vec{};
+    store(to, paired_exactly(load(row + ptrdiff_t(i) * VL), other));
+  }
 }
 
 // Packed rows of an image: the window of x, and dy as [K / VL][rows][q][VL]. If outputs are multiplied in pairs, each

@@ -210,8 +210,8 @@ void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<
                                     : RowTarget{result, width * VL, VL, rows * width * VL};
       for_inner_parts(offsets, shape.planar ? 1 : VL, filter + k * filter_stream, filter_stream,
                       [&](const Inner& inner, bool is_first) {
-                        const auto multiply =
-                            is_first ? multiply_rows<vectors.value, false, Step> : multiply_rows<vectors.value, true, Step>;
+                        const auto multiply = is_first ? multiply_rows<vectors.value, false, Step>
+                                                       : multiply_rows<vectors.value, true, Step>;
                         multiply(shape, plan.product, window + i * row, inner, rows, band.width, to);
                       });
       for (int j = 0; j < vectors.value; ++j) {
@@ -228,8 +228,8 @@ void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<
 }
 
 // of_pairs: whether the channels of x, and rows of the filter, are pairs.
-inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* packed, const Finish& finish, const Images& y,
-                float* scratch, int threads) {
+inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* packed, const Finish& finish,
+                const Images& y, float* scratch, int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
   const Band band = layout.band;

@@ -70,8 +70,8 @@ struct ImplicitGemm {
     if (backward_data && leaves_gaps(g)) set_to_zero(out.data, out.bytes, threads);
     for (int64_t i = 0; i < g.groups; ++i)
       for (const Plan& plan : planned)
-        run(plan, call.x.group(i), of_pairs, slice.prepared + i * filter_floats(g, rows, lanes), {bias + i * lanes, epilogue},
-            plan.y.group(i), slice.scratch, threads);
+        run(plan, call.x.group(i), of_pairs, slice.prepared + i * filter_floats(g, rows, lanes),
+            {bias + i * lanes, epilogue}, plan.y.group(i), slice.scratch, threads);
   }
 
   static void accumulate(const Stage& stage, const Slice& slice) {

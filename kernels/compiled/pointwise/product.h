@@ -177,12 +177,14 @@ struct Product {
     const int64_t pixels = pixels_of_image(in), padded = ceil_div(pixels, int64_t(VL)) * VL;
     return pixels_are_rows() || (padded - pixels) * 16 > pixels;
   }
-  bool widens() const { return in.data.type != FLOAT32; }           // when pixels are copied
+  bool widens() const { return in.data.type != FLOAT32; }         // when pixels are copied
   bool rounds() const { return out.whole.data.type != FLOAT32; }  // at the end
   bool rounds_in_registers() const { return of_pairs && out.is_dense() && steps() == in.c; }
   bool buffers_result() const { return rounds() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
   // Pairs are multiplied faster than the lines of a tile's rows arrive unforeseen; a copy prefetches them.
-  bool copies_input() const { return of_pairs || widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets(); }
+  bool copies_input() const {
+    return of_pairs || widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets();
+  }
 
   // Return whether the rows of a register tile, read in place, would displace one another from L1: caches map addresses
   // 4 KiB apart to the same set, of 8 or more lines.
@@ -270,7 +272,7 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
     const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
       const ptrdiff_t offset = first * results.row + column;
-      const MatrixPlace to{results.data + offset, results.row, rows, p.channels() - channel,
+      const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
                            results.rounded ? results.rounded + offset : nullptr};
       const auto tile = p.of_pairs ? pixels_tile_of<PIXEL_ROWS, vectors.value, Pairs>
                                    : pixels_tile_of<PIXEL_ROWS, vectors.value, Singles>;
@@ -314,9 +316,9 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
   const int64_t image = task.first / pixels_of_image(p.in), pixel = task.first % pixels_of_image(p.in);
   const ptrdiff_t place = image * y.sn + pixel * y.sw + channel * y.sc;
   const Results results =
-      rounded  ? Results{nullptr, y.sw, nullptr, y.data.as<BFloat16>() + place}
+      rounded    ? Results{nullptr, y.sw, nullptr, y.data.as<BFloat16>() + place}
       : buffered ? Results{result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr}
-               : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr};
+                 : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
     (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);
