@@ -53,7 +53,7 @@ def _row(dtype: str, memory_format: MemoryFormat, tuning: TableTuning) -> Record
 
 
 def alternatives_table(source: str, rows: Sequence[Record]) -> Table:
-    """Return a table with a line for each dtype and memory format; speedups are over PyTorch's own in the first."""
+    """Return a table with a line for each dtype and memory format; speedups are over PyTorch in the first one."""
     names = [*(f"{operation}_" for operation in Operation), ""]
     right = [f"{name.rstrip('_') or 'total'}: {who} ms" for name in names for who in ("PyTorch", "mucudnn")]
     printed = new_table(source, ("dtype", "memory format"), (*right, "speedup"))
@@ -61,7 +61,9 @@ def alternatives_table(source: str, rows: Sequence[Record]) -> Table:
         times = [text for name in names for text in (_torchs(row, name), milliseconds(row[f"{name}mucudnn_s"]))]
         known = ratio(rows[0]["torch_s"] / row["mucudnn_s"]) if not rows[0]["unmeasured"] else ""
         printed.add_row(row["dtype"], row["memory_format"], *times, known)
-    printed.caption = f"speedup over PyTorch's own in {_named(rows[0])}; '>': without operations too slow to measure"
+    printed.caption = f"speedup over PyTorch in {_named(rows[0])}"
+    if any(row["unmeasured"] for row in rows):
+        printed.caption += "; '>': without operations in which PyTorch is too slow to be measured"
     return printed
 
 
@@ -70,14 +72,14 @@ def _torchs(row: Record, name: str) -> str:
 
 
 def in_words(rows: Sequence[Record]) -> str:
-    """Say in which dtype and memory format the convolutions are fastest, and how much faster than with PyTorch now."""
+    """Compare PyTorch in the first dtype and memory format with mucudnn in the fastest ones, in a sentence."""
     now, best = rows[0], min(rows, key=lambda row: float(row["mucudnn_s"]))
     more, times = (
-        ("more than ", "") if now["unmeasured"] else ("", f", {now['torch_s'] / best['mucudnn_s']:.1f} times as fast")
+        ("more than ", "") if now["unmeasured"] else ("", f": {now['torch_s'] / best['mucudnn_s']:.1f} times as fast")
     )
     return (
-        f"all convolutions of a step with PyTorch now, in {_named(now)}: {more}{format_seconds(now['torch_s'])}; "
-        f"with mucudnn in {_named(best)}: {format_seconds(best['mucudnn_s'])}{times}"
+        f"the convolutions of a step take {more}{format_seconds(now['torch_s'])} with PyTorch in {_named(now)}, "
+        f"and {format_seconds(best['mucudnn_s'])} with mucudnn in {_named(best)}{times}"
     )
 
 

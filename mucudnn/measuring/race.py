@@ -35,7 +35,7 @@ _SHORT_S = 0.0005  # loading code takes up to 0.1 ms
 class Entry:
     """A candidate being measured: the timer of its steps (one micro-batch each), and its other results so far.
 
-    is_look: whether its only sample is a probe: one step with a warm cache, or the faster of two.
+    is_look: whether its only sample is a probe: the fastest of one to three steps, of which the first had a warm cache.
     """
 
     candidate: Candidate

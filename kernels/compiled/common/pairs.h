@@ -1,5 +1,5 @@
-// Products of pairs of bfloat16 numbers, which new x86 processors add to a float in one instruction per vector: twice
-// the arithmetic of float32. A pair is stored where a float would be, so a matrix of pairs is a matrix of floats with
+// Products of pairs of bfloat16 numbers, which processors with AVX512_BF16 add to floats, a vector at a time: twice the
+// arithmetic of float32. A pair is stored where a float would be, so a matrix of pairs is a matrix of floats with
 // half as many steps of the inner dimension. Which two steps make a pair does not matter, if it is the same two on both
 // sides of a product.
 #pragma once
