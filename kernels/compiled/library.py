@@ -36,6 +36,7 @@ ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")
 OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
 PHASES = (1, 2, 4)  # numbers of open, step and close
 
+_PRODUCTS = ("floats", "pairs", "tiles")  # in the order of enum Products (common/pairs.h)
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
 _ALGORITHMS = ("winograd", "implicit_gemm", "pointwise", "depthwise", "loop_nest")
 _int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
@@ -150,10 +151,10 @@ def build_name() -> str:
     return loaded_build().name
 
 
-def multiplies_pairs() -> bool:
-    """Return whether products of bfloat16 are made in pairs, by an instruction of this processor (common/pairs.h)."""
-    build = loaded_build()
-    return build.library is not None and bool(build.library.mucudnn_multiplies_pairs())
+def bfloat16_products() -> str:
+    """Return how bfloat16 is multiplied: as ``floats``, in ``pairs`` (AVX512_BF16) or in ``tiles`` of pairs (AMX)."""
+    library = loaded_build().library
+    return _PRODUCTS[library.mucudnn_products() if library else 0]
 
 
 def _path(build: str) -> Path | None:
@@ -180,7 +181,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     if not is_ours:
         raise OSError("it was built from other sources; build it again")
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
-    for constant in (loaded.mucudnn_vector_length, loaded.mucudnn_multiplies_pairs):
+    for constant in (loaded.mucudnn_vector_length, loaded.mucudnn_products):
         constant.argtypes, constant.restype = [], _int64
     fingerprint = loaded.mucudnn_fingerprint  # unchecked: every number is a valid fingerprint
     fingerprint.argtypes, fingerprint.restype = [_pointer, _int64, _int], _int64

@@ -151,11 +151,12 @@ def proving() -> Finding:
 
 def compiled() -> Finding:
     """Return a finding on the loaded build of mucudnn's own C++ code, or the reason why there is none."""
-    from mucudnn.kernels.compiled.library import loaded_build
+    from mucudnn.kernels.compiled.library import bfloat16_products, loaded_build
 
     build = loaded_build()
     if build.library is not None:
-        return Finding("compiled algorithms", f"built for {build.name}")
+        products = f"bfloat16 is multiplied in {bfloat16_products()}"
+        return Finding("compiled algorithms", f"built for {build.name}; {products}")
     return Finding(
         "compiled algorithms",
         _lacking(build.why_not_compiled) + "; the same algorithms run on PyTorch's operators, more slowly",

@@ -28,7 +28,11 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 pytestmark = pytest.mark.slow
 
 PROGRAM = SUPPORT / "build_results.py"
-OTHER_PRODUCTS = " with other products"
+PRODUCTS = {  # of each build, beside those that this processor has
+    "avx512": ("floats", "emulated-tiles"),
+    "avx2": ("emulated-pairs", "emulated-tiles"),
+    "plain": ("emulated-pairs",),
+}
 TOLERANCE = 1e-5
 TOLERANCES = DEFAULT_MAX_RELATIVE_ERROR | {"float32": TOLERANCE}
 PROBLEM = ConvProblem(Operation.FORWARD, c=5, h=9, w=8, k=7, r=3, s=3, padding=(1, 1))
@@ -38,16 +42,16 @@ PROBLEM = ConvProblem(Operation.FORWARD, c=5, h=9, w=8, k=7, r=3, s=3, padding=(
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """By the name of the build that was asked for: all that this processor can run, and torch.
 
-    Builds with an instruction for pairs of bfloat16 run without it too, and others with its stand-in.
+    Each also multiplies bfloat16 in other ways than this processor would, named after the build's name and a space.
     """
     folder = tmp_path_factory.mktemp("builds")
     best = build_name()
     names = [*(BUILDS[BUILDS.index(best) :] if best in BUILDS else ()), "torch"]
     running = {name: _start(name, folder / name) for name in names}
     running |= {
-        f"{name}{OTHER_PRODUCTS}": _start(name, folder / f"{name}{OTHER_PRODUCTS}", name == "avx512")
+        f"{name} {products}": _start(name, folder / f"{name} {products}", products)
         for name in names
-        if name != "torch"
+        for products in PRODUCTS.get(name, ())
     }
     for name, process in running.items():
         _, errors = process.communicate(timeout=300)
@@ -55,10 +59,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     return {name: Results(**torch.load(folder / name)) for name in running}
 
 
-def _start(build: str, file: Path, without_pairs: bool | None = None) -> subprocess.Popen[str]:
+def _start(build: str, file: Path, products: str = "") -> subprocess.Popen[str]:
     environment = os.environ | {"MUCUDNN_BUILD": build, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if without_pairs is not None:
-        environment["MUCUDNN_PAIRS"] = str(int(not without_pairs))
+    if products:
+        environment["MUCUDNN_PRODUCTS"] = products
     return subprocess.Popen([sys.executable, PROGRAM, file], env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -69,12 +73,14 @@ def tolerance(case: str) -> float:
 def of_build(results: dict[str, Results], build: str) -> Results:
     if build not in results:
         pytest.skip(f"this processor does not run {build}, or nothing is compiled")
-    if results[build].build != build.removesuffix(OTHER_PRODUCTS):
+    if results[build].build != build.partition(" ")[0]:
         pytest.skip(f"{build} was not built")
     return results[build]
 
 
-@pytest.mark.parametrize("build", [*BUILDS, *(build + OTHER_PRODUCTS for build in BUILDS), "torch"])
+@pytest.mark.parametrize(
+    "build", [*BUILDS, *(f"{build} {products}" for build in BUILDS for products in PRODUCTS[build]), "torch"]
+)
 def test_every_build_computes_the_convolution(results: dict[str, Results], build: str) -> None:
     errors = of_build(results, build).errors
     assert {case: error for case, error in errors.items() if not error <= tolerance(case)} == {}

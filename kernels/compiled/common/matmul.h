@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "common/pairs.h"
+#include "common/tiles.h"
 
 // Register tile: MR rows by NV vectors; accumulators, NV vectors of B and one broadcast must fit the registers.
 constexpr int NV = 2;
@@ -60,26 +60,78 @@ struct RowPointers<ROWS, AT_RUN_TIME> {
   }
 };
 
+// Steps of a block of A as a tile: where its rows begin, and the distance between them in floats.
+struct LeftTile {
+  const float* data;
+  ptrdiff_t distance;
+};
+
+// ROWS rows of a block of A that has a layout.
+template <int ROWS, int ROW, int STEP>
+struct BlockRows {
+  const float* block;
+  Layout<ROW, STEP> layout;
+  RowPointers<ROWS, ROW> step{block, layout.row()};
+
+  INLINE_MEMBER float of_row(int i) const { return step.of_row(i); }
+  INLINE_MEMBER void advance() { step.advance(layout.step()); }
+  INLINE_MEMBER LeftTile tile(int first, int count, float (&copy)[ROWS * VL]) const {
+    if constexpr (STEP == 1) return {block + first, layout.row()};
+    Vec rows[VL] = {};
+    for (int i = 0; i < count; ++i) rows[i] = load_first(block + (first + i) * layout.step(), ROWS);
+    transpose(rows);
+    for (int i = 0; i < ROWS; ++i) store(copy + i * VL, rows[i]);
+    return {copy, VL};
+  }
+};
+
+// Do what sums_of_rows does in tiles. It is not inlined, so that the sums of the loops over vectors stay in registers.
+template <int ROWS, int VECTORS, class RowsOf, class Finish>
+__attribute__((noinline)) void tiles_of_rows(const RowsOf& rows_of, int blocks, int steps, const float* b,
+                                             ptrdiff_t b_stream, const Finish& finish) {
+  alignas(64) float sums[ROWS * VECTORS * VL], copy[ROWS * VL];
+  tiles::Sums<ROWS, VECTORS> of_tiles(steps);
+  for (int block = 0; block < blocks; ++block) {
+    const auto rows = rows_of(block);
+    for (int first = 0; first < steps; first += VL) {
+      const int count = std::min(VL, steps - first);
+      const LeftTile left = rows.tile(first, count, copy);
+      of_tiles.add(count == VL, left.data, left.distance, b, b_stream);
+      b += count * VL;
+    }
+  }
+  of_tiles.store_in(sums);
+  Vec sum[ROWS][VECTORS];
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) sum[i][j] = load(sums + (i * VECTORS + j) * VL);
+  finish(sum);
+}
+
 // Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
-//   block_of(i): pointer to block i of A
+//   rows_of(i): the rows of block i of A, like BlockRows
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
-template <int ROWS, int VECTORS, class Step = Singles, int ROW, int STEP, class BlockOf, class Finish>
-INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
-                          ptrdiff_t b_stream, Finish finish) {
+template <int ROWS, int VECTORS, class Step, class RowsOf, class Finish>
+INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, ptrdiff_t b_stream, Finish finish) {
+  if constexpr (Step::NUMBERS == 2) {
+    if (best_products() == OF_TILES)
+      return tiles_of_rows<ROWS, VECTORS>(rows_of, blocks, steps, b, b_stream, finish);
+  }
   Vec sum[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
   for (int block = 0; block < blocks; ++block) {
-    RowPointers<ROWS, ROW> element(block_of(block), layout.row());
-    for (int step = 0; step < steps; ++step, element.advance(layout.step()), b += VL) {
+    auto rows = rows_of(block);
+    for (int step = 0; step < steps; ++step, rows.advance(), b += VL) {
       Vec right[VECTORS];
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) right[j] = load(b + j * b_stream);
 #pragma GCC unroll 16
       for (int i = 0; i < ROWS; ++i) {
-        const Vec left = broadcast(element.of_row(i));
+        const Vec left = broadcast(rows.of_row(i));
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; ++j) sum[i][j] = Step::add_product(sum[i][j], left, right[j]);
       }
@@ -88,15 +140,24 @@ INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
   finish(sum);
 }
 
+// Do the same for blocks of A that have a layout. block_of(i): pointer to block i.
+template <int ROWS, int VECTORS, class Step = Singles, int ROW, int STEP, class BlockOf, class Finish>
+INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
+                          ptrdiff_t b_stream, Finish finish) {
+  const auto rows_of = [&](int block) INLINE_LAMBDA { return BlockRows<ROWS, ROW, STEP>{block_of(block), layout}; };
+  sums_of_rows<ROWS, VECTORS, Step>(rows_of, blocks, steps, b, b_stream, finish);
+}
+
+template <int VECTORS, bool ADD>
+INLINE void write_vectors(const Vec (&sum)[VECTORS], ptrdiff_t stream, float* to) {
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j) store(to + j * stream, ADD ? load(to + j * stream) + sum[j] : sum[j]);
+}
+
 template <int ROWS, int VECTORS, bool ADD>
 INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], float* c, ptrdiff_t c_stream, ptrdiff_t c_row) {
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) {
-      float* to = c + j * c_stream + i * c_row;
-      store(to, ADD ? load(to) + sum[i][j] : sum[i][j]);
-    }
+  for (int i = 0; i < ROWS; ++i) write_vectors<VECTORS, ADD>(sum[i], c_stream, c + i * c_row);
 }
 
 constexpr int ALL_BLOCKS = 1 << 30;

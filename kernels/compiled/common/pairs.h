@@ -1,26 +1,66 @@
 // Products of pairs of bfloat16 numbers, which processors with AVX512_BF16 add to floats, a vector at a time: twice the
-// arithmetic of float32. A pair is stored where a float would be, so a matrix of pairs is a matrix of floats with
+// arithmetic of float32. Those with AMX add a tile at a time (tiles.h). A pair is stored where a float would be, so a matrix of pairs is a matrix of floats with
 // half as many steps of the inner dimension. Which two steps make a pair does not matter, if it is the same two on both
 // sides of a product.
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "common/elements.h"
 
-// Return whether products of pairs are used: if the processor has the instruction. MUCUDNN_PAIRS=0 prevents it.
-// MUCUDNN_PAIRS=1 demands it of a build without the instruction, where loops compute the same, slowly: for tests.
-static inline bool multiplies_pairs() {
-  static const bool is_used = [] {
-    const char* set = std::getenv("MUCUDNN_PAIRS");
+enum Products : int64_t { OF_FLOATS, OF_PAIRS, OF_TILES };  // OF_TILES: of pairs too, a tile at a time (tiles.h)
+
 #if defined(__AVX512F__)
-    return __builtin_cpu_supports("avx512bf16") && !(set && *set == '0');
+// Return whether the processor multiplies tiles, and the operating system lets this process use them.
+static inline bool may_multiply_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;  // CPUID, leaf 7, EDX
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_BF16) && (d & AMX_TILE) &&
+         syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
-    return set && *set == '1';
+  return false;
+#endif
+}
+#endif
+
+static inline bool products_are_set_to(const char* value) {
+  const char* set = std::getenv("MUCUDNN_PRODUCTS");
+  return set && std::strcmp(set, value) == 0;
+}
+
+// Return the products that bfloat16 numbers are multiplied by. MUCUDNN_PRODUCTS=floats or =pairs allows no better ones
+// than these. For tests, =emulated-pairs and =emulated-tiles demand what the build or the processor lacks, from loops
+// that compute the same, slowly.
+static inline Products best_products() {
+  static const Products products = [] {
+    const auto is = products_are_set_to;
+    if (is("emulated-tiles")) return OF_TILES;
+#if defined(__AVX512F__)
+    if (is("floats") || !__builtin_cpu_supports("avx512bf16")) return OF_FLOATS;
+    return !is("pairs") && may_multiply_tiles() ? OF_TILES : OF_PAIRS;
+#else
+    return is("emulated-pairs") ? OF_PAIRS : OF_FLOATS;
 #endif
   }();
-  return is_used;
+  return products;
 }
+
+// Return whether tiles are multiplied by loops, where best_products() is OF_TILES.
+static inline bool emulates_tiles() {
+  static const bool is_demanded = products_are_set_to("emulated-tiles");
+  return is_demanded;
+}
+
+static inline bool multiplies_pairs() { return best_products() != OF_FLOATS; }
 
 // Return the vector of pairs of two vectors' lanes, rounded to bfloat16.
 INLINE Vec paired(Vec low, Vec high) {
@@ -58,16 +98,23 @@ struct Singles {
 };
 
 // The steps of a product: pairs.
-struct Pairs {
+struct EmulatedPairs {
   static constexpr int NUMBERS = 2;
   INLINE_MEMBER static Vec add_product(Vec sum, Vec a, Vec b) {
-#if defined(__AVX512F__)
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    return sum;
-#else
     const auto low = [](Vec pairs) { return (Vec)((Bits)pairs << 16); };
     const auto high = [](Vec pairs) { return (Vec)((Bits)pairs & 0xffff0000); };
     return sum + high(a) * high(b) + low(a) * low(b);
-#endif
   }
 };
+
+#if defined(__AVX512F__)
+struct Pairs {
+  static constexpr int NUMBERS = 2;
+  INLINE_MEMBER static Vec add_product(Vec sum, Vec a, Vec b) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+#else
+using Pairs = EmulatedPairs;
+#endif

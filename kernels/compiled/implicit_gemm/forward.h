@@ -108,40 +108,36 @@ void multiply_row(const WindowShape& shape, int stride_w, const float* window, c
     multiply_row<VECTORS, ADD, Step>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
 }
 
-// Compute OUTPUTS consecutive outputs from number `first` on, counted across rows of `width`. Each has its own pointer
-// into the window, where inputs of neighbouring outputs are `row` and `column` floats apart.
+// The inputs of consecutive outputs, each at its own place in the window.
+template <int OUTPUTS>
+struct PixelRows {
+  const float* const* pixels;
+  ptrdiff_t element;
+
+  INLINE_MEMBER float of_row(int i) const { return pixels[i][element]; }
+  INLINE_MEMBER void advance() { ++element; }
+  INLINE_MEMBER LeftTile tile(int first, int count, float (&copy)[OUTPUTS * VL]) const {
+    for (int i = 0; i < OUTPUTS; ++i) store(copy + i * VL, load_first(pixels[i] + element + first, count));
+    return {copy, VL};
+  }
+};
+
+// Compute OUTPUTS consecutive outputs from number `first` on, counted across rows of `width`. In the window, inputs of
+// neighbouring outputs are `row` and `column` floats apart.
 template <int OUTPUTS, int VECTORS, bool ADD, class Step>
 INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
                              const Inner& inner, const RowTarget& to) {
   const float* pixels[OUTPUTS];
 #pragma GCC unroll 16
   for (int i = 0; i < OUTPUTS; ++i) pixels[i] = window + (first + i) / width * row + (first + i) % width * column;
-  Vec sum[OUTPUTS][VECTORS];
+  const auto rows_of = [&](int block) INLINE_LAMBDA { return PixelRows<OUTPUTS>{pixels, inner.offsets[block]}; };
+  const auto finish = [&](const Vec(&sum)[OUTPUTS][VECTORS]) INLINE_LAMBDA {
 #pragma GCC unroll 16
-  for (int i = 0; i < OUTPUTS; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
-  const float* filter = inner.filter;
-  for (int block = 0; block < inner.blocks; ++block) {
-    const ptrdiff_t end = inner.offsets[block] + inner.steps;
-    for (ptrdiff_t element = inner.offsets[block]; element < end; ++element, filter += VL) {
-      Vec right[VECTORS];
-#pragma GCC unroll 4
-      for (int j = 0; j < VECTORS; ++j) right[j] = load(filter + j * inner.filter_stream);
-#pragma GCC unroll 16
-      for (int i = 0; i < OUTPUTS; ++i) {
-        const Vec left = broadcast(pixels[i][element]);
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; ++j) sum[i][j] = Step::add_product(sum[i][j], left, right[j]);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < OUTPUTS; ++i) {
-    float* at = to.data + (first + i) / width * to.row + (first + i) % width * to.column;
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) store(at + j * to.stream, ADD ? load(at + j * to.stream) + sum[i][j] : sum[i][j]);
-  }
+    for (int i = 0; i < OUTPUTS; ++i)
+      write_vectors<VECTORS, ADD>(sum[i], to.stream,
+                                  to.data + (first + i) / width * to.row + (first + i) % width * to.column);
+  };
+  sums_of_rows<OUTPUTS, VECTORS, Step>(rows_of, inner.blocks, inner.steps, inner.filter, inner.filter_stream, finish);
 }
 
 template <int OUTPUTS, int VECTORS, bool ADD, class Step>

@@ -556,7 +556,7 @@ MUCUDNN_ENTRIES(winograd, CompiledWinograd)
 extern "C" {
 __attribute__((visibility("default"))) int64_t mucudnn_vector_length() { return VL; }
 
-__attribute__((visibility("default"))) int64_t mucudnn_multiplies_pairs() { return multiplies_pairs(); }
+__attribute__((visibility("default"))) int64_t mucudnn_products() { return best_products(); }
 
 __attribute__((visibility("default"))) const char* mucudnn_refusal() { return refusal_text; }
 }
