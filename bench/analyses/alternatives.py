@@ -35,8 +35,8 @@ def alternatives_of(
 def alternative_rows(alternatives: Alternatives) -> list[Record]:
     """Return a row for each dtype and memory format: seconds by operation and in all, of PyTorch's own and mucudnn's.
 
-    ``unmeasured``: the number of operations in which PyTorch's own is too slow to be measured, or barred; its seconds
-    are without them.
+    ``unmeasured``: the number of operations in which PyTorch's own is too slow to be measured, which count with the
+    least that they take, or barred, which do not count.
     """
     return [_row(*of, tuning) for of, tuning in alternatives.items()]
 
@@ -46,7 +46,7 @@ def _row(dtype: str, memory_format: MemoryFormat, tuning: TableTuning) -> Record
     for operation in (*Operation, None):
         own = [each for each in tuning.rows if operation in (None, each.tuned.problem.operation)]
         name = "" if operation is None else f"{operation}_"
-        row[f"{name}torch_s"] = sum(each.count * (each.tuned.baseline_s or 0.0) for each in own)
+        row[f"{name}torch_s"] = sum(each.count * (each.tuned.least_baseline_s or 0.0) for each in own)
         row[f"{name}mucudnn_s"] = sum(each.count * each.tuned.time_s for each in own)
         row[f"{name}unmeasured"] = sum(each.count for each in own if each.tuned.baseline_s is None)
     return row
@@ -59,27 +59,30 @@ def alternatives_table(source: str, rows: Sequence[Record]) -> Table:
     printed = new_table(source, ("dtype", "memory format"), (*right, "speedup"))
     for row in rows:
         times = [text for name in names for text in (_torchs(row, name), milliseconds(row[f"{name}mucudnn_s"]))]
-        known = ratio(rows[0]["torch_s"] / row["mucudnn_s"]) if not rows[0]["unmeasured"] else ""
-        printed.add_row(row["dtype"], row["memory_format"], *times, known)
+        speedup = _more(rows[0], "") + ratio(rows[0]["torch_s"] / row["mucudnn_s"])
+        printed.add_row(row["dtype"], row["memory_format"], *times, speedup)
     printed.caption = f"speedup over PyTorch in {_named(rows[0])}"
     if any(row["unmeasured"] for row in rows):
-        printed.caption += "; '>': without operations in which PyTorch is too slow to be measured"
+        printed.caption += "; '>': in some operations PyTorch is too slow to be measured"
     return printed
 
 
 def _torchs(row: Record, name: str) -> str:
-    return f"{'>' if row[f'{name}unmeasured'] else ''}{milliseconds(row[f'{name}torch_s'])}"
+    return _more(row, name) + milliseconds(row[f"{name}torch_s"])
+
+
+def _more(row: Record, name: str) -> str:
+    return ">" if row[f"{name}unmeasured"] else ""
 
 
 def in_words(rows: Sequence[Record]) -> str:
     """Compare PyTorch in the first dtype and memory format with mucudnn in the fastest ones, in a sentence."""
     now, best = rows[0], min(rows, key=lambda row: float(row["mucudnn_s"]))
-    more, times = (
-        ("more than ", "") if now["unmeasured"] else ("", f": {now['torch_s'] / best['mucudnn_s']:.1f} times as fast")
-    )
+    more = "more than " if now["unmeasured"] else ""
     return (
         f"the convolutions of a step take {more}{format_seconds(now['torch_s'])} with PyTorch in {_named(now)}, "
-        f"and {format_seconds(best['mucudnn_s'])} with mucudnn in {_named(best)}{times}"
+        f"and {format_seconds(best['mucudnn_s'])} with mucudnn in {_named(best)}: "
+        f"{more}{now['torch_s'] / best['mucudnn_s']:.1f} times as fast"
     )
 
 

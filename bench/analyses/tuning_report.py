@@ -67,7 +67,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
         str(tuned.problem.operation),
         str(tuned.configuration),
         str(row.count),
-        *_against_torch(tuned.baseline_s, tuned.time_s),
+        *_against_torch(tuned),
         format_bytes(tuned.configuration.workspace_bytes),
         "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
     )
@@ -94,14 +94,16 @@ def _why_slower(tuned: TunedProblem) -> str:
 def _totals(tuning: TableTuning) -> tuple[str, ...]:
     if not tuning.rows:
         return ("", "", "", "")
-    return (*_against_torch(tuning.baseline_s, tuning.time_s), format_bytes(tuning.workspace_bytes))
+    return (*_against_torch(tuning), format_bytes(tuning.workspace_bytes))
 
 
-def _against_torch(baseline_s: float | None, time_s: float) -> tuple[str, str, str]:
+def _against_torch(of: TunedProblem | TableTuning) -> tuple[str, str, str]:
     """Return the cells for torch's time, our time and the speedup; torch's and the speedup are blank if unknown."""
-    if baseline_s is None:
-        return "", milliseconds(time_s), ""
-    return milliseconds(baseline_s), milliseconds(time_s), ratio(baseline_s / time_s)
+    if of.least_baseline_s is None:
+        return "", milliseconds(of.time_s), ""
+    more = ">" if of.baseline_s is None else ""  # too slow to be measured
+    times = more + milliseconds(of.least_baseline_s), milliseconds(of.time_s)
+    return *times, more + ratio(of.least_baseline_s / of.time_s)
 
 
 def tuning_record(tuning: TableTuning) -> Record:

@@ -59,6 +59,12 @@ class TableTuning:
         return sum(known) if len(known) == len(self.rows) else None
 
     @property
+    def least_baseline_s(self) -> float | None:
+        """The same, with the least time of operations in which PyTorch's own is too slow to be measured."""
+        known = [row.count * row.tuned.least_baseline_s for row in self.rows if row.tuned.least_baseline_s is not None]
+        return sum(known) if len(known) == len(self.rows) else None
+
+    @property
     def time_s(self) -> float:
         """The time of all chosen configurations, each multiplied by the layer's occurrences."""
         return sum(row.count * row.tuned.time_s for row in self.rows)

@@ -20,7 +20,7 @@ from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, How, Measurement, MicroConfig, WholeRun
 
 _MEASURED = (*schema.COSTS, "load")
-_RESULT = ("reason", "passed_over", "needed_bytes", *_MEASURED)
+_RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
 _RUN = (*schema.TIMES, "load")
 
 
@@ -62,6 +62,7 @@ class Database(StoredRows):
             reason=failure.reason,
             passed_over=(2 if failure.by_arithmetic else 1) if failure.is_passed_over else None,
             needed_bytes=failure.needed_bytes,
+            least_s=failure.least_s,
         )
 
     def add_whole_run(
@@ -125,9 +126,16 @@ class Database(StoredRows):
         """
         return tuple(
             Failure(
-                m, reason, is_passed_over=passed_over is not None, by_arithmetic=passed_over == 2, needed_bytes=needed
+                m,
+                reason,
+                is_passed_over=passed_over is not None,
+                by_arithmetic=passed_over == 2,
+                needed_bytes=needed,
+                least_s=least_s,
             )
-            for m, (reason, passed_over, needed, *_) in self._results(environment, [problem], versions)[problem]
+            for m, (reason, passed_over, needed, least_s, *_) in self._results(environment, [problem], versions)[
+                problem
+            ]
             if reason is not None
         )
 
@@ -136,7 +144,7 @@ class Database(StoredRows):
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
         """Return the valid measurements of many problems by problem, in one query."""
         return {
-            problem: tuple(Measurement(m, *measured) for m, (reason, _, _, *measured) in found if reason is None)
+            problem: tuple(Measurement(m, *measured) for m, (reason, _, _, _, *measured) in found if reason is None)
             for problem, found in self._results(environment, problems, versions).items()
         }
 

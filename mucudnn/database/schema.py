@@ -18,7 +18,7 @@ from mucudnn.words.results import BUSY
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-VERSION = 8  # files of any other version are rejected
+VERSION = 9  # files of any other version are rejected
 
 Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
@@ -50,7 +50,7 @@ _KINDS = {
 _PROCESSOR = ("stolen", "clock_hz")
 _VALUES = {
     "measurements": (
-        *("measured_at", *COSTS, "reason", "load", "passed_over", "needed_bytes"),
+        *("measured_at", *COSTS, "reason", "load", "passed_over", "needed_bytes", "least_s"),
         *(*SAMPLES["measurement"], *_PROCESSOR),
     ),
     "verifications": ("measured_at", *TIMES, "load", *SAMPLES["verification"], *_PROCESSOR),
@@ -58,7 +58,7 @@ _VALUES = {
 }
 ROW_COLUMNS = (
     *("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, "algorithm", "version", "micro_batch_size"),
-    *(*COSTS, "reason", "configuration", "baseline_s", "time_s", "load", "passed_over", "needed_bytes"),
+    *(*COSTS, "reason", "configuration", "baseline_s", "time_s", "load", "passed_over", "needed_bytes", "least_s"),
     *("fingerprint", "findings", *SAMPLE_COLUMNS, *_PROCESSOR),
 )
 
@@ -141,12 +141,12 @@ CREATE TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", O
 CREATE TABLE measurements ({_OWNERS}, {_required(_NAME, _whole("version", 0), _whole("micro_batch_size", 1))},
     {_TIME_STAMP}, {_real("setup_s")}, {_real("step_s")}, {", ".join(_BYTES)}, {_real("relative_error")},
     {_real("noise")}, {_whole("samples", 1)}, reason TEXT, {_share("load")},
-    {_PASSED_OVER}, {_whole("needed_bytes", 0)},
+    {_PASSED_OVER}, {_whole("needed_bytes", 0)}, {_real("least_s", "> 0")},
     {", ".join(map(_series, SAMPLES["measurement"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
     CONSTRAINT "a measurement has all costs, and a failure none" CHECK (
         coalesce({", ".join((*COSTS, "load", *SAMPLES["measurement"], *_PROCESSOR))}) IS NULL AND reason IS NOT NULL
         OR {" AND ".join(f"{name} IS NOT NULL" for name in COSTS)}
-        AND coalesce(reason, passed_over, needed_bytes) IS NULL),
+        AND coalesce(reason, passed_over, needed_bytes, least_s) IS NULL),
     {_key("measurements")};
 CREATE TABLE verifications ({_OWNERS}, {_required(_json("configuration", "array"))}, {_TIME_STAMP},
     {_required(_real("baseline_s", "> 0"), _real("time_s", "> 0"), _real("noise"))}, {_share("load")},

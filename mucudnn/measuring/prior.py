@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mucudnn.measuring.thresholds import HOPELESS_ELSEWHERE, HOPELESS_IN_LIKE, NEIGHBOURS, REACH
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Measurement
+from mucudnn.words.results import Failure, Measurement
 
 _Class = tuple[Any, ...]
 _Place = tuple[float, float, float]
@@ -35,17 +35,20 @@ class Prior:
     def __init__(self) -> None:
         self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
 
-    def learn(self, problem: ConvProblem, measurements: Iterable[Measurement]) -> None:
-        """Add the measurements of a problem; they replace its earlier ones.
+    def learn(self, problem: ConvProblem, results: Iterable[Measurement | Failure]) -> None:
+        """Add the results of a problem; they replace its earlier ones. Failures count if they were too slow to measure.
 
-        Setup times are divided by the largest measured micro-batch, even for algorithms that were dropped after a run
-        on a small part of the mini-batch.
+        Setup times are divided by the largest micro-batch, even for algorithms that were dropped after a run on a small
+        part of the mini-batch.
         """
-        measured, best = list(measurements), dict[str, float]()
-        largest = max((m.micro_config.micro_batch_size for m in measured), default=1)
-        for m in measured:
-            per_sample_s = m.setup_s / largest + m.step_s / m.micro_config.micro_batch_size
-            best[m.micro_config.algorithm] = min(per_sample_s, best.get(m.micro_config.algorithm, inf))
+        known, best = [r for r in results if isinstance(r, Measurement) or r.least_s is not None], dict[str, float]()
+        largest = max((r.micro_config.micro_batch_size for r in known), default=1)
+        for r in known:
+            if isinstance(r, Measurement):
+                per_sample_s = r.setup_s / largest + r.step_s / r.micro_config.micro_batch_size
+            else:
+                per_sample_s = (r.least_s or 0.0) / largest
+            best[r.micro_config.algorithm] = min(per_sample_s, best.get(r.micro_config.algorithm, inf))
         if len(best) > 1:
             fastest_s = min(best.values())
             self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}

@@ -48,11 +48,14 @@ class Fault(StrEnum):
 
 
 class BarredError(UnsoundError):
-    """Foreign code failed in the proving process, so it must not run in this one. fault: the way in which it failed."""
+    """Foreign code failed in the proving process, so it must not run in this one.
 
-    def __init__(self, reason: str, fault: Fault) -> None:
-        super().__init__(reason, fault)  # all arguments, for pickling
-        self.fault = fault
+    fault: the way in which it failed. least_s: if it was too slow, the seconds that the mini-batch would have taken.
+    """
+
+    def __init__(self, reason: str, fault: Fault, least_s: float | None = None) -> None:
+        super().__init__(reason, fault, least_s)  # all arguments, for pickling
+        self.fault, self.least_s = fault, least_s
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -94,6 +97,11 @@ class Proofs:
         if (error := self.error_of(candidate)) is not None:
             raise error
         found = self._found[candidate.micro_config]
+        return found if isinstance(found, Proof) else None
+
+    def known(self, candidate: Candidate) -> Proof | None:
+        """Return the candidate's proof, without requesting it; None if there is none yet, or an error."""
+        found = self._found.get(candidate.micro_config)
         return found if isinstance(found, Proof) else None
 
     def error_of(self, candidate: Candidate) -> Exception | None:

@@ -103,7 +103,8 @@ class QuickPlan:
             name, failure = candidate.algorithm.name, self.failed.get(candidate.micro_config)
             is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
             stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
-            if name not in leads and stays and (self._is_expected_hopeless(candidate) or self.race.fits(candidate)):
+            needs_no_run = is_barred or self._is_expected_hopeless(candidate)
+            if name not in leads and stays and (needs_no_run or self.race.fits(candidate)):
                 leads[name] = candidate
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
@@ -216,8 +217,9 @@ class QuickPlan:
         smallest: dict[str, Candidate] = {}
         for candidate in sorted(self.race.candidates, key=_by_size):
             smallest.setdefault(candidate.algorithm.name, candidate)
-        expected = [(c, self._expected(c)) for c in smallest.values()]
-        return max(1.0, min((one.ratio for c, one in expected if one and self.race.fits(c)), default=1.0))
+        expected = ((c, self._expected(c)) for c in smallest.values())
+        by_ratio = sorted(((one.ratio, c) for c, one in expected if one), key=lambda pair: pair[0])
+        return max(1.0, next((ratio for ratio, c in by_ratio if self.race.fits(c)), 1.0))  # checking may take a run
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self._expectations[candidate.algorithm.name]

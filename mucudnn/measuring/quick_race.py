@@ -15,7 +15,14 @@ from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.quick_plan import QuickPlan
 from mucudnn.measuring.race import Entry, Race
-from mucudnn.measuring.thresholds import CLOSE, HOPELESS, HOPELESS_PART, SECOND
+from mucudnn.measuring.thresholds import (
+    CLOSE,
+    HOPELESS,
+    HOPELESS_PART,
+    HOPELESS_PROOF,
+    LEAST_SLOW_PROOF_S,
+    SECOND,
+)
 from mucudnn.measuring.timing.timer import StoppingRule
 from mucudnn.words.results import Failure, Measurement
 
@@ -72,7 +79,7 @@ class QuickRace(Race):
                 if candidate.micro_config not in self.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
-        self.prior.learn(self.task.problem, self.known.values())
+        self.prior.learn(self.task.problem, [*self.known.values(), *self.failed.values()])
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
@@ -109,6 +116,10 @@ class QuickRace(Race):
         """Probe a candidate. If it is hopeless, yield its result; otherwise keep it in the race."""
         if self._is_late() and self._has_answer() and not self.is_baseline(candidate):
             return
+        if (proven := self._slow_in_proof(candidate)) is not None:
+            self.known[candidate.micro_config] = proven
+            yield proven
+            return
         entry = self._try_first_sample(candidate)
         if isinstance(entry, Exception):
             yield from self._failed(candidate, entry)
@@ -118,6 +129,16 @@ class QuickRace(Race):
             self.entries[candidate.micro_config] = entry
         else:
             yield entry.final()
+
+    def _slow_in_proof(self, candidate: Candidate) -> Measurement | None:
+        """Return the times of the candidate's run in the proving process, if they show that it is hopeless."""
+        proof = None if candidate.proofs is None else candidate.proofs.known(candidate)
+        is_whole = candidate.micro_batch_size == self.task.batch_size and not self.is_baseline(candidate)
+        if proof is None or not is_whole or proof.time_s < LEAST_SLOW_PROOF_S:
+            return None
+        measured = candidate.at_any_time()
+        measured = replace(measured, setup_s=0.0, step_s=proof.time_s, relative_error=proof.relative_error)
+        return measured if self._plan.margin(candidate, measured) > HOPELESS_PROOF else None
 
     def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
         """Replace probes by interleaved samples with cold caches, then take another sample of each candidate.

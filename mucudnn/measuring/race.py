@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.proofs import UnprovenError
+from mucudnn.measuring.proofs import BarredError, UnprovenError
 from mucudnn.measuring.timing.candidate_errors import UnsoundError, give_back_cache, without_frames
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.measuring.timing.processor_use import ProcessorUse
@@ -276,7 +276,8 @@ class Race(ABC):
         reason = f"{_who(candidate)}: {error}" if named else first_line(error)
         if not is_lasting:
             give_back_cache()
-        failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven)
+        least_s = error.least_s if isinstance(error, BarredError) else None
+        failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven, least_s=least_s)
         self.failed[candidate.micro_config] = failure
         yield failure
 

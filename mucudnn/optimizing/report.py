@@ -141,7 +141,8 @@ class Report:
     def _summary(self) -> Iterator[str]:
         every = [tuned for _, tuned in self.layers]
         time_s, torch_s = sum(one.time_s for one in every), _torch_s(every)
-        against = "" if torch_s is None else f"PyTorch {format_seconds(torch_s)}, "
+        more = "more than " if any(one.baseline_s is None for one in every) else ""
+        against = "" if torch_s is None else f"PyTorch {more}{format_seconds(torch_s)}, "
         workspace = max(one.configuration.workspace_bytes for one in every)
         busy = sum(one.is_disturbed for one in every)
         yield (
@@ -174,8 +175,13 @@ class Report:
     def _barred_in_words(self) -> Iterator[str]:
         """Yield a line for each reason why torch's convolution must not run, and one if foreign code was not proven."""
         barred: dict[str, list[str]] = {}
+        slow = [(name, tuned) for name, tuned in self.layers if tuned.barred and tuned.barred.least_s]
+        if slow:
+            where = listed([f"{_named(name)} ({tuned.problem.operation})" for name, tuned in slow])
+            all_s = format_seconds(sum(tuned.least_baseline_s or 0.0 for _, tuned in slow))
+            yield filled(f"PyTorch's own is too slow to measure in {where}: more than {all_s} in all")
         for name, tuned in self.layers:
-            if tuned.barred is not None:
+            if tuned.barred is not None and not tuned.barred.least_s:
                 barred.setdefault(tuned.barred.reason, []).append(f"{_named(name)} ({tuned.problem.operation})")
         for reason, places in barred.items():
             yield filled(f"PyTorch's own is barred in {listed(places)}: {reason}")
@@ -319,8 +325,8 @@ def _main_part(configuration: Configuration) -> tuple[str, str]:
 
 
 def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
-    """Return the total time of torch's convolution for these problems, or None if one of the times is not known."""
-    known = [one.baseline_s for one in tuned if one.baseline_s is not None]
+    """Return the total (or least) time of torch's convolution for these problems, or None if one is not known."""
+    known = [one.least_baseline_s for one in tuned if one.least_baseline_s is not None]
     return sum(known) if len(known) == len(tuned) else None
 
 
@@ -328,7 +334,8 @@ def _speedup(*tuned: TunedProblem) -> str:
     """Return ``1.52×``, with an asterisk if a part was measured on a busy machine; empty if torch's time is unknown."""
     torch_s = _torch_s(tuned)
     mark = "*" if any(one.is_disturbed for one in tuned) else ""
-    return "" if torch_s is None else f"{torch_s / sum(one.time_s for one in tuned):.2f}×{mark}"
+    more = ">" if any(one.baseline_s is None for one in tuned) else ""
+    return "" if torch_s is None else f"{more}{torch_s / sum(one.time_s for one in tuned):.2f}×{mark}"
 
 
 def _named(name: str) -> str:

@@ -143,7 +143,15 @@ class Job:
         least = min((c.micro_batch_size for c in torchs), default=0)
         smallest_pieces = [c for c in torchs if c.micro_batch_size == least]
         known = [c for c in usable if not c.counts_any_run]
-        for candidates in (undivided, known, smallest_pieces, torchs, [c for c in usable if c.handed_bytes <= limit]):
+        ours = [c for c in known if not c.is_foreign]  # foreign ones have to be proven
+        for candidates in (
+            undivided,
+            ours,
+            known,
+            smallest_pieces,
+            torchs,
+            [c for c in usable if c.handed_bytes <= limit],
+        ):
             smallest = _least_declared_bytes(candidates, self.task.batch_size)
             if smallest is not None and smallest <= limit:
                 return True

@@ -125,6 +125,11 @@ class TunedProblem:
         return next(lasting, None)
 
     @property
+    def least_baseline_s(self) -> float | None:
+        """Time of torch's own convolution, or the least it takes if it was too slow to be measured; None if unknown."""
+        return self.baseline_s if self.barred is None else self.barred.least_s
+
+    @property
     def is_disturbed(self) -> bool:
         """Whether the choice depends on measurements made on a busy machine."""
         compared = {*self.configuration.micro_configs, MicroConfig(TORCHS_OWN, self.batch_size)}
@@ -144,7 +149,7 @@ class TunedProblem:
         return "\n".join(
             (
                 f"{self.problem}, batch {self.batch_size}{f', {self.epilogue}' if self.epilogue else ''}",
-                f"  PyTorch    {'not measured' if self.baseline_s is None else format_seconds(self.baseline_s)}",
+                f"  PyTorch    {self._torchs_time()}",
                 f"  chosen     {chosen}: {format_seconds(self.time_s)} ({predicted} {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
@@ -153,6 +158,11 @@ class TunedProblem:
                 *([f"  left out   {left_out}"] if left_out else []),
             )
         )
+
+    def _torchs_time(self) -> str:
+        if self.least_baseline_s is None:
+            return "not measured"
+        return ("more than " if self.baseline_s is None else "") + format_seconds(self.least_baseline_s)
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain values for ``json.dumps``, in seconds and bytes."""

@@ -96,7 +96,8 @@ class Failure:
     tuning measures it. by_arithmetic: the micro-config was skipped for its number of operations alone, and may win if
     higher rates are measured. needed_bytes: the workspace for which it was skipped; None if there was another reason.
     is_unproven: the algorithm is foreign code that could not be proven in a separate process, and was not run; this is
-    not lasting either.
+    not lasting either. least_s: seconds of the whole mini-batch, extrapolated from a few samples, if it was too slow to
+    be measured; None if there was another reason.
     """
 
     micro_config: MicroConfig
@@ -106,6 +107,7 @@ class Failure:
     by_arithmetic: bool = False
     needed_bytes: int | None = None
     is_unproven: bool = False
+    least_s: float | None = None
 
     @property
     def why(self) -> str:

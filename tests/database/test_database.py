@@ -29,7 +29,7 @@ COUNTS = st.integers(0, 2**48)  # bytes
 SAMPLES = st.integers(1, 2**62)
 MICRO_CONFIGS = st.builds(MicroConfig, st.sampled_from(sorted(VERSIONS)), st.integers(1, 64))
 MEASUREMENTS = st.builds(Measurement, MICRO_CONFIGS, NUMBERS, NUMBERS, COUNTS, COUNTS, NUMBERS, NUMBERS, SAMPLES)
-FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text())
+FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), least_s=st.none() | st.floats(1e-9, 1e9))
 
 
 @pytest.fixture

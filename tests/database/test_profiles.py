@@ -38,7 +38,7 @@ MEASUREMENTS = st.builds(
     load=SHARES,
     raw=st.none() | st.builds(MeasuredSamples, SAMPLES, SAMPLES, SHARES, CLOCKS),
 )
-FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text())
+FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), least_s=st.none() | st.floats(1e-9, 1e9))
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 VERIFICATIONS = st.builds(
     WholeRun,

@@ -67,13 +67,14 @@ def test_of_a_batch_each_fault_is_told_and_the_others_are_proven(prover: Prover)
 
 
 def test_what_is_slow_in_half_precision_is_tried_on_few_samples(prover: Prover) -> None:
-    """1000 samples would take 100 s."""
+    """20 samples would take 2 s."""
     problem = replace(PROBLEM, dtype="bfloat16")
-    candidates = [Candidate(problem, Product(fault), 1000) for fault in ("dawdles", "")]
-    slow, right = prover.prove(candidates, 1000, "cpu", checks_samples=False)
+    candidates = [Candidate(problem, Product(fault), 20) for fault in ("dawdles", "")]
+    slow, right = prover.prove(candidates, 20, "cpu", checks_samples=False)
     assert isinstance(slow, BarredError)
     assert slow.fault is Fault.SLOW
-    assert re.match(r"it is too slow to measure: 2 of 1000 samples took 2\d\d ms", str(slow))
+    assert re.match(r"it is too slow to measure: 2 of 20 samples took 2\d\d ms", str(slow))
+    assert slow.least_s == pytest.approx(2, rel=0.4)
     assert isinstance(right, Proof)
 
 
@@ -150,11 +151,12 @@ def test_no_plug_in_can_end_tuning_and_the_right_one_is_used(prover: Prover, mon
 class Dying:
     """A prover that bars torch's own, undivided, as where oneDNN ends the process; all else is proven."""
 
+    error = BarredError("it ends the process: SIGSEGV", Fault.DIES)
+
     def prove(
         self, candidates: list[Candidate], batch_size: int, device: str, *, checks_samples: bool
     ) -> list[Proof | Exception]:
-        error = BarredError("it ends the process: SIGSEGV", Fault.DIES)
-        return [error if c.algorithm.name == "native" else Proof(1e-7, 0, 1e-3) for c in candidates]
+        return [self.error if c.algorithm.name == "native" else Proof(1e-7, 0, 1e-3) for c in candidates]
 
     def start(self) -> None: ...
 
@@ -186,6 +188,14 @@ def test_a_model_in_which_torchs_own_is_barred_is_tuned_and_says_so(monkeypatch:
     text = str(mucudnn.report(model))
     assert "PyTorch's own is barred in 0 (forward)" in " ".join(text.split())
     assert mucudnn.report(model).confirmation is None
+
+
+def test_where_torchs_own_is_too_slow_to_measure_the_least_it_takes_is_told() -> None:
+    prover = Dying()
+    prover.error = BarredError("it is too slow to measure", Fault.SLOW, 90.0)
+    (tuned,) = tune(PROBLEM, BATCH, machine=replace(Machine.current(), prover=prover)).problems
+    assert (tuned.baseline_s, tuned.speedup, tuned.least_baseline_s) == (None, None, 90.0)
+    assert "PyTorch    more than 90 s" in str(tuned)
 
 
 def test_a_prover_ends_with_its_process(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.races import CLOCK, SIZES, fake, given_of, race_of
 
-from mucudnn.measuring.prior import Prior
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.prior import Expectation, Prior
+from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
 from mucudnn.measuring.quick_race import QuickRace
 from mucudnn.measuring.race import _seconds_of_probe
+from mucudnn.measuring.thresholds import HOPELESS_IN_LIKE
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
@@ -226,6 +229,43 @@ def test_foreign_code_that_failed_is_not_tried_at_another_size() -> None:
     results = search(given_of(fake("native", 0.02), foreign))
     assert {size for name, size in results if name == "library:7"} == {8}
     assert set(foreign.sizes_run) == {8}
+
+
+class Slow:
+    """A prover whose candidates took so long that they were barred, or that they cannot win."""
+
+    def __init__(self, verdict: Proof | Exception) -> None:
+        self.verdict, self.asked = verdict, list[MicroConfig]()
+
+    def prove(self, candidates: Sequence[Candidate], **_: object) -> list[Proof | Exception]:
+        self.asked += [candidate.micro_config for candidate in candidates]
+        return [self.verdict for _ in candidates]
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 1000])
+@pytest.mark.parametrize("verdict", [BarredError("too slow", Fault.SLOW, 4.0), Proof(1e-7, 0, 0.4)])
+def test_foreign_code_that_was_slow_when_it_was_proven_never_runs_here(
+    verdict: BarredError | Proof, limit_bytes: int | None
+) -> None:
+    foreign, prover = fake("library/own"), Slow(verdict)
+    given = given_of(fake("native", 0.02), fake("best", 0.01), foreign, limit_bytes=limit_bytes)
+    proofs = Proofs(prover, LARGEST, "cpu", checks_samples=True)  # type: ignore[arg-type]
+    given["candidates"] = [replace(c, proofs=proofs) if c.algorithm is foreign else c for c in given["candidates"]]
+    (result,) = (result for (name, _), result in search(given).items() if name == "library/own")
+    assert prover.asked == [result.micro_config] == [MicroConfig("library/own", LARGEST)]
+    assert not foreign.sizes_run
+    if isinstance(result, Failure):
+        assert (result.is_lasting, result.least_s) == (True, 4.0)
+    else:
+        assert (result.step_s, result.relative_error) == (0.4, 1e-7)
+
+
+def test_what_was_too_slow_to_measure_in_like_problems_is_hopeless() -> None:
+    prior = Prior()
+    for problem in NEAR:
+        slow = Failure(MicroConfig("slow", 1), "it is too slow to measure", least_s=0.03)
+        prior.learn(problem, [measurement("best", 0.01), slow])
+    assert prior.expected(FORWARD, "slow") == Expectation(3.0, HOPELESS_IN_LIKE[2])
 
 
 def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> None:

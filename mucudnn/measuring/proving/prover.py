@@ -29,7 +29,7 @@ from mucudnn.words.torch_settings import TorchSettings
 
 _SLOWEST_FLOPS_PER_S = 1e8  # half the rate of oneDNN's reference loops on one core
 _SLOW_FLOPS_PER_S = 5e9  # of one thread: a twentieth of the rate of our own algorithms
-_LEAST_SLOW_S = 0.3
+_LEAST_SLOW_S = 0.1
 _START_S = 60.0  # loading torch takes one to ten seconds
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.measuring.proving.server import main; main({fd})"
 _MALLOC_DEBUG = "libc_malloc_debug.so.0"

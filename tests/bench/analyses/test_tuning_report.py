@@ -18,7 +18,7 @@ from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 ENVIRONMENT = Environment("a CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2")
@@ -47,6 +47,17 @@ def test_a_slower_choice_has_its_reason_in_the_table() -> None:
     lines = printed(tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, rows, 2))).splitlines()
     assert "why slower" in lines[2]
     assert ["PyTorch needs 100 MiB, over the limit" in line for line in lines if "conv" in line] == [True, False]
+
+
+def test_where_pytorchs_own_is_too_slow_to_measure_the_table_says_more_than() -> None:
+    slow = Failure(MicroConfig(TORCHS_OWN, 32), "it is too slow to measure", least_s=3.0)
+    unmeasured = replace(tuned(), baseline_s=None, failures=(slow,))
+    rows = (TunedLayer(("conv1",), 2, unmeasured), TunedLayer(("conv2",), 1, tuned()))
+    lines = printed(tuning_table(TableTuning("mynet", Config(), ENVIRONMENT, rows, 2))).splitlines()
+    cells = [[cell.strip() for cell in line.split("│")] for line in lines if "conv1" in line or "total" in line]
+    assert [{">3000.00", "20.00", ">150.00×"} <= {*cells[0]}, {">6060.00", "60.00", ">101.00×"} <= {*cells[1]}] == [
+        True
+    ] * 2
 
 
 def test_tuning_record_is_json_with_seconds_and_bytes() -> None:
