@@ -19,6 +19,7 @@ from mucudnn.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.optimizing.alternatives import Alternative, stored_alternatives
 from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.tracing.convolutions import problem_operation
 from mucudnn.tuning.confirmation import Confirmation, PutBack
@@ -48,7 +49,8 @@ class Report:
     convolution runs. transposed: names of layers whose forward operation is backward data of their problem. divided:
     module name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one
     for each part of the model that was optimized separately. fused: module name and the operations fused with its
-    convolution. unconfirmed: reasons why parts of the model were not compared.
+    convolution. unconfirmed: reasons why parts of the model were not compared. alternatives: other dtypes and memory
+    formats in which all these operations were measured on this machine, the fastest first.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -60,6 +62,7 @@ class Report:
     confirmations: tuple[Confirmation, ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unconfirmed: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -165,6 +168,8 @@ class Report:
             )
         for reason in self.unconfirmed:
             yield filled(f"not confirmed: {reason}")
+        if faster := [str(one) for one in self.alternatives if one.time_s < time_s]:
+            yield filled(f"measured to be faster here: {'; '.join(faster)}")
         yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
             yield filled(left_out)
@@ -236,7 +241,14 @@ def report(model: torch.nn.Module) -> Report:
         tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
         tuple((name, module.parts) for name, module in every if isinstance(module, FusedConvolution)),
         tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
+        _alternatives([module for _, module in modules]),
     )
+
+
+def _alternatives(modules: Sequence[TunedModule]) -> tuple[Alternative, ...]:
+    every = [tuned for module in modules for tuned in tuned_of(module)]
+    device = next((module.choices.device_type for module in modules if module.choices is not None), "cpu")
+    return stored_alternatives(every, device) if every else ()
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
