@@ -3,7 +3,25 @@
 
 #include <algorithm>
 
-#include "common/elements.h"
+#include "common/pairs.h"
+
+// A pointer to pairs of bfloat16 pixels, one from each of two planes that are `distance` elements apart.
+struct PlanePairs {
+  const BFloat16* low;
+  ptrdiff_t distance;
+
+  INLINE_MEMBER PlanePairs operator+(ptrdiff_t count) const { return {low + count, distance}; }
+  INLINE_MEMBER float operator[](ptrdiff_t i) const {
+    const uint32_t bits = low[i].bits | uint32_t(low[i + distance].bits) << 16;
+    float pair;
+    std::memcpy(&pair, &bits, sizeof pair);
+    return pair;
+  }
+};
+INLINE Vec load(PlanePairs from) { return paired_exactly(load(from.low), load(from.low + from.distance)); }
+INLINE Vec load_first(PlanePairs from, int count) {
+  return paired_exactly(load_first(from.low, count), load_first(from.low + from.distance, count));
+}
 
 // A batch of images; strides in elements. sc == 1 (NHWC) and sw == 1 (NCHW) are the fast cases.
 struct Images {
@@ -11,6 +29,7 @@ struct Images {
   int64_t n;
   int c, h, w;
   ptrdiff_t sn, sc, sh, sw;
+  ptrdiff_t plane_pair = 0;  // distance of the planes of a pair, in a view by pairs_of_channels
 
   Images group(int64_t index) const {  // the view of group `index`, if this is that of group 0
     Images moved = *this;
@@ -19,6 +38,12 @@ struct Images {
   }
   ptrdiff_t offset(int64_t image, int channel, int row, int column) const {
     return image * sn + channel * sc + row * sh + column * sw;
+  }
+  // Call body with a pointer to the pixels to read: of the type of the elements, or PlanePairs.
+  template <class Body>
+  void visit_pixels(Body body) const {
+    if (plane_pair) return body(PlanePairs{data.as<const BFloat16>(), plane_pair});
+    data.visit(body);
   }
   // Only for float32:
   float* floats() const { return data.as<float>(); }
@@ -36,11 +61,16 @@ static inline Images every(Images x, int64_t stride_h, int64_t stride_w) {
   return x;
 }
 
-// View channels-last images of bfloat16 as floats that are pairs of neighbouring channels, of which there must be an
-// even number.
+// View images of bfloat16 as floats that are pairs of neighbouring channels, of which there must be an even number.
+// In channels-last images they lie so in memory; otherwise planes are paired as they are read.
 static inline Images pairs_of_channels(Images x) {
-  x.data.type = FLOAT32;
   x.c /= 2;
+  if (x.sc != 1) {
+    x.plane_pair = x.sc;
+    x.sc *= 2;
+    return x;
+  }
+  x.data.type = FLOAT32;
   for (ptrdiff_t* stride : {&x.sn, &x.sh, &x.sw}) *stride /= 2;
   return x;
 }
@@ -63,8 +93,8 @@ INLINE bool is_window(const Images& x, const Region& r) {
 }
 
 // Copy one row of a region of planar channels to [columns][VL] at `to`, by VL x VL transposes.
-template <class T>
-INLINE void gather_planar_row(const T* from, ptrdiff_t channel_stride, int channels, int columns, float* to) {
+template <class Pixels>
+INLINE void gather_planar_row(Pixels from, ptrdiff_t channel_stride, int channels, int columns, float* to) {
   for (ptrdiff_t j = 0; j < columns; j += VL) {
     const int count = int(std::min<ptrdiff_t>(VL, columns - j));
     Vec block[VL];
@@ -117,8 +147,8 @@ INLINE void scatter_spread_row(const float* from, int columns, T* to, ptrdiff_t 
   }
 }
 
-template <class T>
-static inline void fill_from(const T* first_element, const Images& x, const Region& r, float* buffer) {
+template <class Pixels>
+static inline void fill_from(Pixels first_element, const Images& x, const Region& r, float* buffer) {
   const int channels = std::min(VL, x.c - r.channel);
   const int first = std::clamp(-r.left, 0, r.columns), last = std::clamp(x.w - r.left, first, r.columns);
   for (int i = 0; i < r.rows; ++i) {
@@ -130,7 +160,7 @@ static inline void fill_from(const T* first_element, const Images& x, const Regi
     std::memset(to, 0, first * (VL * sizeof(float)));
     std::memset(to + ptrdiff_t(last) * VL, 0, (r.columns - last) * (VL * sizeof(float)));
     if (first == last) continue;
-    const T* from = first_element + x.offset(r.image, r.channel, r.top + i, r.left + first);
+    const Pixels from = first_element + x.offset(r.image, r.channel, r.top + i, r.left + first);
     if (x.sc == 1)
       for (ptrdiff_t j = first; j < last; ++j) store(to + j * VL, load_first(from + (j - first) * x.sw, channels));
     else if (x.sw != 1)
@@ -143,7 +173,7 @@ static inline void fill_from(const T* first_element, const Images& x, const Regi
 
 // Copy VL channels of a region to [rows][columns][VL] as floats, with zeros outside the image.
 static inline void fill(const Images& x, const Region& r, float* buffer) {
-  x.data.visit([&](const auto* first) { fill_from(first, x, r, buffer); });
+  x.visit_pixels([&](auto first) { fill_from(first, x, r, buffer); });
 }
 
 // Return VL channels of a region: in x itself if possible, otherwise copied to `buffer`.

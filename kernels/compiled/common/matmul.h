@@ -115,7 +115,7 @@ __attribute__((noinline)) void tiles_of_rows(const RowsOf& rows_of, int blocks, 
 template <int ROWS, int VECTORS, class Step, class RowsOf, class Finish>
 INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, ptrdiff_t b_stream, Finish finish) {
   if constexpr (Step::NUMBERS == 2) {
-    if (best_products() == OF_TILES)
+    if (steps >= VL && best_products() == OF_TILES)
       return tiles_of_rows<ROWS, VECTORS>(rows_of, blocks, steps, b, b_stream, finish);
   }
   Vec sum[ROWS][VECTORS];

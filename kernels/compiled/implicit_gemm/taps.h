@@ -98,9 +98,11 @@ struct Call {
   Images x, y;
 };
 
-// Return whether channels-last images of bfloat16 are read as pairs of channels: if the processor multiplies pairs.
+// Return whether images of bfloat16 are read as pairs of channels: if the processor multiplies pairs. Few planes are
+// not: their products need no other order of the pixels (forward.h, multiply_pixels).
 inline bool are_pairs(const Images& x) {
-  return x.data.type == BFLOAT16 && x.sc == 1 && x.c % 2 == 0 && multiplies_pairs();
+  const bool is_suitable = x.sc == 1 || !is_planar(x.c);
+  return x.data.type == BFLOAT16 && x.c % 2 == 0 && is_suitable && multiplies_pairs();
 }
 
 inline Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y) {

@@ -39,8 +39,8 @@ inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape&
   return offsets;
 }
 
-template <class T>
-void fill_planar(const T* first_element, const Images& x, const Region& r, const WindowShape& shape, float* to) {
+template <class Pixels>
+void fill_planar(Pixels first_element, const Images& x, const Region& r, const WindowShape& shape, float* to) {
   std::memset(to, 0, shape.floats() * sizeof(float));
   const int top = std::max(0, -r.top), bottom = std::min(shape.height, x.h - r.top);
   for (int c = 0; c < shape.channels; ++c)
@@ -49,7 +49,7 @@ void fill_planar(const T* first_element, const Images& x, const Region& r, const
         const int left = r.left + residue;  // columns left + j * residues, of which those in the image are copied
         const int first = left < 0 ? ceil_div(-left, shape.residues) : 0;
         const int last = std::min(shape.width, left < x.w ? ceil_div(x.w - left, shape.residues) : 0);
-        const T* from = first_element + x.offset(r.image, c, r.top + i, left);
+        const Pixels from = first_element + x.offset(r.image, c, r.top + i, left);
         const ptrdiff_t step = shape.residues * x.sw;
         float* row = to + c * shape.plane() + i * shape.row() + ptrdiff_t(residue) * shape.width;
         for (int j = first; j < last; ++j) row[j] = value_of(from[j * step]);
@@ -58,7 +58,7 @@ void fill_planar(const T* first_element, const Images& x, const Region& r, const
 
 // Fill a window with a region of all channels of an image; r.channel is ignored.
 inline void fill_window(const Images& x, Region r, const WindowShape& shape, float* to) {
-  if (shape.planar) return x.data.visit([&](const auto* first) { fill_planar(first, x, r, shape, to); });
+  if (shape.planar) return x.visit_pixels([&](auto first) { fill_planar(first, x, r, shape, to); });
   for (int block = 0; block < blocks_of(x.c); ++block) {
     r.channel = block * VL;
     fill(x, r, to + block * shape.plane());

@@ -64,10 +64,10 @@ INLINE void add_dot_products(const Vec (&sum)[ROWS][DOT_COLUMNS], const MatrixPl
 }
 
 // Vector `step` of row i is at a[(step * ROWS + i) * VL], that of column j at b[(step * DOT_COLUMNS + j) * VL].
-template <int ROWS>
+template <int ROWS, class Step>
 INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, const MatrixPlace& to) {
   if constexpr (ROWS > 1) {
-    if (rows < ROWS) return dot_tile_of<ROWS - 1>(rows, steps, a, b, to);
+    if (rows < ROWS) return dot_tile_of<ROWS - 1, Step>(rows, steps, a, b, to);
   }
   Vec sum[ROWS][DOT_COLUMNS] = {};
   for (int step = 0; step < steps; ++step, a += ROWS * VL, b += DOT_COLUMNS * VL) {
@@ -78,7 +78,7 @@ INLINE void dot_tile_of(int rows, int steps, const float* a, const float* b, con
     for (int j = 0; j < DOT_COLUMNS; ++j) {
       const Vec right = load(b + j * VL);
 #pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) sum[i][j] += left[i] * right;
+      for (int i = 0; i < ROWS; ++i) sum[i][j] = Step::add_product(sum[i][j], left[i], right);
     }
   }
   add_dot_products<ROWS>(sum, to);
@@ -99,7 +99,7 @@ struct FilterGradient {
 
   FilterGradient(const Images& of_x, const Images& of_dy, int thread_count)
       : x(of_x), dy(of_dy), threads(thread_count) {
-    step = x.data.type == BFLOAT16 && pixels_are_rows() && multiplies_pairs() ? 2 : 1;
+    step = x.data.type == BFLOAT16 && multiplies_pairs() ? 2 : 1;
     k_block = pixels_are_rows() ? ROW_CHANNELS : 4 * DOT_ROWS;
     chunk = choose_chunk();
     c_block = choose_c_block();
@@ -157,9 +157,15 @@ struct GradientTask {
   int count, c, c_end, k;
 };
 
-// Copy channels of pixels of the chunk in blocks of VL, and in pairs if they are multiplied in pairs.
+// Copy channels of pixels of the chunk in blocks of VL channels, and in pairs if they are multiplied in pairs.
 inline void copy_pixels(const FilterGradient& f, const Images& x, int64_t first, int count, float* to) {
   (f.step == 2 ? copy_paired_rows : copy_blocked_rows)(x, first, count, to, ptrdiff_t(f.chunk) * VL);
+}
+
+// Copy the same in blocks of VL pixels, or pairs of them.
+inline void copy_chunk_planes(const FilterGradient& f, const Images& x, int64_t first, int count, int stride,
+                              float* to) {
+  (f.step == 2 ? copy_planes_in_pairs : copy_planes)(x, first, count, stride, to);
 }
 
 inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int count, int channel, int channels,
@@ -168,7 +174,7 @@ inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int 
   float* at = to + ptrdiff_t(channel) * f.chunk;
   if (f.pixels_are_rows()) return copy_pixels(f, part, first, count, at);
   for (int c = 0; c < part.c; c += DOT_COLUMNS)
-    copy_planes(channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
+    copy_chunk_planes(f, channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
                 at + ptrdiff_t(c) * f.chunk);
 }
 
@@ -191,18 +197,19 @@ void add_outer_products(const FilterGradient& f, const GradientTask& task, const
   });
 }
 
-inline void add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw) {
-  const int rows = std::min(f.k_block, f.dy.c - task.k), steps = blocks_of(task.count);
+template <class Step>
+void add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw) {
+  const int rows = std::min(f.k_block, f.dy.c - task.k), steps = blocks_of(ceil_div(task.count, f.step));
   const Images planes = joined_rows(f.dy);
   for (int i = 0; i < rows; i += DOT_ROWS) {
     const int tile_rows = std::min(DOT_ROWS, rows - i);
-    copy_planes(channels_of(planes, task.k + i, tile_rows), task.first, task.count, tile_rows,
+    copy_chunk_planes(f, channels_of(planes, task.k + i, tile_rows), task.first, task.count, tile_rows,
                 dy + ptrdiff_t(i) * f.chunk);
   }
   for (int c = task.c; c < task.c_end; c += DOT_COLUMNS)
     for (int i = 0; i < rows; i += DOT_ROWS) {
       const MatrixPlace to{dw + ptrdiff_t(task.k + i) * f.x.c + c, f.x.c, rows - i, f.x.c - c};
-      dot_tile_of<DOT_ROWS>(rows - i, steps, dy + ptrdiff_t(i) * f.chunk, x + ptrdiff_t(c) * f.chunk, to);
+      dot_tile_of<DOT_ROWS, Step>(rows - i, steps, dy + ptrdiff_t(i) * f.chunk, x + ptrdiff_t(c) * f.chunk, to);
     }
 }
 
@@ -221,12 +228,9 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
     for (int64_t index = tasks * rank / size; index < tasks * (rank + 1) / size; ++index) {
       const int c = int(index / k_blocks) * c_block;
       const GradientTask task{first, count, c, std::min(f.x.c, c + c_block), int(index % k_blocks) * f.k_block};
-      if (f.step == 2)
-        add_outer_products<Pairs>(f, task, x, dy, dw);
-      else if (f.pixels_are_rows())
-        add_outer_products<Singles>(f, task, x, dy, dw);
-      else
-        add_dot_products(f, task, x, dy, dw);
+      const auto singles = f.pixels_are_rows() ? add_outer_products<Singles> : add_dot_products<Singles>;
+      const auto pairs = f.pixels_are_rows() ? add_outer_products<Pairs> : add_dot_products<Pairs>;
+      (f.step == 2 ? pairs : singles)(f, task, x, dy, dw);
     }
     if (size > 1) {
 #pragma omp barrier

@@ -50,14 +50,14 @@ INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
 }
 
 // Load VL elements that are `step` apart, without reading past the last of them.
-template <class T>
-INLINE Vec load_every(const T* from, ptrdiff_t step) {
+template <class Pixels>
+INLINE Vec load_every(Pixels from, ptrdiff_t step) {
   if (step == 1) return load(from);
   Vec value;
   if (step == 2) {  // the second half overlaps the first by one float
     Lanes even;
     for (int i = 0; i < VL; ++i) even[i] = 2 * i < VL ? 2 * i : 2 * i + 1;
-    return shuffled(load(from), load(from + VL - 1), even);
+    return shuffled(load(from), load(from + (VL - 1)), even);
   }
   for (int i = 0; i < VL; ++i) value[i] = value_of(from[i * step]);
   return value;
@@ -86,11 +86,11 @@ INLINE void store_every(const float* from, int count, ptrdiff_t step, T* to, int
 // ---- planes --------------------------------------------------------------------------------------------------------
 
 // Copy the pixels of a run, for channels [begin, end): see copy_planes.
-template <int STEP, class T>
-INLINE void copy_run(const T* pixels, const Images& x, const Run& run, int begin, int end, int stride, float* to) {
+template <int STEP, class Pixels>
+INLINE void copy_run(Pixels pixels, const Images& x, const Run& run, int begin, int end, int stride, float* to) {
   const ptrdiff_t block = ptrdiff_t(stride) * VL, step = STEP == AT_RUN_TIME ? x.sw : STEP;
   const int head = std::min(run.count, (VL - run.offset % VL) % VL);
-  const T* from = pixels + x.offset(run.image, 0, run.row, run.column);
+  const Pixels from = pixels + x.offset(run.image, 0, run.row, run.column);
   float* part = to + run.offset / VL * block + run.offset % VL;  // the rest of a vector that an earlier run began
   for (int c = begin; c < end && head; ++c)
     for (int i = 0; i < head; ++i) part[ptrdiff_t(c) * VL + i] = value_of(from[c * x.sc + i * step]);
@@ -102,8 +102,8 @@ INLINE void copy_run(const T* pixels, const Images& x, const Run& run, int begin
     for (int j = i; j < run.count; ++j) vectors[ptrdiff_t(c) * VL + j - i] = value_of(from[c * x.sc + j * step]);
 }
 
-template <class T>
-INLINE void copy_planes_from(const T* pixels, const Images& x, int64_t first, int count, int stride, float* to) {
+template <class Pixels>
+INLINE void copy_planes_from(Pixels pixels, const Images& x, int64_t first, int count, int stride, float* to) {
   constexpr int ROWS = 8;  // of x at a time: as many streams as a processor tracks, and whole cache lines of the result
   for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / VL) * stride + c) * VL, Vec{});
   for_runs(x, first, count, [&](const Run& run) {
@@ -122,7 +122,28 @@ INLINE void copy_planes_from(const T* pixels, const Images& x, int64_t first, in
 // Copy `count` pixels of every channel in blocks of VL, padded with zeros: pixel p of channel c goes to
 // to[(p / VL * stride + c) * VL + p % VL].
 static inline void copy_planes(const Images& x, int64_t first, int count, int stride, float* to) {
-  x.data.visit([&](const auto* pixels) { copy_planes_from(pixels, x, first, count, stride, to); });
+  x.visit_pixels([&](auto pixels) { copy_planes_from(pixels, x, first, count, stride, to); });
+}
+
+// Copy bfloat16 pixels of every channel in the same way, but in pairs of neighbouring pixels: pixel p of channel c goes
+// to half p % (2 VL) of the vector at to[(p / (2 VL) * stride + c) * VL].
+static inline void copy_planes_in_pairs(const Images& x, int64_t first, int count, int stride, float* to) {
+  constexpr int PIXELS = 2 * VL;  // of a vector
+  for (int c = 0; c < x.c; ++c) store(to + (ptrdiff_t((count - 1) / PIXELS) * stride + c) * VL, Vec{});
+  for_runs(x, first, count, [&](const Run& run) {
+    for (int c = 0; c < x.c; ++c) {
+      const BFloat16* from = x.data.as<const BFloat16>() + x.offset(run.image, c, run.row, run.column);
+      for (int i = 0, copied; i < run.count; i += copied) {
+        const int pixel = run.offset + i;
+        copied = std::min(PIXELS - pixel % PIXELS, run.count - i);
+        auto* at = reinterpret_cast<BFloat16*>(to + (ptrdiff_t(pixel / PIXELS) * stride + c) * VL) + pixel % PIXELS;
+        if (x.sw == 1 && copied == PIXELS)
+          std::memcpy(at, from + i, sizeof(Vec));
+        else
+          for (int j = 0; j < copied; ++j) at[j] = from[(i + j) * x.sw];
+      }
+    }
+  });
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------

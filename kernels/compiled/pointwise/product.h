@@ -155,8 +155,8 @@ inline ProductTask task_of(const Cut& cut, int blocks, int64_t index) {
           std::min(blocks, first_block + cut.blocks)};
 }
 
-// The product of one group. in: the pixels that are read; channels-last ones of bfloat16 as pairs of channels, if the
-// processor multiplies pairs. out: where the results are written.
+// The product of one group. in: the pixels that are read; those of bfloat16 as pairs of channels, if the processor
+// multiplies pairs. out: where the results are written.
 struct Product {
   Images in;
   Spread out;
@@ -164,7 +164,7 @@ struct Product {
   bool of_pairs = false;
 
   Product(const Images& read, const Spread& written, int thread_count) : in(read), out(written), threads(thread_count) {
-    of_pairs = in.data.type == BFLOAT16 && pixels_are_rows() && in.c % 2 == 0 && multiplies_pairs();
+    of_pairs = in.data.type == BFLOAT16 && in.c % 2 == 0 && multiplies_pairs();
     if (of_pairs) in = pairs_of_channels(in);
   }
 
@@ -179,7 +179,7 @@ struct Product {
   }
   bool widens() const { return in.data.type != FLOAT32; }         // when pixels are copied
   bool rounds() const { return out.whole.data.type != FLOAT32; }  // at the end
-  bool rounds_in_registers() const { return of_pairs && out.is_dense() && steps() == in.c; }
+  bool rounds_in_registers() const { return of_pairs && pixels_are_rows() && out.is_dense() && steps() == in.c; }
   bool buffers_result() const { return rounds() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
   // Pairs are multiplied faster than the lines of a tile's rows arrive unforeseen; a copy prefetches them.
   bool copies_input() const {
@@ -281,7 +281,8 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
   });
 }
 
-inline void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
+template <class Step>
+void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
                               const float* packed, const float* bias, float* input, const Results& results) {
   const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
@@ -294,7 +295,7 @@ inline void multiply_channels(const Product& p, const ProductTask& task, int fir
       constexpr int VECTORS = vectors.value;
       const MatrixPlace to{results.data + row * results.row + first * VL, results.row, p.channels() - channel,
                            task.count - first * VL};
-      register_sums<MR_TRANSPOSED, VECTORS>(
+      register_sums<MR_TRANSPOSED, VECTORS, Step>(
           Layout<1, VL>{}, [&](int) { return a; }, 1, steps, input + ptrdiff_t(first) * steps * VL,
           ptrdiff_t(steps) * VL, [&](TileSums<MR_TRANSPOSED, VECTORS> sum) INLINE_LAMBDA {
             if (finish.epilogue)
@@ -321,7 +322,8 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
                  : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
-    (rows ? multiply_pixels : multiply_channels)(p, task, step, steps, packed, bias, input, results);
+    const auto multiply = rows ? multiply_pixels : p.of_pairs ? multiply_channels<Pairs> : multiply_channels<Singles>;
+    multiply(p, task, step, steps, packed, bias, input, results);
   }
   if (buffered && rows)
     spread_rows(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
