@@ -1,7 +1,7 @@
 // Products of pairs of bfloat16 numbers, which processors with AVX512_BF16 add to floats, a vector at a time: twice the
 // arithmetic of float32. Those with AMX add a tile at a time (tiles.h). A pair is stored where a float would be, so a
-// matrix of pairs is a matrix of floats with half as many steps of the inner dimension. Which two steps make a pair does
-// not matter, if it is the same two on both sides of a product.
+// matrix of pairs is a matrix of floats with half as many steps of the inner dimension. Which two steps make a pair
+// does not matter, if it is the same two on both sides of a product.
 #pragma once
 
 #include <cstdlib>

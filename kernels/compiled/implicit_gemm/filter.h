@@ -65,7 +65,9 @@ inline void pack_filter(const FilterView& w, bool of_pairs, const std::vector<Pa
             const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
             float* to = product.to + (outer * ptrdiff_t(product.taps.size()) * in_block + row % in_block) * VL;
             for (const Tap& tap : product.taps) {
-              store(to, load(buffer + (ptrdiff_t(row - first) * w.taps() + tap.r * w.s + tap.s) * VL));
+              const float* elements = buffer + (ptrdiff_t(row - first) * w.taps() + tap.r * w.s) * VL;
+              const auto of = [&](int s) { return s < 0 ? Vec{} : load(elements + ptrdiff_t(s) * VL); };
+              store(to, are_in_pairs(product.taps) ? paired_exactly(of(tap.s), of(tap.second)) : of(tap.s));
               to += in_block * VL;
             }
           }

@@ -50,7 +50,7 @@ inline FilterGradient filter_gradient(const Geometry& g, const Images& x, const 
   f.window = window_shape(is_planar(c), c, f.taps, f.stride_h, f.stride_w, 1, f.rows, q);
   // No tap may need a pixel paired that another one, for the last output, needs alone.
   const bool can_pair = q % 2 == 0 || span_of(f.taps, &Tap::column).size() <= 2 * f.stride_w;
-  f.step = x.data.type == BFLOAT16 && !f.window.planar && can_pair && multiplies_pairs() ? 2 : 1;
+  f.step = x.data.type == BFLOAT16 && can_pair && multiplies_pairs() ? 2 : 1;
   f.units_at_once = int(std::clamp<int64_t>(BATCH_FLOATS / f.unit_floats(), 2, 64));
   f.units_at_once = int(std::min<int64_t>(f.units_at_once, times(n, f.units_per_image)));
   return f;
@@ -63,6 +63,14 @@ inline void pair_vectors(const float* row, int vectors, int unpaired, int distan
     const bool is_pair = i < unpaired && i + distance < vectors;
     const Vec other = is_pair ? load(row + ptrdiff_t(i + distance) * VL) : Vec{};
     store(to, paired_exactly(load(row + ptrdiff_t(i) * VL), other));
+  }
+}
+
+// Do the same for single pixels of bfloat16, in place.
+inline void pair_row(float* row, int pixels, int unpaired, int distance) {
+  for (int i = 0; i < pixels; i += VL) {
+    const Vec others = load_first(row + i + distance, std::min(unpaired, pixels - distance) - i);
+    store_first(row + i, paired_exactly(load_first(row + i, pixels - i), others), pixels - i);
   }
 }
 
@@ -85,7 +93,10 @@ inline Unit pack_unit(const FilterGradient& f, const Images& x, const Images& dy
   if (f.step == 2) {
     const ptrdiff_t of_steps = ptrdiff_t(f.steps()) * VL;
     for (ptrdiff_t i = 0; i < f.window.floats(); i += f.window.row())
-      pair_vectors(to + i, f.window.width, f.unpaired(), f.stride_w, 1, to + i);
+      if (f.window.planar)
+        pair_row(to + i, f.window.width, f.unpaired(), f.stride_w);
+      else
+        pair_vectors(to + i, f.window.width, f.unpaired(), f.stride_w, 1, to + i);
     for (int i = 0; i < blocks_of(dy.c) * rows; ++i)
       pair_vectors(gradient + ptrdiff_t(i) * f.q * VL, f.q, f.q, 1, 2, gradient + i * of_steps);
   }
@@ -136,10 +147,10 @@ inline void accumulate_blocked(const FilterGradient& f, const Images& x, const I
 }
 
 // Add dy, times the pixels that ROWS (channel, tap) pairs read, to the planar accumulator [K / VL][C * taps][VL].
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, class Step>
 INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
                          float* sum, ptrdiff_t sum_stream) {
-  const ptrdiff_t step = f.stride_w, dy_stream = ptrdiff_t(unit.rows) * f.q * VL;
+  const ptrdiff_t step = f.stride_w * Step::NUMBERS, dy_stream = ptrdiff_t(unit.rows) * f.steps() * VL;
   Vec sums[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -150,7 +161,7 @@ INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdif
     const float* pixels[ROWS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i) pixels[i] = window + offsets[i];
-    for (ptrdiff_t column = 0; column < f.q * step; column += step, dy += VL) {
+    for (ptrdiff_t column = 0; column < f.steps() * step; column += step, dy += VL) {
       Vec right[VECTORS];
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) right[j] = load(dy + j * dy_stream);
@@ -158,7 +169,7 @@ INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdif
       for (int i = 0; i < ROWS; ++i) {
         const Vec left = broadcast(pixels[i][column]);
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; ++j) sums[i][j] += left * right[j];
+        for (int j = 0; j < VECTORS; ++j) sums[i][j] = Step::add_product(sums[i][j], left, right[j]);
       }
     }
   }
@@ -168,22 +179,23 @@ INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdif
     for (int j = 0; j < VECTORS; ++j) store(sum + j * sum_stream + i * VL, sums[i][j]);
 }
 
-template <int ROWS, int VECTORS>
+template <int ROWS, int VECTORS, class Step>
 INLINE void tile_of_taps(int rows, const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
                          float* sum, ptrdiff_t sum_stream) {
   if constexpr (ROWS > 1) {
-    if (rows < ROWS) return tile_of_taps<ROWS - 1, VECTORS>(rows, f, unit, offsets, dy, sum, sum_stream);
+    if (rows < ROWS) return tile_of_taps<ROWS - 1, VECTORS, Step>(rows, f, unit, offsets, dy, sum, sum_stream);
   }
-  tile_of_taps<ROWS, VECTORS>(f, unit, offsets, dy, sum, sum_stream);
+  tile_of_taps<ROWS, VECTORS, Step>(f, unit, offsets, dy, sum, sum_stream);
 }
 
-inline void accumulate_planar(const FilterGradient& f, const Unit& unit, const std::vector<ptrdiff_t>& offsets,
-                              float* sums) {
+template <class Step>
+void accumulate_planar(const FilterGradient& f, const Unit& unit, const std::vector<ptrdiff_t>& offsets, float* sums) {
   const int pairs = int(offsets.size());
   for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
     for_row_tiles(pairs, [&](int first, int count) {
-      tile_of_taps<MR, vectors.value>(count, f, unit, &offsets[first], unit.dy + ptrdiff_t(k) * unit.rows * f.q * VL,
-                                      sums + (ptrdiff_t(k) * pairs + first) * VL, ptrdiff_t(pairs) * VL);
+      tile_of_taps<MR, vectors.value, Step>(count, f, unit, &offsets[first],
+                                            unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
+                                            sums + (ptrdiff_t(k) * pairs + first) * VL, ptrdiff_t(pairs) * VL);
     });
   });
 }
@@ -192,13 +204,14 @@ inline void accumulate_planar(const FilterGradient& f, const Images& x, const Im
                               int threads) {
   const int64_t units = dy.n * f.units_per_image, floats = f.gradient_floats(), own = f.unit_floats() + floats;
   const std::vector<ptrdiff_t> offsets = inner_offsets(f.taps, f.window);
+  const auto accumulate = f.step == 2 ? accumulate_planar<Pairs> : accumulate_planar<Singles>;
 #pragma omp parallel num_threads(threads)
   {
     const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
     float* sums = scratch + thread * own;
     std::memset(sums, 0, floats * sizeof(float));
     for (int64_t unit = units * thread / team; unit < units * (thread + 1) / team; ++unit)
-      accumulate_planar(f, pack_unit(f, x, dy, unit, sums + floats), offsets, sums);
+      accumulate(f, pack_unit(f, x, dy, unit, sums + floats), offsets, sums);
 #pragma omp barrier
 #pragma omp for
     for (int64_t i = 0; i < floats; i += VL)

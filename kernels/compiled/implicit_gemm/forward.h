@@ -176,9 +176,11 @@ struct Plan {
   ProductScratch scratch;
 };
 
-inline std::vector<Plan> plans_of(const Geometry& g, bool backward_data, int rows, const Images& y, int threads) {
+inline std::vector<Plan> plans_of(const Geometry& g, bool backward_data, const Images& x, const Images& y,
+                                  int threads) {
+  const int rows = x.c;
   std::vector<Plan> plans;
-  for_products(g, backward_data, rows, y, [&](Product product, const Images& view) {
+  for_products(g, backward_data, pairs_taps(x), rows, y, [&](Product product, const Images& view) {
     const ProductScratch scratch = product_scratch(product, rows, view, threads);
     plans.push_back({std::move(product), view, scratch});
   });
@@ -230,7 +232,8 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
   const ProductScratch& layout = plan.scratch;
   const Band band = layout.band;
   const std::vector<ptrdiff_t> offsets = inner_offsets(product.taps, layout.window);
-  const Span rows = span_of(product.taps, &Tap::row), columns = span_of(product.taps, &Tap::column);
+  const Span rows = span_of(product.taps, &Tap::row), columns = columns_of(product.taps);
+  const bool of_taps = are_in_pairs(product.taps);
   const float* filter = packed + product.filter_offset;
   const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
   const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
@@ -245,12 +248,14 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
                 {part.image, 0, top * product.stride_h + rows.first, left * product.stride_w + columns.first,
                  layout.window.height, layout.window.width},
                 layout.window, window);
-    if (of_pairs)
-      multiply_band<Pairs>(plan, part, offsets, window, filter, stream, finish, y, result);
-    else if (layout.window.planar && y.sw == 1 && part.width >= VL)
-      multiply_pixels(layout.window, product.stride_h, part, offsets, window, filter, stream, finish, y, result);
-    else
-      multiply_band<Singles>(plan, part, offsets, window, filter, stream, finish, y, result);
+    if (of_taps) pair_pixels(product.taps, layout.window, window);
+    if (!of_pairs && layout.window.planar && y.sw == 1 && part.width >= VL) {
+      const auto multiply = of_taps ? multiply_pixels<Pairs> : multiply_pixels<Singles>;
+      multiply(layout.window, product.stride_h, part, offsets, window, filter, stream, finish, y, result);
+    } else {
+      const auto multiply = of_pairs || of_taps ? multiply_band<Pairs> : multiply_band<Singles>;
+      multiply(plan, part, offsets, window, filter, stream, finish, y, result);
+    }
   }
 }
 

@@ -36,7 +36,8 @@ struct ImplicitGemm {
 
   static void open(const Stage& stage, const TensorArgument& w, float* packed) {
     const Geometry& g = stage.geometry;
-    const bool backward_data = stage.backward_data(), of_pairs = are_pairs(stage.in().images(g.groups));
+    const Images in = stage.in().images(g.groups);
+    const bool backward_data = stage.backward_data(), of_pairs = are_pairs(in);
     const int threads = require_filter(stage, w);
     for (int64_t i = 0; i < g.groups; ++i) {
       const FilterView view = w.filter(i, g.groups, backward_data);
@@ -45,7 +46,7 @@ struct ImplicitGemm {
       const Images whole{{}, 1, view.lanes, int(g.stride_h), int(g.stride_w), 0, 1, 0, 0};
       const Call call = make_call(g, backward_data, Images{}, whole);
       std::vector<PackedTaps> products;
-      for_products(call.geometry, backward_data, rows, call.y, [&](Product product, const Images&) {
+      for_products(call.geometry, backward_data, pairs_taps(in), rows, call.y, [&](Product product, const Images&) {
         products.push_back({std::move(product.taps), to + product.filter_offset});
       });
       pack_filter(view, of_pairs, products, threads);
@@ -104,7 +105,7 @@ struct ImplicitGemm {
   }
 
   static std::vector<Plan> plans(const Stage& stage, const Call& call) {
-    return plans_of(call.geometry, stage.backward_data(), call.x.c, call.y, stage.thread_count());
+    return plans_of(call.geometry, stage.backward_data(), call.x, call.y, stage.thread_count());
   }
 
   static FilterGradient gradient_of(const Call& call) {

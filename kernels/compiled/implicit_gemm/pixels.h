@@ -16,7 +16,7 @@ constexpr int PIXEL_VECTORS = 3;  // with MR_TRANSPOSED filters they fill the re
 
 // Compute FILTERS filters for VECTORS vectors of pixels. bias: a float for each filter.
 //   window + offsets[i]: the pixels for element i of the filters; filter + i * VL: that element of each filter
-template <int FILTERS, int VECTORS>
+template <int FILTERS, int VECTORS, class Step>
 INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& offsets, const float* filter,
                            const float* bias, float* y, ptrdiff_t channel_stride) {
   Vec sum[FILTERS][VECTORS];
@@ -32,7 +32,7 @@ INLINE void tile_of_pixels(const float* window, const std::vector<ptrdiff_t>& of
     for (int i = 0; i < FILTERS; ++i) {
       const Vec element = broadcast(filter[i]);
 #pragma GCC unroll 4
-      for (int j = 0; j < VECTORS; ++j) sum[i][j] += element * pixels[j];
+      for (int j = 0; j < VECTORS; ++j) sum[i][j] = Step::add_product(sum[i][j], element, pixels[j]);
     }
     filter += VL;
   }
@@ -60,15 +60,15 @@ INLINE void for_pixel_tiles(int columns, Body body) {
 }
 
 // Compute one row of outputs of `filters` filters, at most FILTERS.
-template <int FILTERS>
+template <int FILTERS, class Step>
 INLINE void row_of_pixels(int filters, const float* window, const std::vector<ptrdiff_t>& offsets, const float* filter,
                           const float* bias, int columns, float* y, ptrdiff_t channel_stride) {
   if constexpr (FILTERS > 1) {
     if (filters < FILTERS)
-      return row_of_pixels<FILTERS - 1>(filters, window, offsets, filter, bias, columns, y, channel_stride);
+      return row_of_pixels<FILTERS - 1, Step>(filters, window, offsets, filter, bias, columns, y, channel_stride);
   }
   for_pixel_tiles(columns, [&](int first, auto vectors) {
-    tile_of_pixels<FILTERS, vectors.value>(window + first, offsets, filter, bias, y + first, channel_stride);
+    tile_of_pixels<FILTERS, vectors.value, Step>(window + first, offsets, filter, bias, y + first, channel_stride);
   });
 }
 
@@ -83,7 +83,8 @@ void write_rows(const float* from, int rows, int columns, T* to, ptrdiff_t strid
 static_assert(MR_TRANSPOSED <= NV * VL);  // the rows of results fit the buffer
 
 // Compute the outputs of one filled window, at least VL columns wide. result: a buffer, used if y is in half precision.
-inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
+template <class Step>
+void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
                             const std::vector<ptrdiff_t>& offsets, const float* window, const float* filter,
                             ptrdiff_t filter_stream, const Finish& finish, const Images& y, float* result) {
   const bool in_place = y.data.type == FLOAT32;
@@ -95,9 +96,8 @@ inline void multiply_pixels(const WindowShape& shape, int stride_h, const BandOf
       const ptrdiff_t row = in_place ? y.sc : band.width;
       alignas(Vec) float of_filters[VL];
       store(of_filters, finish.bias ? load_first(finish.bias + k, filters) : Vec{});
-      row_of_pixels<MR_TRANSPOSED>(filters, window + i * stride_h * shape.row(), offsets,
-                                   filter + k / VL * filter_stream + k % VL, of_filters, band.width,
-                                   rows, row);
+      row_of_pixels<MR_TRANSPOSED, Step>(filters, window + i * stride_h * shape.row(), offsets,
+                                         filter + k / VL * filter_stream + k % VL, of_filters, band.width, rows, row);
       for (int channel = 0; finish.epilogue && channel < filters; ++channel)
         apply(finish.epilogue, y.data + offset + channel * y.sc, rows + channel * row, band.width);
       if (!in_place)

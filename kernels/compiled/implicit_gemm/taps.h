@@ -9,9 +9,11 @@
 
 namespace implicit_gemm {
 
-// Filter element (r, s), multiplied by input pixel (output row * stride + row, output column * stride + column).
+// Filter element (r, s), multiplied by input pixel (output row * stride + row, output column * stride + column). In a
+// pair of taps, element (r, second) is multiplied by the pixel `reach` columns further; s is -1 if there is no first.
 struct Tap {
   int row, column, r, s;
+  int second = -1, reach = 0;
 };
 using Taps = std::vector<Tap>;
 
@@ -25,6 +27,44 @@ Span span_of(const Taps& taps, Member member) {
   Span span{taps.empty() ? 0 : taps[0].*member, taps.empty() ? 0 : taps[0].*member};
   for (const Tap& tap : taps) span = {std::min(span.first, tap.*member), std::max(span.last, tap.*member)};
   return span;
+}
+
+// Return the span of the columns that taps read.
+inline Span columns_of(const Taps& taps) {
+  Span span = span_of(taps, &Tap::column);
+  for (const Tap& tap : taps) span.last = std::max(span.last, tap.column + tap.reach);
+  return span;
+}
+
+inline bool are_in_pairs(const Taps& taps) {
+  return std::any_of(taps.begin(), taps.end(), [](const Tap& tap) { return tap.reach > 0; });
+}
+
+// Pair taps of a row that are `distance` columns apart. One that is left over shares a pixel with the pair before it: a
+// zero is multiplied only by a pixel that the output reads anyway, which may be infinite.
+inline Taps paired(Taps taps, int distance) {
+  std::sort(taps.begin(), taps.end(),
+            [](const Tap& a, const Tap& b) { return std::pair(a.row, a.column) < std::pair(b.row, b.column); });
+  Taps pairs;
+  std::vector<bool> is_done(taps.size());
+  const auto find = [&](const Tap& tap, int columns) {
+    const auto is_there = [&](const Tap& o) { return o.row == tap.row && o.column == tap.column + columns; };
+    return std::find_if(taps.begin(), taps.end(), is_there);
+  };
+  for (size_t i = 0; i < taps.size(); ++i) {
+    if (is_done[i]) continue;
+    const Tap& tap = taps[i];
+    const auto next = find(tap, distance), before = find(tap, -distance);
+    if (next != taps.end()) {
+      is_done[next - taps.begin()] = true;
+      pairs.push_back({tap.row, tap.column, tap.r, tap.s, next->s, distance});
+    } else if (before != taps.end()) {
+      pairs.push_back({tap.row, before->column, tap.r, -1, tap.s, distance});
+    } else {
+      pairs.push_back(tap);
+    }
+  }
+  return pairs;
 }
 
 constexpr bool is_planar(int channels) { return blocks_of(channels) * VL >= 2 * channels; }
@@ -73,15 +113,17 @@ inline Taps backward_data_taps(const Geometry& g, int a, int b) {
 }
 
 // Call body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
-// reaches.
+// reaches. pairs_taps: whether taps are paired where they can be.
 template <class Body>
-void for_products(const Geometry& g, bool backward_data, int rows, const Images& y, Body body) {
-  if (!backward_data) return body(Product{forward_taps(g), int(g.stride_h), int(g.stride_w), 0}, y);
+void for_products(const Geometry& g, bool backward_data, bool pairs_taps, int rows, const Images& y, Body body) {
+  const auto in_pairs = [&](Taps taps, int64_t stride_w) { return pairs_taps ? paired(taps, int(stride_w)) : taps; };
+  if (!backward_data)
+    return body(Product{in_pairs(forward_taps(g), g.stride_w), int(g.stride_h), int(g.stride_w), 0}, y);
   ptrdiff_t offset = 0;
   const std::vector<int> columns = reached_columns(g);
   for (const int a : reached_rows(g))
     for (const int b : columns) {
-      Product product{backward_data_taps(g, a, b), 1, 1, offset};
+      Product product{in_pairs(backward_data_taps(g, a, b), 1), 1, 1, offset};
       Images view = y;
       view.data = y.data + a * y.sh + b * y.sw;
       view.h = y.h - a;
@@ -99,10 +141,15 @@ struct Call {
 };
 
 // Return whether images of bfloat16 are read as pairs of channels: if the processor multiplies pairs. Few planes are
-// not: their products need no other order of the pixels (forward.h, multiply_pixels).
+// not, but in pairs of taps: then vectors may hold neighbouring pixels (pixels.h).
 inline bool are_pairs(const Images& x) {
   const bool is_suitable = x.sc == 1 || !is_planar(x.c);
   return x.data.type == BFLOAT16 && x.c % 2 == 0 && is_suitable && multiplies_pairs();
+}
+
+// Return whether taps are paired. x: as it is, or already viewed as pairs of channels.
+inline bool pairs_taps(const Images& x) {
+  return x.data.type == BFLOAT16 && !x.plane_pair && is_planar(x.c) && !are_pairs(x) && multiplies_pairs();
 }
 
 inline Call make_call(Geometry g, bool backward_data, const Images& x, const Images& y) {

@@ -22,7 +22,7 @@ struct WindowShape {
 inline WindowShape window_shape(bool planar, int channels, const Taps& taps, int stride_h, int stride_w, int residues,
                                 int rows, int columns) {
   const int64_t height = int64_t(rows - 1) * stride_h + span_of(taps, &Tap::row).size();
-  const int64_t width = int64_t(columns - 1) * stride_w + span_of(taps, &Tap::column).size();
+  const int64_t width = int64_t(columns - 1) * stride_w + columns_of(taps).size();
   for (const int64_t size : {height, width}) require_size("a size of the padded input", size);
   const WindowShape shape{planar, channels, int(height), ceil_div(int(width), residues), residues};
   times(times(shape.row(), height), shape.planes());  // floats() must not overflow
@@ -32,7 +32,7 @@ inline WindowShape window_shape(bool planar, int channels, const Taps& taps, int
 // Return the offset in a window of each block of the inner dimension: (channel or channel block, tap).
 inline std::vector<ptrdiff_t> inner_offsets(const Taps& taps, const WindowShape& shape) {
   std::vector<ptrdiff_t> offsets;
-  const Span rows = span_of(taps, &Tap::row), columns = span_of(taps, &Tap::column);
+  const Span rows = span_of(taps, &Tap::row), columns = columns_of(taps);
   for (int c = 0; c < shape.planes(); ++c)
     for (const Tap& tap : taps)
       offsets.push_back(c * shape.plane() + shape.at(tap.row - rows.first, tap.column - columns.first));
@@ -62,6 +62,23 @@ inline void fill_window(const Images& x, Region r, const WindowShape& shape, flo
   for (int block = 0; block < blocks_of(x.c); ++block) {
     r.channel = block * VL;
     fill(x, r, to + block * shape.plane());
+  }
+}
+
+// Pair the pixels of a planar window of bfloat16 with their neighbours, or with zeros in residues without pairs of
+// taps.
+inline void pair_pixels(const Taps& taps, const WindowShape& shape, float* window) {
+  std::vector<bool> are_paired(shape.residues);
+  const int first = columns_of(taps).first;
+  for (const Tap& tap : taps)
+    if (tap.reach) are_paired[(tap.column - first) % shape.residues] = true;
+  for (ptrdiff_t i = 0; i < shape.floats() / shape.width; ++i) {
+    float* const row = window + i * shape.width;
+    for (int j = 0; j < shape.width; j += VL) {
+      const int count = shape.width - j;
+      const Vec next = are_paired[i % shape.residues] ? load_first(row + j + 1, count - 1) : Vec{};
+      store_first(row + j, paired_exactly(load_first(row + j, count), next), count);
+    }
   }
 }
 
