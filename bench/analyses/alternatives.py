@@ -12,13 +12,12 @@ from mucudnn.bench.report.plots import OURS_COLOUR, TORCH_COLOUR, new_figure
 from mucudnn.bench.report.records import Record, record_header
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio
 from mucudnn.bench.sources.table_tuning import TableTuning
+from mucudnn.optimizing.alternatives import DTYPES
 from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.units import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 Alternatives = Mapping[tuple[str, MemoryFormat], TableTuning]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,13 +55,15 @@ class TableTuning:
     @property
     def baseline_s(self) -> float | None:
         """PyTorch's own time for all rows, each multiplied by the layer's occurrences; None if one is unknown."""
-        known = [row.count * row.tuned.baseline_s for row in self.rows if row.tuned.baseline_s is not None]
-        return sum(known) if len(known) == len(self.rows) else None
+        return self._total([row.tuned.baseline_s for row in self.rows])
 
     @property
     def least_baseline_s(self) -> float | None:
         """The same, with the least time of operations in which PyTorch's own is too slow to be measured."""
-        known = [row.count * row.tuned.least_baseline_s for row in self.rows if row.tuned.least_baseline_s is not None]
+        return self._total([row.tuned.least_baseline_s for row in self.rows])
+
+    def _total(self, seconds: Sequence[float | None]) -> float | None:
+        known = [row.count * each for row, each in zip(self.rows, seconds, strict=True) if each is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     @property

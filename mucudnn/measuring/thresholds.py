@@ -10,8 +10,8 @@ from __future__ import annotations
 HOPELESS = 1.6  # after a probe at its largest size: neither noise nor another size makes up for this
 HOPELESS_PART = 2.5  # on a small part of the mini-batch, where fixed costs weigh more: probed on the whole, `direct`
 # once took 1.2 s against 16 ms
-HOPELESS_PROOF = 4.0  # in the proving process, where memory is counted and guarded, if it took longer than
-LEAST_SLOW_PROOF_S = 0.02
+HOPELESS_PROOF = 4.0  # in the proving process, where counting and guarding memory takes time too
+LEAST_SLOW_PROOF_S = 0.02  # seconds; in shorter proofs that time may exceed the algorithm's own
 CLOSE = 1.15  # after a sample with a cold cache: below it a second sample decides
 SECOND = 1.1  # an algorithm this close to the best is measured at half the size too
 HOPELESS_ARITHMETIC = 1.25  # by its FLOPs at peak rate, which load can hide: a probe that saw 87 of 204 GFLOP/s once

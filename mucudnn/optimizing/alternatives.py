@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
+from mucudnn.database.rows import default_path
 from mucudnn.database.selection import select_measurements
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError
+from mucudnn.words.errors import InfeasibleError, InvalidInputError, MucudnnError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.task import Task
 from mucudnn.words.units import format_seconds
 
-_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +38,22 @@ def stored_alternatives(every: Sequence[TunedProblem], device: str = "cpu") -> t
     """Return the other dtypes and memory formats in which all these problems were measured, the fastest first.
 
     Times are of the choices that the measurements in the default database allow without a workspace limit. Nothing is
-    measured, and nothing is returned if the database cannot be read.
+    measured or created, and nothing is returned if the database cannot be read, or on a machine without the device.
     """
-    found, policy = [], BatchSizePolicy(Config().policy)
+    found, config = list[Alternative](), Config()
+    if not Path(config.database or default_path()).expanduser().exists():
+        return ()
     given = {(tuned.problem.dtype, tuned.problem.memory_format) for tuned in every}
-    with suppress(DatabaseError), machine_and_database(Config(), device) as (machine, database):
-        for dtype, memory_format in product(_DTYPES, MemoryFormat):
-            problems = [replace(tuned.problem, dtype=dtype, memory_format=memory_format) for tuned in every]
-            tasks = [Task(problem, tuned.batch_size) for problem, tuned in zip(problems, every, strict=True)]
+    with suppress(MucudnnError), machine_and_database(config, device) as (machine, database):
+        for dtype, memory_format in product(DTYPES, MemoryFormat):
             if (dtype, memory_format) in given:
                 continue
+            problems = (replace(tuned.problem, dtype=dtype, memory_format=memory_format) for tuned in every)
+            tasks = [Task(problem, tuned.batch_size) for problem, tuned in zip(problems, every, strict=True)]
             with suppress(InvalidInputError, InfeasibleError):  # some were not measured
-                unique, here = [*dict.fromkeys(tasks)], str(machine.environment)
-                stored = select_measurements(database, unique, policy, environment=here)
-                chosen = dict(zip(unique, replay(unique, Config(), stored).problems, strict=True))
+                unique, policy = [*dict.fromkeys(tasks)], BatchSizePolicy(config.policy)
+                stored = select_measurements(database, unique, policy, environment=str(machine.environment))
+                chosen = dict(zip(unique, replay(unique, config, stored).problems, strict=True))
                 time_s = sum(chosen[task].configuration.time_s for task in tasks)
                 found.append(Alternative(dtype, memory_format, time_s))
     return tuple(sorted(found, key=lambda one: one.time_s))

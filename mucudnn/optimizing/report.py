@@ -178,7 +178,10 @@ class Report:
         yield from self._untuned_in_words()
 
     def _barred_in_words(self) -> Iterator[str]:
-        """Yield a line for each reason why torch's convolution must not run, and one if foreign code was not proven."""
+        """Yield a line for torch's convolutions that are too slow to measure, and one for each reason to bar others.
+
+        Another line follows if foreign code was not proven.
+        """
         barred: dict[str, list[str]] = {}
         slow = [(name, tuned) for name, tuned in self.layers if tuned.barred and tuned.barred.least_s]
         if slow:

@@ -42,7 +42,7 @@ PROBLEM = ConvProblem(Operation.FORWARD, c=5, h=9, w=8, k=7, r=3, s=3, padding=(
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """By the name of the build that was asked for: all that this processor can run, and torch.
 
-    Each also multiplies bfloat16 in other ways than this processor would, named after the build's name and a space.
+    Each build also runs with other products of bfloat16 than this processor's, as in ``avx512 floats``.
     """
     folder = tmp_path_factory.mktemp("builds")
     best = build_name()

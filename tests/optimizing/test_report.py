@@ -15,6 +15,7 @@ from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.optimizing.alternatives import stored_alternatives
 from mucudnn.optimizing.report import Report
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
@@ -232,7 +233,7 @@ def test_other_dtypes_and_formats_that_were_measured_are_told(tmp_path: Path, mo
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
     mucudnn.optimize(model, torch.randn(2, 3, 12, 12), Config(workspace_limit=None, confirm=False))
     report = mucudnn.report(model)
-    assert report.alternatives == ()
+    assert report.alternatives == stored_alternatives([one for _, one in report.layers], "cuda:99") == ()
     halves = [replace(one.problem, dtype="bfloat16", memory_format=CHANNELS_LAST) for _, one in report.layers]
     tune(halves[:-1], 2, Config(workspace_limit=None))
     assert mucudnn.report(model).alternatives == ()  # one operation is missing
@@ -240,5 +241,8 @@ def test_other_dtypes_and_formats_that_were_measured_are_told(tmp_path: Path, mo
     (found,) = mucudnn.report(model).alternatives
     assert (found.dtype, found.memory_format) == ("bfloat16", CHANNELS_LAST)
     assert found.time_s <= 1.001 * sum(one.configuration.time_s for one in tuned)
+    monkeypatch.setenv("MUCUDNN_DATABASE", str(tmp_path / "missing.sqlite"))
+    assert mucudnn.report(model).alternatives == ()
+    assert not (tmp_path / "missing.sqlite").exists()
     text = str(replace(report, alternatives=(replace(found, time_s=1e-9),)))
     assert "measured to be faster here: bfloat16 and channels_last, 0.001 us" in " ".join(text.split())

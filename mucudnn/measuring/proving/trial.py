@@ -26,7 +26,7 @@ _REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, 
 _REPEATS = 4
 _LOOKS = 2
 _PERHAPS = 3.0  # multiple of the limit above which a single look is enough
-_RIVALS = 2.0  # other algorithms are barred when they are this many times faster: they cannot win
+_RIVALS = 2.0  # the limit of ``slow_s`` over that of other algorithms than torch's own, which cannot win
 _FEW = 2  # samples; torch picks another backend for a single one
 
 
@@ -35,8 +35,9 @@ class Bench:
     """A problem to try candidates on, and the torch settings of the process that requests the trials.
 
     checks_samples: see ``Workbench``. threads: torch's number of threads. deterministic: see ``deterministic_torch``.
-    limit_s: timeout of a trial in seconds. has_bias: whether a bias of zeros is added to y. slow_s: if torch's
-    own convolution would take longer for the mini-batch, it is only tried on a few samples; see ``_RIVALS`` for others.
+    limit_s: timeout of a trial in seconds. has_bias: whether a bias of zeros is added to y. slow_s: limit for
+    torch's own convolution of the mini-batch; if it would take longer, it is only tried on a few samples. Other
+    algorithms have a lower limit (``_RIVALS``).
     """
 
     problem: ConvProblem
