@@ -85,7 +85,8 @@ struct BlockRows {
   }
 };
 
-// Do what sums_of_rows does in tiles. It is not inlined, so that the sums of the loops over vectors stay in registers.
+// Do the same as sums_of_rows below, in tiles. It is not inlined, so that the sums of the loops over vectors stay in
+// registers.
 template <int ROWS, int VECTORS, class RowsOf, class Finish>
 __attribute__((noinline)) void tiles_of_rows(const RowsOf& rows_of, int blocks, int steps, const float* b,
                                              ptrdiff_t b_stream, const Finish& finish) {

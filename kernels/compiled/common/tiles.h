@@ -112,11 +112,11 @@ INLINE void add_product() {
 
 // ---- sums ----------------------------------------------------------------------------------------------------------
 
-// ROWS x VECTORS vectors of sums, from `steps` steps of pairs at a time.
+// The ROWS x VECTORS vectors of sums of a register tile, in registers of tiles.
 template <int ROWS, int VECTORS>
 class Sums {
  public:
-  // steps: the number of steps of add(), of which the last may be fewer than a tile has
+  // steps: of a block, VL to each add(); the last add() has the remainder
   explicit Sums(int steps) {
     static_assert(ROWS <= MOST_ROWS && VECTORS <= A, "more than the registers hold");
     Shapes shapes;

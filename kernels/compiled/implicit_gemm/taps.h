@@ -141,7 +141,7 @@ struct Call {
 };
 
 // Return whether images of bfloat16 are read as pairs of channels: if the processor multiplies pairs. Few planes are
-// not, but in pairs of taps: then vectors may hold neighbouring pixels (pixels.h).
+// not: they are read in pairs of taps, so that vectors can hold neighbouring pixels (pixels.h).
 inline bool are_pairs(const Images& x) {
   const bool is_suitable = x.sc == 1 || !is_planar(x.c);
   return x.data.type == BFLOAT16 && x.c % 2 == 0 && is_suitable && multiplies_pairs();

@@ -157,12 +157,12 @@ struct GradientTask {
   int count, c, c_end, k;
 };
 
-// Copy channels of pixels of the chunk in blocks of VL channels, and in pairs if they are multiplied in pairs.
+// Copy pixels of the chunk in blocks of VL channels, or of VL channels of pairs of neighbouring pixels.
 inline void copy_pixels(const FilterGradient& f, const Images& x, int64_t first, int count, float* to) {
   (f.step == 2 ? copy_paired_rows : copy_blocked_rows)(x, first, count, to, ptrdiff_t(f.chunk) * VL);
 }
 
-// Copy the same in blocks of VL pixels, or pairs of them.
+// Copy planes of the chunk in blocks of VL pixels, or of VL pairs of neighbouring pixels.
 inline void copy_chunk_planes(const FilterGradient& f, const Images& x, int64_t first, int count, int stride,
                               float* to) {
   (f.step == 2 ? copy_planes_in_pairs : copy_planes)(x, first, count, stride, to);
@@ -175,7 +175,7 @@ inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int 
   if (f.pixels_are_rows()) return copy_pixels(f, part, first, count, at);
   for (int c = 0; c < part.c; c += DOT_COLUMNS)
     copy_chunk_planes(f, channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
-                at + ptrdiff_t(c) * f.chunk);
+                      at + ptrdiff_t(c) * f.chunk);
 }
 
 template <class Step>
@@ -204,7 +204,7 @@ void add_dot_products(const FilterGradient& f, const GradientTask& task, const f
   for (int i = 0; i < rows; i += DOT_ROWS) {
     const int tile_rows = std::min(DOT_ROWS, rows - i);
     copy_chunk_planes(f, channels_of(planes, task.k + i, tile_rows), task.first, task.count, tile_rows,
-                dy + ptrdiff_t(i) * f.chunk);
+                      dy + ptrdiff_t(i) * f.chunk);
   }
   for (int c = task.c; c < task.c_end; c += DOT_COLUMNS)
     for (int i = 0; i < rows; i += DOT_ROWS) {

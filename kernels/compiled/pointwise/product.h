@@ -283,7 +283,7 @@ inline void multiply_pixels(const Product& p, const ProductTask& task, int first
 
 template <class Step>
 void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
-                              const float* packed, const float* bias, float* input, const Results& results) {
+                       const float* packed, const float* bias, float* input, const Results& results) {
   const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
   for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
