@@ -55,11 +55,11 @@ class Operand(ctypes.Structure):
 
 
 class Geometry(ctypes.Structure):
-    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct."""
+    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct. pad_h: padding above."""
 
     _fields_ = [
-        (name, _int64)
-        for name in ("r", "s", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups")
+        *((name, _int64) for name in ("r", "s", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w")),
+        *((name, _int64) for name in ("groups", "pad_below")),
     ]
 
 

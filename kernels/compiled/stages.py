@@ -97,6 +97,25 @@ class Entries:
         stage = self.stage(problem, _shapes(problem, batch_size), phases, sizes, slices)
         return CompiledStage(self._entry("stage"), stage, problem)
 
+    def band(self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int) -> tuple[CompiledStage, Workspace]:
+        """Return a callable as ``bound`` does, and its workspace, for some rows of x and of y of ``n`` samples.
+
+        problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y. above: rows of zeros above those of x.
+        The filter is prepared before, by ``open``.
+        """
+        shapes = [
+            (size, c, rows[i // 2], w) if i != 1 else (size, c, h, w)
+            for i, (size, c, h, w) in enumerate(_shapes(problem, n))
+        ]
+        extent, stride = problem.dilation[0] * (problem.r - 1) + 1, problem.stride[0]
+        missing = (rows[1] - 1) * stride + extent - above - rows[0]
+        padding = above, 0 if -stride < missing < 0 else missing  # a stride may leave rows over
+        stage = self.stage(problem, shapes, _STEP, slices=[slice(0, n)], padding=padding)
+        workspace = Workspace(self._entry("prepared_bytes")(stage), self._entry("scratch_bytes")(stage))
+        sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
+        stage.bias_bytes, stage.prepared_bytes, stage.scratch_bytes = sizes
+        return CompiledStage(self._entry("stage"), stage, problem), workspace
+
     def stage(
         self,
         problem: ConvProblem,
@@ -104,15 +123,20 @@ class Entries:
         phases: int = _ALL,
         sizes: tuple[int, int, int] = (0, 0, 0),
         slices: Sequence[slice] = (),
+        padding: tuple[int, int] | None = None,
     ) -> Stage:
         """Return the C struct that is the first argument of the C++ functions.
 
         shapes: of x, w and y. phases: which of ``open``, ``step`` and ``close`` to run. sizes: bytes of the bias, the
-        prepared buffer and the scratch buffer.
+        prepared buffer and the scratch buffer. padding: above and below; None for the problem's.
         """
+        above, below = padding or (problem.padding[0],) * 2
         bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
         return Stage(
-            Geometry(problem.r, problem.s, *problem.stride, *problem.padding, *problem.dilation, problem.groups),
+            Geometry(
+                *(problem.r, problem.s, *problem.stride, above, problem.padding[1]),
+                *(*problem.dilation, problem.groups, below),
+            ),
             *(_described(problem, shape) for shape in shapes),
             *(OPERATIONS.index(problem.operation), phases, self.tile, *sizes, torch.get_num_threads(), len(slices)),
             (ctypes.c_int64 * len(bounds))(*bounds),

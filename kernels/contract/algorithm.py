@@ -234,6 +234,16 @@ class BaseAlgorithm:
         """
         return None
 
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[BoundStage, Workspace] | None:
+        """Return a callable for some rows of ``n`` samples, whose filter ``open`` has prepared, and its workspace.
+
+        problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y, dense in channels_last if there is one
+        sample. above: rows of zeros above those of x. Return None if bands are not supported.
+        """
+        return None
+
 
 Algorithm = BaseAlgorithm
 

@@ -183,6 +183,14 @@ class Winograd(BaseAlgorithm):
             return None
         return self.entries.bound(problem, batch_size, slices, workspace, is_open=is_open)
 
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[BoundStage, Workspace] | None:
+        is_strided_data = self.stride > 1 and problem.operation is Operation.BACKWARD_DATA  # its tiles begin elsewhere
+        if is_strided_data or not self.is_compiled(problem):
+            return None
+        return self.entries.band(problem, n, rows, above)
+
     @property
     def _backend(self) -> WinogradBackend:
         """Return the backend that computes problems without C++ code."""

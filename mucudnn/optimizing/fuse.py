@@ -57,7 +57,7 @@ def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
 
     Raises ``InvalidInputError`` if the model or a part of it is in training mode.
     """
-    _require_inference(model)
+    require_inference(model, "fuse")
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
     try:
         with undisturbed(model), torch.no_grad():
@@ -76,12 +76,13 @@ def fuse(model: nn.Module, sample_input: Any) -> nn.Module:
     return traced.eval()
 
 
-def _require_inference(model: nn.Module) -> None:
+def require_inference(model: nn.Module, setting: str) -> None:
+    """Raise ``InvalidInputError`` if a part of the model is in training mode. setting: the name of what needs it."""
     for name, module in model.named_modules():
         if module.training:
             raise InvalidInputError(
-                f"fuse=True is for inference, and {name or 'the model'} is in training mode: call model.eval() before, "
-                "or leave fuse out"
+                f"{setting} is for inference, and {name or 'the model'} is in training mode: call model.eval() before, "
+                f"or leave {setting} out"
             )
 
 

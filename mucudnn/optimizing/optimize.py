@@ -95,6 +95,12 @@ def optimize(
     config = config_or_default(config)
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
+    if config.memory_budget_bytes is not None:
+        from mucudnn.optimizing.memory_budget import fit_in_memory  # lazy, as below
+
+        samples = sample_input if isinstance(sample_input, list) else [sample_input]
+        with progress_of(progress) as report_progress:
+            return fit_in_memory(model, samples, config, report_progress)
     if config.fuse:
         from mucudnn.optimizing.fuse import fuse  # lazy, since most calls do not need it
 

@@ -170,6 +170,8 @@ class Config:
     fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
     additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless
     of ``operations``.
+    memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
+    activations and workspace together, beside parameters, arguments and results (docs/memory.md); None for no bound.
     limits_torch: whether the workspace limit applies to torch's own convolution too, so that a slower algorithm may
     replace it. None applies every limit but the default one.
 
@@ -270,6 +272,13 @@ class Config:
         "process.",
         "TEXT,...|all",
     )
+    memory_budget: int | str | None = _setting(
+        None,
+        _bytes,
+        "For inference: most memory of a call, for activations and workspace together, such as 300MiB. The model then "
+        "runs in bands of rows.",
+        "SIZE",
+    )
     fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
 
     def __post_init__(self) -> None:
@@ -308,6 +317,10 @@ class Config:
     def workspace_budget_bytes(self) -> int | None:
         """Workspace budget of all problems together, in bytes, or None if there is no budget."""
         return parse_bytes(self.workspace_budget)
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        return parse_bytes(self.memory_budget)
 
     @property
     def cache_budget_bytes(self) -> int | None:

@@ -175,7 +175,7 @@ def test_training_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"the model is in training mode: call model.eval\(\) before"):
         fuse(model, torch.zeros(1, 3, 2, 2))
     model.eval()[1].train()
-    with pytest.raises(InvalidInputError, match="fuse=True is for inference, and 1 is in training mode"):
+    with pytest.raises(InvalidInputError, match="fuse is for inference, and 1 is in training mode"):
         fuse(model, torch.zeros(1, 3, 2, 2))
     fused = fuse(model.eval(), torch.zeros(1, 3, 2, 2))
     with pytest.raises(InvalidInputError, match="fused with batch norm, and is for inference only"):

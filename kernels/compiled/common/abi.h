@@ -82,14 +82,16 @@ inline void require_groups(int64_t groups, int64_t channels_in, int64_t channels
   require_divides(groups, channels_out);
 }
 
-// Filter size, stride, padding, dilation and groups of a convolution.
+// Filter size, stride, padding, dilation and groups of a convolution. pad_h: padding above. It differs from that below if
+// x and y are rows of larger images, and both may be negative then: so many rows of x are not read.
 struct Geometry {
-  int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+  int64_t r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups, pad_below;
 
   void require() const {
     for (const int64_t size : {r, s, stride_h, stride_w, dilation_h, dilation_w})
       require_size("a filter size, stride or dilation", size);
-    for (const int64_t pad : {pad_h, pad_w}) require_between("the padding", pad, 0, LARGEST_SIZE);
+    for (const int64_t pad : {pad_h, pad_below}) require_between("the padding", pad, -LARGEST_SIZE, LARGEST_SIZE);
+    require_between("the padding", pad_w, 0, LARGEST_SIZE);
     require_size("the number of elements of a filter", r * s);
     for (const int64_t extent : {dilation_h * (r - 1) + 1, dilation_w * (s - 1) + 1})
       require_size("the extent of the filter", extent);
@@ -97,9 +99,9 @@ struct Geometry {
   }
 };
 
-// Return the size of y along one dimension.
+// Return the size of y along one dimension. pad: on both sides together.
 inline int64_t output_size(int64_t size, int64_t pad, int64_t taps, int64_t dilation, int64_t stride) {
-  const int64_t padded = size + 2 * pad, extent = dilation * (taps - 1) + 1;
+  const int64_t padded = size + pad, extent = dilation * (taps - 1) + 1;
   require_size("a size of the padded input", padded);
   require_between("the extent of the filter", extent, 1, padded);
   return (padded - extent) / stride + 1;
@@ -114,8 +116,8 @@ inline void require_shapes(const Geometry& g, const TensorArgument& x, const Ten
   require_same_elements(x, y);
   require_groups(g.groups, x.c, y.c);
   require_equal("the number of samples of y", y.n, x.n);
-  require_equal("the height of y", y.h, output_size(x.h, g.pad_h, g.r, g.dilation_h, g.stride_h));
-  require_equal("the width of y", y.w, output_size(x.w, g.pad_w, g.s, g.dilation_w, g.stride_w));
+  require_equal("the height of y", y.h, output_size(x.h, g.pad_h + g.pad_below, g.r, g.dilation_h, g.stride_h));
+  require_equal("the width of y", y.w, output_size(x.w, 2 * g.pad_w, g.s, g.dilation_w, g.stride_w));
 }
 
 inline void require_images(const Geometry& g, const TensorArgument& x, const TensorArgument& y,

@@ -10,7 +10,7 @@ namespace {
 void require_pointwise(const Geometry& g) {
   g.require();
   for (const int64_t size : {g.r, g.s}) require_equal("the size of the filter", size, 1);
-  for (const int64_t pad : {g.pad_h, g.pad_w}) require_equal("the padding", pad, 0);
+  for (const int64_t pad : {g.pad_h, g.pad_w, g.pad_below}) require_equal("the padding", pad, 0);
 }
 
 // Treat images of one pixel, which are in both memory formats at once, as channels-last.

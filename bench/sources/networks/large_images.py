@@ -1,0 +1,101 @@
+"""Networks for large images: factories to name as SOURCE, as ``mucudnn.bench.sources.networks.large_images:dncnn``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.bench.sources.networks.diffusion import VAE
+
+_UNET_WIDTHS = (64, 128, 256, 512)
+
+
+class DnCNN(nn.Module):
+    """Removes noise from grey images, (N, 1, H, W): 17 layers of 64 channels (Zhang et al., 2017)."""
+
+    def __init__(self, layers: int = 17, width: int = 64) -> None:
+        super().__init__()
+        self.noise = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.ReLU(inplace=True))
+        for _ in range(layers - 2):
+            self.noise.append(nn.Conv2d(width, width, 3, padding=1, bias=False))
+            self.noise.extend((nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
+        self.noise.append(nn.Conv2d(width, 1, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x - self.noise(x)
+        return y
+
+
+class EDSR(nn.Module):
+    """Doubles height and width of images, (N, 3, H, W): the baseline of Lim et al., 2017, 16 blocks of 64 channels."""
+
+    def __init__(self, blocks: int = 16, width: int = 64) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(width, width, 3, padding=1)
+            )
+            for _ in range(blocks)
+        )
+        self.after = nn.Conv2d(width, width, 3, padding=1)
+        self.last = nn.Sequential(
+            nn.Conv2d(width, 4 * width, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(width, 3, 3, padding=1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = y = self.first(x)
+        for block in self.blocks:
+            y = y + block(y)
+        doubled: Tensor = self.last(first + self.after(y))
+        return doubled
+
+
+class SegmentingUNet(nn.Module):
+    """Scores two classes of each pixel of images, (N, 3, H, W): Ronneberger et al., 2015, with batch norm and padding.
+
+    H and W: multiples of 8.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_twice(*widths) for widths in zip((3, *_UNET_WIDTHS), _UNET_WIDTHS, strict=False))
+        self.pool = nn.MaxPool2d(2)
+        pairs = [*zip(reversed(_UNET_WIDTHS), reversed(_UNET_WIDTHS[:-1]), strict=False)]
+        self.enlarge = nn.ModuleList(nn.ConvTranspose2d(*widths, 2, stride=2) for widths in pairs)
+        self.up = nn.ModuleList(_twice(*widths) for widths in pairs)
+        self.last = nn.Conv2d(_UNET_WIDTHS[0], 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = []
+        for level, block in enumerate(self.down):
+            x = block(x if level == 0 else self.pool(x))
+            skipped.append(x)
+        skipped.pop()
+        for enlarge, block in zip(self.enlarge, self.up, strict=True):
+            x = block(torch.cat((skipped.pop(), enlarge(x)), dim=1))
+        scores: Tensor = self.last(x)
+        return scores
+
+
+class VAEDecoder(nn.Module):
+    """Decodes latents, (N, 4, H, W), to images 8 times as high and wide: that of Stable Diffusion, at full width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = VAE(width=128)
+        self.decoder = nn.Sequential(whole.from_latent, whole.decoder)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        image: Tensor = self.decoder(latent)
+        return image
+
+
+def _twice(channels: int, width: int) -> nn.Sequential:
+    layers = nn.Sequential()
+    for one in (channels, width):
+        layers.extend((nn.Conv2d(one, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
+    return layers
+
+
+dncnn, edsr, segmenting_unet, vae_decoder = DnCNN, EDSR, SegmentingUNet, VAEDecoder

@@ -1,0 +1,85 @@
+"""What the functions that make operators of ATen calls share: the graph so far, and what each node became."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from mucudnn.graph.operators import Copy, Operator, Ref
+
+Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
+
+
+@dataclass
+class Captured:
+    """A model as a graph, for a batch of ``samples``.
+
+    results: of each leaf of its output, a ``Ref`` or a constant. direct_results: the results that operators write as
+    the caller gets them, by index, with their memory format.
+    """
+
+    samples: int
+    outputs: TreeSpec | None = None
+    operators: list[Operator] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    direct_results: dict[int, torch.memory_format] = field(default_factory=dict)
+
+    @property
+    def result_indices(self) -> frozenset[int]:
+        return frozenset(one.index for one in self.results if isinstance(one, Ref))
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        assert self.outputs is not None
+        return tree_unflatten(leaves, self.outputs)
+
+
+class Builder:
+    """Makes the operators of a graph, one after another. values: what nodes became, a ``Ref``, constant, or tuple."""
+
+    def __init__(self, samples: int) -> None:
+        self.made = Captured(samples)
+        self.values: dict[fx.Node, Any] = {}
+        self.images: dict[fx.Node, Ref] = {}  # copies of inputs and results of barriers, in channels_last
+
+    def add(self, made: Operator) -> Ref:
+        self.made.operators.append(made)
+        return Ref(len(self.made.operators) - 1)
+
+    def is_image(self, value: Any) -> bool:
+        return (
+            isinstance(value, Tensor)
+            and value.dim() == 4
+            and value.shape[0] == self.made.samples
+            and value.is_floating_point()
+            and value.numel() > 0
+        )
+
+    def described(self, node: Node) -> dict[str, Any]:
+        value = node.meta["val"]
+        return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype}
+
+    def image(self, node: Node) -> int | None:
+        """Return the index of a result that may be read in rows, in channels_last; None for anything else."""
+        if not isinstance(node, fx.Node) or not self.is_image(node.meta.get("val")):
+            return None
+        value = self.values.get(node)
+        if not isinstance(value, Ref):
+            return None
+        if self.made.operators[value.index].rows == 0:
+            if node not in self.images:
+                copy = Copy(**(self.described(node) | {"name": f"{node.name}, channels_last"}), sources=(value.index,))
+                self.images[node] = self.add(copy)
+            value = self.images[node]
+        return value.index
+
+    def constant(self, node: Node) -> Any:
+        """Return a constant or a plain argument; raises ``KeyError`` for a result."""
+        value = self.values[node] if isinstance(node, fx.Node) else node
+        if isinstance(value, Ref):
+            raise KeyError(node)
+        return value

@@ -1,0 +1,269 @@
+"""The operators that ATen calls become: in bands of rows where their rows depend on few rows of what they read."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from mucudnn.graph.builder import Builder, Node
+from mucudnn.graph.fusions import arguments_of, two
+from mucudnn.graph.operators import (
+    Concatenation,
+    Copy,
+    Local,
+    MaxPool,
+    Moments,
+    Normalization,
+    Operand,
+    Operator,
+    Padding,
+    Pool,
+    Ref,
+    Resize,
+    Shuffle,
+    aten,
+)
+
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+def local_operator(builder: Builder, node: Node) -> Operator | None:
+    """Return an operator of which rows depend on the same rows only; None if it may not be one."""
+    tags = getattr(node.target, "tags", ())
+    is_pointwise = torch.Tag.pointwise in tags and _RANDOM not in tags
+    is_along_channels = node.target in _ALONG_CHANNELS and arguments_of(node).get("dim") in (1, -3)
+    if not (is_pointwise or is_along_channels or node.target in _LOCAL):
+        return None
+    described = builder.described(node)
+    sources: list[int] = []
+    wholes: list[int] = []
+
+    def given(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(given, value))
+        if not isinstance(value, fx.Node):
+            return value
+        known = builder.values[value]
+        if not isinstance(known, (Ref, Tensor)):
+            raise _NotLocalError
+        of = value.meta["val"] if isinstance(known, Ref) else known
+        operand = _operand(known, of, described["shape"])
+        if isinstance(known, Ref):
+            (sources if operand.has_rows else wholes).append(known.index)
+        return operand
+
+    try:
+        args, kwargs = given(tuple(node.args)), {name: given(value) for name, value in node.kwargs.items()}
+    except _NotLocalError:
+        return None
+    if not sources:
+        return None
+    sources_, wholes_ = tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(wholes))
+    return Local(**described, sources=sources_, wholes=wholes_, target=node.target, args=args, kwargs=kwargs)
+
+
+class _NotLocalError(Exception):
+    pass
+
+
+def _operand(known: Any, value: Any, shape: Sequence[int]) -> Operand:
+    """Return how an operand of a result of this shape is cut. Raises ``_NotLocalError`` if it cannot be."""
+    if not isinstance(value, Tensor) or value.dim() > 4:
+        raise _NotLocalError
+    index = known.index if isinstance(known, Ref) else known
+    has_rows = value.dim() >= 2 and value.shape[-2] == shape[2] and (shape[2] > 1 or value.dim() == 4)
+    has_samples = value.dim() == 4 and value.shape[0] == shape[0]
+    if isinstance(known, Ref) and has_rows and not has_samples:
+        raise _NotLocalError  # the same rows for each sample: not an image of the batch
+    return Operand(index, has_samples, has_rows)
+
+
+_ALONG_CHANNELS = {aten.softmax.int, aten.log_softmax.int, aten._softmax.default}
+_LOCAL = {aten.prelu.default, aten.to.dtype, aten._to_copy.default}
+
+
+def _concatenation(builder: Builder, node: Node) -> Operator | None:
+    given = arguments_of(node)
+    every = [builder.image(one) for one in given["tensors"]]
+    images = [one for one in every if one is not None]
+    dtypes = {one.meta["val"].dtype for one in given["tensors"]}
+    if given.get("dim", 0) not in (1, -3) or len(images) < len(every) or len(dtypes) > 1:
+        return None
+    sources = tuple(dict.fromkeys(images))
+    widths = tuple(one.meta["val"].shape[1] for one in given["tensors"])
+    order = tuple(sources.index(one) for one in images)
+    return Concatenation(**builder.described(node), sources=sources, widths=widths, order=order)
+
+
+def _shuffle(sign: int, builder: Builder, node: Node) -> Operator | None:
+    x = builder.image(node.args[0])
+    return None if x is None else Shuffle(**builder.described(node), sources=(x,), factor=sign * node.args[1])
+
+
+def _slice(builder: Builder, node: Node) -> Operator | Ref | None:
+    given = arguments_of(node)
+    x, dim = builder.image(given["self"]), given.get("dim", 0) % 4
+    if x is None or given.get("step", 1) != 1:
+        return None
+    if given["self"].meta["val"].shape == node.meta["val"].shape:
+        return Ref(x)
+    if dim != 1:
+        return None
+    channels = slice(given.get("start") or 0, given.get("end"))
+    return Copy(**builder.described(node), sources=(x,), channels=channels)
+
+
+SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default}
+
+
+def split(builder: Builder, node: Node) -> tuple[Ref, ...] | None:
+    x = builder.image(node.args[0])
+    if x is None or arguments_of(node).get("dim", 0) not in (1, -3):
+        return None
+    start, parts = 0, []
+    for number, part in enumerate(node.meta["val"]):
+        channels = slice(start, start + part.shape[1])
+        start = channels.stop
+        name, shape = f"{node.name}_{number}", tuple(part.shape)
+        parts.append(builder.add(Copy(name=name, shape=shape, dtype=part.dtype, sources=(x,), channels=channels)))
+    return tuple(parts)
+
+
+def _pool(builder: Builder, node: Node) -> Operator | None:
+    given = arguments_of(node)
+    x = builder.image(given["self"])
+    kernel = given["kernel_size"]
+    stride, padding = given.get("stride") or kernel, given.get("padding", 0)
+    rows = [two(one)[0] for one in (kernel, stride, padding, given.get("dilation", 1))]
+    if x is None:
+        return None
+    if node.target is aten.max_pool2d.default:
+        described, dilation = builder.described(node), two(given.get("dilation", 1))
+        pairs: dict[str, Any] = {"kernel": two(kernel), "stride": two(stride), "padding": two(padding), "dilation": dilation}
+        return MaxPool(**described, **pairs, sources=(x,))
+    plain = tuple(value for value in node.args[1:])
+    return Pool(
+        **builder.described(node),
+        sources=(x,),
+        function=partial(_call_pool, node.target, plain, dict(node.kwargs)),
+        stride=rows[1],
+        padding=rows[2],
+        extent=rows[3] * (rows[0] - 1) + 1,
+        label=(str(node.target), repr(plain)),
+    )
+
+
+def _call_pool(target: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
+    return target(x, *args, **kwargs)
+
+
+def _padding(builder: Builder, node: Node) -> Operator | None:
+    given = arguments_of(node)
+    x, sides = builder.image(given["self"]), list(given["pad"])
+    if x is None or any(sides[4:]):
+        return None
+    sides = (sides[:4] + [0] * 4)[:4]
+    mode, value = given.get("mode", "constant"), given.get("value") or 0.0
+    if mode == "circular" or min(sides) < 0:
+        return None
+    return Padding(**builder.described(node), sources=(x,), sides=tuple(sides), mode=mode, value=float(value))
+
+
+def _resize(mode: str, builder: Builder, node: Node) -> Operator | None:
+    given = arguments_of(node)
+    x = builder.image(given["input" if "input" in given else "self"])
+    if x is None:
+        return None
+    scales = given.get("scale_factors") or (given.get("scales_h"), given.get("scales_w"))
+    return Resize(
+        **builder.described(node),
+        sources=(x,),
+        mode=mode,
+        align_corners=bool(given.get("align_corners")),
+        scales=(scales[0], scales[1]),
+    )
+
+
+def _group_norm(builder: Builder, node: Node) -> Operator | None:
+    given = arguments_of(node)
+    x = builder.image(given["input"])
+    weight, bias = (
+        builder.constant(given[name]) if given.get(name) is not None else None for name in ("weight", "bias")
+    )
+    described = builder.described(node)
+    if x is None:
+        return None
+    of_sums = described | {"name": f"{node.name}, moments", "dtype": torch.float64}
+    moments = builder.add(Moments(**of_sums, sources=(x,), groups=given["num_groups"]))
+    return Normalization(
+        **described, sources=(x,), wholes=(moments.index,), eps=given.get("eps", 1e-5), weight=weight, bias=bias
+    )
+
+
+def _instance_norm(builder: Builder, node: Node) -> Operator | None:
+    given = arguments_of(node)
+    x = builder.image(given["input"])
+    if x is None or not given["use_input_stats"]:
+        return None
+    weight, bias = (
+        builder.constant(given[name]) if given.get(name) is not None else None for name in ("weight", "bias")
+    )
+    described = builder.described(node)
+    of_sums = described | {"name": f"{node.name}, moments", "dtype": torch.float64}
+    moments = builder.add(Moments(**of_sums, sources=(x,), groups=described["shape"][1]))
+    return Normalization(**described, sources=(x,), wholes=(moments.index,), eps=given["eps"], weight=weight, bias=bias)
+
+
+def batch_norm(builder: Builder, node: Node) -> Operator | None:
+    """Return a batch norm that no convolution takes in, as an operator on each row."""
+    x = builder.image(node.args[0])
+    if x is None:
+        return None
+    constants = [None if one is None else builder.constant(one) for one in node.args[1:5]]
+    return Pool(
+        name=node.name,
+        shape=tuple(node.meta["val"][0].shape),
+        dtype=node.meta["val"][0].dtype,
+        sources=(x,),
+        function=partial(_normed, constants, node.args[6]),
+        stride=1,
+        padding=0,
+        extent=1,
+        label="batch norm",
+    )
+
+
+def _normed(constants: Sequence[Tensor | None], eps: float, x: Tensor) -> Tensor:
+    weight, bias, mean, variance = constants
+    return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+
+def may_alias(target: Any) -> bool:
+    if target is operator.getitem:
+        return True
+    schema = getattr(target, "_schema", None)
+    return schema is None or any(one.alias_info is not None for one in schema.returns)
+
+
+MAKERS: dict[Any, Callable[[Builder, Node], Any]] = {
+    aten.cat.default: _concatenation,
+    aten.pixel_shuffle.default: partial(_shuffle, 1),
+    aten.pixel_unshuffle.default: partial(_shuffle, -1),
+    aten.slice.Tensor: _slice,
+    aten.max_pool2d.default: _pool,
+    aten.avg_pool2d.default: _pool,
+    aten.pad.default: _padding,
+    aten.constant_pad_nd.default: _padding,
+    aten.upsample_nearest2d.vec: partial(_resize, "nearest"),
+    aten.upsample_nearest2d.default: partial(_resize, "nearest"),
+    aten.upsample_bilinear2d.vec: partial(_resize, "bilinear"),
+    aten.upsample_bilinear2d.default: partial(_resize, "bilinear"),
+    aten.group_norm.default: _group_norm,
+    aten.instance_norm.default: _instance_norm,
+}

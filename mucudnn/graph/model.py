@@ -1,0 +1,88 @@
+"""``BandedModel``, a model that runs in bands of rows within a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from mucudnn.graph.schedule import Schedule
+from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.warning import say_once
+
+Signature = tuple[object, ...]
+
+
+class BandedModel(nn.Module):
+    """A model in ``eval()`` whose calls stay within a number of bytes, beside parameters, arguments and results.
+
+    It computes what ``model`` computes, for inputs of the shapes and dtypes that it was tuned for. For others, and
+    where gradients are recorded, ``model`` itself runs, as it does if one of its parameters or buffers has changed
+    since; this is said once. schedules: by signature of the arguments. findings: what was chosen and why, for
+    ``report``.
+    """
+
+    def __init__(self, model: nn.Module, schedules: Mapping[Signature, Schedule], findings: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.model = model
+        self.schedules, self.findings = dict(schedules), tuple(findings)
+        self._versions = self._current_versions()
+        self.training = False
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        schedule = None if named else self.schedules.get(signature_of(arguments))
+        why = self._why_not(schedule, arguments)
+        if schedule is None or why is not None:
+            say_once(f"{type(self.model).__name__} runs as it was, beyond its memory budget: {why}")
+            return self.model(*arguments, **named)
+        with torch.no_grad():
+            return schedule.run(arguments)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to ``eval()`` mode; raise ``InvalidInputError`` otherwise."""
+        if mode:
+            raise InvalidInputError(
+                "a model within a memory budget is for inference only: train the model that was given to "
+                "mucudnn.optimize, which is the attribute 'model'"
+            )
+        return super().train(mode)
+
+    def extra_repr(self) -> str:
+        return "\n".join(str(one) for one in self.findings)
+
+    def _why_not(self, schedule: Schedule | None, arguments: Sequence[Any]) -> str | None:
+        if schedule is None:
+            shapes = [tuple(one.shape) for one in tree_flatten(arguments)[0] if isinstance(one, Tensor)]
+            return f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
+        if torch.is_grad_enabled() and self._records(arguments):
+            return "gradients are recorded; call it in torch.no_grad()"
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return "it is being compiled, or runs under autocast"
+        if self._versions != self._current_versions():
+            return "a parameter or a buffer has changed; optimize it again"
+        return None
+
+    def _records(self, arguments: Sequence[Any]) -> bool:
+        leaves = chain(tree_flatten(arguments)[0], self.model.parameters())
+        return any(isinstance(one, Tensor) and one.requires_grad for one in leaves)
+
+    def _current_versions(self) -> list[tuple[int, int]]:
+        """Return a number for each tensor of the model that changes when torch writes to it, and its address."""
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        return [(0 if one.is_inference() else one._version, one.data_ptr()) for one in tensors]
+
+
+def signature_of(arguments: Sequence[Any]) -> Signature:
+    """Return what the arguments of two calls must have in common to be run by the same schedule."""
+    leaves, spec = tree_flatten(tuple(arguments))
+    return (str(spec), *(_described(leaf) for leaf in leaves))
+
+
+def _described(leaf: Any) -> object:
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.layout
+    return type(leaf), repr(leaf)

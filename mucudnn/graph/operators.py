@@ -1,0 +1,475 @@
+"""Operators that compute any band of rows of their result from some rows of what they read.
+
+A band is a range of samples and of rows. Tensors are (N, C, H, W). Each operator says which rows it reads (``reaches``)
+and computes a band exactly as it would compute the whole: padding is added only where the image ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mucudnn.solver.bands import Indices, Reach
+
+aten = torch.ops.aten
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A result of an earlier operator, by its index in the graph, as an argument."""
+
+    index: int
+
+
+@dataclass(slots=True)
+class Band:
+    """The operands of one call.
+
+    xs: for each of ``sources``, the rows that were asked for, from row ``starts`` on. wholes: complete results, by
+    index. out: the rows ``low`` to ``high`` - 1 of the result, to be written. samples: the band's samples.
+    """
+
+    xs: Sequence[Tensor]
+    starts: Sequence[int]
+    wholes: dict[int, Any]
+    out: Tensor
+    low: int
+    high: int
+    samples: slice
+
+
+@dataclass(kw_only=True)
+class Operator:
+    """Base class. shape: of the result, (N, C, H, W). sources: indices of what is read in rows; wholes: as a whole."""
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    sources: tuple[int, ...] = ()
+    wholes: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.shape[2]
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        """Return the rows that are read of each source, which has so many rows: by default the same rows."""
+        same = np.arange(self.rows)
+        return tuple(Reach(source, same, same + 1) for source in self.sources)
+
+    def compute(self, band: Band) -> None:
+        """Compute a band."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> object:
+        """Return what operators of the same cost have in common, apart from shapes."""
+        return type(self).__name__
+
+
+def windows(rows: int, height: int, stride: int, padding: int, extent: int) -> tuple[Indices, Indices]:
+    """Return the first and behind the last input row that each output row reads, of ``height``, through a window.
+
+    A window that lies in the padding reads the nearest row.
+    """
+    start = np.arange(rows) * stride - padding
+    first = np.clip(start, 0, height - 1)
+    return first, np.clip(start + extent, first + 1, height)
+
+
+@dataclass(kw_only=True)
+class Barrier(Operator):
+    """An operator that needs everything at once, or is not known: it is called as it is.
+
+    aliases: what its result may share memory with.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    nbytes: int = 0
+    aliases: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return 0
+
+    @property
+    def kind(self) -> object:
+        return self.name  # each is measured
+
+    def call(self, results: Callable[[int], Any]) -> Any:
+        def given(value: Any) -> Any:
+            if isinstance(value, Ref):
+                return results(value.index)
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(given, value))
+            return value
+
+        args, kwargs = given(self.args), {name: given(value) for name, value in self.kwargs.items()}
+        if self.target is aten.view.default:
+            return aten.reshape.default(*args, **kwargs)
+        return self.target(*args, **kwargs)
+
+
+@dataclass(kw_only=True)
+class Input(Operator):
+    """A tensor that the caller gives; ``number`` counts the leaves of the arguments."""
+
+    number: int
+
+    @property
+    def rows(self) -> int:
+        return 0
+
+
+# Operators that read the rows that they write
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor argument of a ``Local`` operator: a result by index, or a constant tensor.
+
+    has_samples, has_rows: whether its first and its last dimension but one are those of the result.
+    """
+
+    value: int | Tensor
+    has_samples: bool
+    has_rows: bool
+
+
+def _out_of(target: Any) -> Any:
+    """Return the overload of an operator that writes into an existing tensor; None if there is none."""
+    if target is aten.relu.default:
+        return lambda x, out: aten.clamp_min.out(x, 0, out=out)
+    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    for name in target._overloadpacket.overloads():
+        overload = getattr(target._overloadpacket, name)
+        *others, last = overload._schema.arguments
+        if last.is_out and [(a.name, str(a.type)) for a in others] == wanted:
+            return overload
+    return None
+
+
+@dataclass(kw_only=True)
+class Local(Operator):
+    """An operator whose results depend on the same row of the same sample only, such as an addition or SiLU."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out_target: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out_target = _out_of(self.target) if isinstance(self.target, torch._ops.OpOverload) else None
+
+    @property
+    def kind(self) -> object:
+        return str(self.target), len(self.sources)
+
+    def compute(self, band: Band) -> None:
+        given = dict(zip(self.sources, band.xs, strict=True))
+
+        def taken(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(taken, value))
+            if not isinstance(value, Operand):
+                return value
+            if isinstance(value.value, int) and value.has_rows:
+                return given[value.value]
+            tensor = band.wholes[value.value] if isinstance(value.value, int) else value.value
+            if value.has_rows:
+                tensor = tensor.narrow(-2, band.low, band.high - band.low)
+            return tensor[band.samples] if value.has_samples else tensor
+
+        args, kwargs = taken(self.args), {name: taken(value) for name, value in self.kwargs.items()}
+        if self.out_target is not None:
+            self.out_target(*args, **kwargs, out=band.out)
+        else:
+            band.out.copy_(self.target(*args, **kwargs))
+
+
+@dataclass(kw_only=True)
+class Copy(Operator):
+    """A copy, into another memory format, of some channels."""
+
+    channels: slice = field(default_factory=lambda: slice(None))
+
+    def compute(self, band: Band) -> None:
+        band.out.copy_(band.xs[0][:, self.channels])
+
+
+@dataclass(kw_only=True)
+class Concatenation(Operator):
+    """Several tensors, one behind another along the channels."""
+
+    widths: tuple[int, ...]  # channels of each, in order
+    order: tuple[int, ...]  # positions in ``sources``, since a tensor may occur twice
+
+    def compute(self, band: Band) -> None:
+        start = 0
+        for width, position in zip(self.widths, self.order, strict=True):
+            band.out[:, start : start + width].copy_(band.xs[position])
+            start += width
+
+
+@dataclass(kw_only=True)
+class Shuffle(Operator):
+    """Pixels from channels (``factor`` r > 0: each row gives r rows), or the reverse (``factor`` below 0)."""
+
+    factor: int
+
+    @property
+    def kind(self) -> object:
+        return "Shuffle", self.factor
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        rows, r = np.arange(self.rows), abs(self.factor)
+        first, last = (rows // r, rows // r + 1) if self.factor > 0 else (rows * r, rows * r + r)
+        return (Reach(self.sources[0], first, last),)
+
+    def compute(self, band: Band) -> None:
+        if self.factor < 0:
+            band.out.copy_(F.pixel_unshuffle(band.xs[0], -self.factor))
+            return
+        skipped = band.low - band.starts[0] * self.factor
+        n, c, rows, columns = band.xs[0].shape
+        r = self.factor
+        pixels = band.xs[0].view(n, c // r // r, r, r, rows, columns)
+        if skipped == 0 and len(band.out[0, 0]) == rows * r:
+            split = band.out.view(n, c // r // r, rows, r, columns, r)
+            split.copy_(pixels.permute(0, 1, 4, 2, 5, 3))
+        else:
+            band.out.copy_(F.pixel_shuffle(band.xs[0], r)[:, :, skipped : skipped + band.high - band.low])
+
+
+# Operators that read windows
+
+
+@dataclass(kw_only=True)
+class Pool(Operator):
+    """Pooling, or another operator with a window that pads its input itself.
+
+    A band begins at a row from which the operator's windows are those of the whole; rows beyond it are dropped.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    stride: int
+    padding: int
+    extent: int
+    label: object
+
+    @property
+    def kind(self) -> object:
+        return self.label
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        rows, height = np.arange(self.rows), heights[0]
+        first = np.clip((rows - ceil(self.padding / self.stride)) * self.stride, 0, height - 1)
+        last = np.clip(rows * self.stride - self.padding + self.extent, first + 1, height)
+        return (Reach(self.sources[0], first, last),)
+
+    def compute(self, band: Band) -> None:
+        x, skipped = band.xs[0], band.low - band.starts[0] // self.stride
+        band.out.copy_(self.function(x)[:, :, skipped : skipped + band.high - band.low])
+
+
+@dataclass(kw_only=True)
+class MaxPool(Operator):
+    """The largest number of each window, tap by tap, without the indices that torch computes with it.
+
+    kernel, stride, padding, dilation: of rows and of columns.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def kind(self) -> object:
+        return "MaxPool", self.kernel, self.stride
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        extent = self.dilation[0] * (self.kernel[0] - 1) + 1
+        return (Reach(self.sources[0], *windows(self.rows, heights[0], self.stride[0], self.padding[0], extent)),)
+
+    def compute(self, band: Band) -> None:
+        x, out = band.xs[0], band.out
+        band.out.fill_(-torch.inf)
+        for r in range(self.kernel[0]):
+            top = band.low * self.stride[0] - self.padding[0] + r * self.dilation[0] - band.starts[0]
+            of_rows, in_rows = _overlap(top, self.stride[0], x.shape[2], out.shape[2])
+            for s in range(self.kernel[1]):
+                left = s * self.dilation[1] - self.padding[1]
+                of_columns, in_columns = _overlap(left, self.stride[1], x.shape[3], out.shape[3])
+                written = out[:, :, of_rows, of_columns]
+                torch.maximum(written, x[:, :, in_rows, in_columns], out=written)
+
+
+def _overlap(first: int, stride: int, size: int, outputs: int) -> tuple[slice, slice]:
+    """Return the outputs i whose input first + i * stride is one of ``size``, and these inputs."""
+    start = max(-(first // stride), 0)
+    stop = max(min(outputs, (size - 1 - first) // stride + 1), start)
+    return slice(start, stop), slice(
+        first + start * stride, first + max(stop - 1, start) * stride + (stop > start), stride
+    )
+
+
+@dataclass(kw_only=True)
+class Padding(Operator):
+    """Padding of rows and columns by zeros, another value, or the image reflected or replicated.
+
+    sides: left, right, above, below; negative numbers crop.
+    """
+
+    sides: tuple[int, int, int, int]
+    mode: str
+    value: float
+
+    @property
+    def kind(self) -> object:
+        return "Padding", self.mode
+
+    def _source_rows(self, height: int) -> Indices:
+        """Return, for each row of the result, the row of the input it comes from, or -1."""
+        _, _, above, below = self.sides
+        rows = torch.arange(height, dtype=torch.float64).view(1, 1, height, 1)
+        if self.mode == "constant":
+            padded = F.pad(rows, (0, 0, above, below), value=-1)
+        else:
+            padded = F.pad(rows, (0, 0, above, below), self.mode)
+        return padded.flatten().long().numpy()
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        self.height = heights[0]
+        self.source_rows = rows = self._source_rows(heights[0])
+        first = np.where(rows < 0, heights[0], rows)
+        last = np.where(rows < 0, 0, rows + 1)
+        return (_monotone(self.sources[0], first, last),)
+
+    def compute(self, band: Band) -> None:
+        left, right, _, _ = self.sides
+        x, start = band.xs[0], band.starts[0]
+        wanted = self.source_rows[band.low : band.high]
+        if self.mode == "constant":
+            inside = np.flatnonzero(wanted >= 0)
+            if len(inside) < len(wanted):
+                band.out.fill_(self.value)
+            if len(inside):
+                first = int(inside[0])
+                rows = x[:, :, int(wanted[first]) - start :][:, :, : len(inside)]
+                band.out[:, :, first : first + len(inside)].copy_(F.pad(rows, (left, right, 0, 0), value=self.value))
+            return
+        rows = x.index_select(2, torch.from_numpy(wanted - start))
+        band.out.copy_(F.pad(rows, (left, right, 0, 0), self.mode) if left or right else rows)
+
+
+@dataclass(kw_only=True)
+class Resize(Operator):
+    """Nearest or bilinear resizing: columns by torch, then rows as sums of two.
+
+    The rows' coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index).
+    """
+
+    mode: str
+    align_corners: bool
+    scales: tuple[float | None, float | None]
+
+    @property
+    def kind(self) -> object:
+        return "Resize", self.mode
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        height = heights[0]
+        if self.mode == "nearest":
+            rows = torch.arange(height, dtype=torch.float32).view(1, 1, height, 1)
+            near = aten.upsample_nearest2d.default(rows, [self.rows, 1], self.scales[0], None).flatten().long().numpy()
+            self.above, self.below, self.weights = near, near, np.zeros(self.rows)
+        else:
+            at = np.arange(self.rows, dtype=np.float64)
+            if self.align_corners:
+                at = at * ((height - 1) / (self.rows - 1) if self.rows > 1 else 0.0)
+            else:
+                scale = 1 / self.scales[0] if self.scales[0] else height / self.rows
+                at = np.maximum((at + 0.5) * scale - 0.5, 0)
+            self.above = np.minimum(at.astype(np.int64), height - 1)
+            self.below = np.minimum(self.above + 1, height - 1)
+            self.weights = np.clip(at - self.above, 0, 1)
+        return (_monotone(self.sources[0], self.above, self.below + 1),)
+
+    def compute(self, band: Band) -> None:
+        x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
+        width = self.shape[3]
+        if self.mode == "nearest":
+            if width != x.shape[3]:
+                x = aten.upsample_nearest2d.default(x, [x.shape[2], width], None, self.scales[1])
+            torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start), out=band.out)
+            return
+        x = aten.upsample_bilinear2d.default(x, [x.shape[2], width], self.align_corners, None, self.scales[1])
+        above = x.index_select(2, torch.from_numpy(self.above[rows] - start))
+        below = x.index_select(2, torch.from_numpy(self.below[rows] - start))
+        weights = torch.from_numpy(self.weights[rows]).to(x.dtype).view(1, 1, -1, 1)
+        torch.lerp(above, below, weights, out=band.out)
+
+
+def _monotone(source: int, first: Indices, last: Indices) -> Reach:
+    """Return a reach whose rows do not decrease from one row of the result to the next, which contains the given."""
+    return Reach(source, np.minimum.accumulate(first[::-1])[::-1], np.maximum.accumulate(last))
+
+
+# Normalization over rows, in two passes
+
+
+@dataclass(kw_only=True)
+class Moments(Operator):
+    """The sums and the sums of squares of each group of channels of each sample, for ``Normalization``.
+
+    Sums of each row are in float64 and added in the order of rows, so that they do not depend on the bands. shape: (N,
+    C, H, W) of what is read. The result is (N, groups, 2) in float64, whole only after the last band.
+    """
+
+    groups: int
+
+    def new_result(self) -> Tensor:
+        return torch.zeros(self.shape[0], self.groups, 2, dtype=torch.float64)
+
+    def compute(self, band: Band) -> None:
+        n, channels, height, width = band.xs[0].shape
+        rows = band.xs[0].view(n, self.groups, channels // self.groups, height, width)
+        sums = rows.sum((2, 4), dtype=torch.float64)
+        squares = torch.linalg.vector_norm(rows, 2, (2, 4), dtype=torch.float64).square_()
+        totals = band.out[band.samples]
+        in_order = torch.cat((totals.unsqueeze(2), torch.stack((sums, squares), 3)), 2).cumsum(2)
+        totals.copy_(in_order[:, :, -1])
+
+
+@dataclass(kw_only=True)
+class Normalization(Operator):
+    """Group norm with the moments of the whole image: x * scale + shift for each channel, as torch computes it."""
+
+    eps: float
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def compute(self, band: Band) -> None:
+        x, (_, channels, height, width) = band.xs[0], self.shape
+        totals = band.wholes[self.wholes[0]][band.samples]
+        groups = totals.shape[1]
+        mean, squares = (totals / (channels // groups * height * width)).unbind(2)
+        scale = ((squares - mean.square()).clamp_min_(0) + self.eps).rsqrt_()
+        mean, scale = (one.repeat_interleave(channels // groups, 1) for one in (mean, scale))
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        scale, shift = (one.to(x.dtype)[:, :, None, None] for one in (scale, shift))
+        torch.addcmul(shift, x, scale, out=band.out)

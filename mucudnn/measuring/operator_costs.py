@@ -1,0 +1,111 @@
+"""Costs of a graph's operators: convolutions from their measurements, all others by running some rows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mucudnn.graph.builder import Captured
+from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.measuring.timing.timer import Clock
+from mucudnn.solver.bands import Costs, Reach
+
+_ROWS = 8, 32  # two heights of bands, between which costs are linear
+_CALLS = 3
+
+
+@torch.no_grad()
+def operator_costs(captured: Captured, index: int, clock: Clock) -> Costs:
+    """Measure an operator by itself: seconds, and bytes that torch allocates beside the result.
+
+    Operands are random, since there need not be memory for the model's own. A barrier that refuses them costs nothing.
+    """
+    operators = captured.operators
+    one = operators[index]
+    if isinstance(one, Input):
+        return Costs()
+    if isinstance(one, Barrier):
+        try:
+            call = partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes}.__getitem__)
+            time_s, allocated = _measured(call, clock)
+        except Exception:  # torch may raise anything for random operands
+            return Costs()
+        return Costs(call_s=time_s, scratch_bytes=max(allocated - one.nbytes, 0))
+    heights = sorted({min(rows, one.rows) for rows in _ROWS})
+    found = [_measured(_call(operators, index, height), clock) for height in heights]
+    (first_s, first_bytes), (last_s, last_bytes) = found[0], found[-1]
+    if len(heights) == 1:
+        return Costs(row_s=first_s / heights[0], scratch_bytes=first_bytes)
+    apart = heights[1] - heights[0]
+    row_s, row_bytes = max(last_s - first_s, 0.0) / apart, max(-(-(last_bytes - first_bytes) // apart), 0)
+    return Costs(
+        call_s=max(first_s - row_s * heights[0], 0.0),
+        row_s=row_s,
+        scratch_bytes=max(first_bytes - row_bytes * heights[0], 0),
+        scratch_row_bytes=row_bytes,
+    )
+
+
+def _measured(call: Callable[[], object], clock: Clock) -> tuple[float, int]:
+    allocated = peak_allocated_bytes(call)
+    return min(clock.time(call, 1) for _ in range(_CALLS)), allocated
+
+
+def _call(operators: Sequence[Operator], index: int, height: int) -> Callable[[], None]:
+    """Return a call that computes ``height`` rows of one sample from the middle of the image."""
+    one = operators[index]
+    low = (one.rows - height) // 2
+    reaches = one.reaches([operators[source].shape[2] for source in one.sources])
+    xs, starts = [], []
+    for reach in reaches:
+        first, last = _read(reach, low, low + height)
+        _, channels, _, width = operators[reach.source].shape
+        shape = (1, channels, last - first, width)
+        xs.append(_random(shape, operators[reach.source].dtype))
+        starts.append(first)
+    wholes = {whole: _some(operators[whole]) for whole in one.wholes}
+    shape = 1, one.shape[1], height, one.shape[3]
+    out = one.new_result() if isinstance(one, Moments) else _random(shape, one.dtype)
+    band = Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
+    return partial(one.compute, band)
+
+
+def _read(reach: Reach, low: int, high: int) -> tuple[int, int]:
+    return int(reach.first[low]), int(reach.last[high - 1])
+
+
+def _some(operator: Operator) -> Any:
+    return operator.new_result() + 1 if isinstance(operator, Moments) else _random(operator.shape, operator.dtype)
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    made = torch.rand(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+
+
+def key_of(captured: Captured, index: int) -> object:
+    """Return what operators of equal costs have in common."""
+    one = captured.operators[index]
+    read = tuple((captured.operators[source].shape[1:], captured.operators[source].dtype) for source in one.sources)
+    return type(one), one.kind, one.shape[1:], one.dtype, read
+
+
+def every_cost(
+    captured: Captured, clock: Clock, known: Mapping[int, tuple[Costs, ...]]
+) -> dict[int, tuple[Costs, ...]]:
+    """Return the costs of all operators by index. known: of those that need not be measured."""
+    measured: dict[object, Costs] = {}
+    costs = dict(known)
+    for index in range(len(captured.operators)):
+        if index in costs:
+            continue
+        key = key_of(captured, index)
+        if key not in measured:
+            measured[key] = operator_costs(captured, index, clock)
+        costs[index] = (measured[key],)
+    return costs

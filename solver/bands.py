@@ -1,0 +1,378 @@
+"""Inference in bands of rows: how to cut a graph of operators into segments, and each segment into bands.
+
+A *segment* is a range of the graph's operators, in their order, that runs band by band: each band computes some rows
+of its last results, and of all others the rows that these need. Results that operators after the segment read are
+complete ("whole"). Inside a segment only a band's rows are held. Rows that a later band needs again are either kept
+(line buffers) or computed again.
+
+    memory = max over segments of (whole results alive + bands of the results inside + kept rows + scratch)
+    time   = sum over segments, bands and operators of (seconds per call + rows * seconds per row)
+
+``plans`` finds the exact Pareto front of both over all cuts, numbers of bands and ways to treat such rows, by dynamic
+programming over the order of the operators. Depth-first execution of layers is due to Alwani et al., *Fused-layer CNN
+accelerators* (2016), and within a bound on memory to Lin et al., *MCUNetV2* (2021), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mucudnn.words.errors import InvalidInputError
+
+MOST_OPERATORS = 48  # of a segment; deeper ones hold too many rows to be of use
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The rows of a tensor that an operator reads: row i of its result needs rows first[i] to last[i] - 1.
+
+    source: index of the operator that computes the tensor. first, last: (rows of the result,), not decreasing.
+    """
+
+    source: int
+    first: Indices
+    last: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of an operator in seconds and bytes, each a number for a call, and one for each row of one sample.
+
+    prepared_bytes: what all bands of a segment share, such as a transformed filter, made in ``setup_s``.
+    """
+
+    call_s: float = 0.0
+    row_s: float = 0.0
+    setup_s: float = 0.0
+    scratch_bytes: int = 0
+    scratch_row_bytes: int = 0
+    prepared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a graph, by what it reads, makes and costs.
+
+    reaches: the tensors of which it needs some rows. whole: indices of the operators whose complete results it needs.
+    rows: the number of rows of its result for each sample; 0 for a barrier, which is computed at once. row_bytes: of
+    a row of one sample. whole_bytes: of the complete result; 0 if it is not counted. is_result: whether it is a
+    result of the graph.
+    """
+
+    reaches: tuple[Reach, ...]
+    whole: tuple[int, ...]
+    rows: int
+    row_bytes: int
+    whole_bytes: int
+    costs: tuple[Costs, ...]
+    whole_costs: tuple[Costs, ...] = ()
+    align: int = 1
+    is_result: bool = False
+    aliases: tuple[int, ...] = ()
+
+    def costs_of(self, cut: Cut) -> Costs:
+        """Return the costs in a segment that is cut in this way."""
+        costs = self.whole_costs if self.whole_costs and cut.bands == 1 else self.costs
+        return costs[min(cut.variant, len(costs) - 1)]
+
+    @property
+    def is_barrier(self) -> bool:
+        return self.rows == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a segment is cut: at most ``samples`` samples a band, in ``bands`` bands of rows each.
+
+    keeps: whether rows that later bands need are kept; otherwise they are computed again. variant: which of several
+    costs its operators have, which are those of other algorithms.
+    """
+
+    samples: int
+    bands: int
+    keeps: bool = True
+    variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Operators ``start`` to ``stop`` - 1, run band by band."""
+
+    start: int
+    stop: int
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way to run a graph: segments in order, with the predicted memory and time."""
+
+    memory_bytes: int
+    time_s: float
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The rows of one operator's result in each band: (bands,) each.
+
+    Band k holds rows low[k] to high[k] - 1, of which it computes those from new[k] on.
+    """
+
+    low: Indices
+    new: Indices
+    high: Indices
+
+    @property
+    def computed(self) -> Indices:
+        return self.high - self.new
+
+    @property
+    def held(self) -> int:
+        """The largest number of rows that a band holds."""
+        return int((self.high - self.low).max())
+
+    @property
+    def kept(self) -> int:
+        """The largest number of rows that a band takes over from the one before."""
+        return int((np.where(self.high > self.low, self.new - self.low, 0)).max())
+
+
+class Graph:
+    """A graph of operators in the order of execution, for batches of ``samples`` samples."""
+
+    def __init__(self, operators: Sequence[Operator], samples: int) -> None:
+        self.operators, self.samples = tuple(operators), samples
+        self.variants = max((max(len(one.costs), len(one.whole_costs)) for one in operators), default=1)
+        for index, operator in enumerate(self.operators):
+            if any(source >= index for source in (*operator.whole, *(reach.source for reach in operator.reaches))):
+                raise InvalidInputError(f"operator {index} reads a result of a later one")
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[tuple[int, Reach | None], ...], ...]:
+        """The readers of each operator's result, with the rows that they need; None for all."""
+        found: list[list[tuple[int, Reach | None]]] = [[] for _ in self.operators]
+        for index, operator in enumerate(self.operators):
+            for reach in operator.reaches:
+                found[reach.source].append((index, reach))
+            for source in operator.whole:
+                found[source].append((index, None))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def last_use(self) -> tuple[int, ...]:
+        """The index of the last operator that needs each result, also through views of it; ``len`` for the graph's."""
+        ends = [len(self) if one.is_result else index for index, one in enumerate(self.operators)]
+        for index in reversed(range(len(self))):
+            operator = self.operators[index]
+            for source in (*operator.whole, *(reach.source for reach in operator.reaches)):
+                ends[source] = max(ends[source], index)
+            for source in operator.aliases:
+                ends[source] = max(ends[source], ends[index])
+        return tuple(ends)
+
+    def starts(self, stop: int) -> range:
+        """Return the starts, from the last to the first, of the segments that may end before operator ``stop``."""
+        start = stop - 1
+        if not self.operators[start].is_barrier:
+            while start > 0 and stop - start < MOST_OPERATORS and self._joins(start - 1, stop):
+                start -= 1
+        return range(stop - 1, start - 1, -1)
+
+    def _joins(self, index: int, stop: int) -> bool:
+        if self.operators[index].is_barrier:
+            return False
+        return not any(reach is None and reader < stop for reader, reach in self.readers[index])
+
+    def is_whole(self, index: int, stop: int) -> bool:
+        """Return whether the result of an operator in a segment before ``stop`` is needed after the segment."""
+        return self.last_use[index] >= stop
+
+    def ranges(self, start: int, stop: int, cut: Cut) -> Iterator[tuple[int, Ranges]]:
+        """Yield operators of a segment from the last to the first, with their rows in each band.
+
+        The rows do not depend on ``start``, since they follow from those of later operators.
+        """
+        found: dict[int, Ranges] = {}
+        for index in range(stop - 1, start - 1, -1):
+            readers = [(found[reader], reach) for reader, reach in self.readers[index] if reader < stop]
+            found[index] = _ranges(self.operators[index], readers, self.is_whole(index, stop), cut)
+            yield index, found[index]
+
+
+def _ranges(operator: Operator, readers: Sequence[tuple[Ranges, Reach | None]], is_whole: bool, cut: Cut) -> Ranges:
+    """Return the rows of an operator's result, given those of its readers in the segment.
+
+    is_whole: whether all rows are needed after the segment; such rows are never computed twice.
+    """
+    rows, align = operator.rows, operator.align
+    if cut.bands == 1:
+        return Ranges(*(np.array([row]) for row in (0, 0, rows)))
+    if not readers:
+        height = -(-rows // (cut.bands * align)) * align
+        high = np.minimum(np.arange(1, cut.bands + 1) * height, rows)
+        new = np.concatenate(([0], high[:-1]))
+        return Ranges(new, new, high)
+    high = np.zeros(cut.bands, np.int64)
+    low = np.full(cut.bands, rows)
+    for of_reader, reach in readers:
+        assert reach is not None
+        reads = of_reader.high > of_reader.new
+        last = reach.last[np.maximum(of_reader.high, 1) - 1]
+        first = reach.first[np.minimum(of_reader.new, len(reach.first) - 1)]
+        high = np.maximum(high, np.where(reads, last, 0))
+        low = np.minimum(low, np.where(reads, first, rows))
+    high = np.minimum(-(-np.maximum.accumulate(high) // align) * align, rows)
+    if is_whole:
+        high[-1] = rows
+    if cut.keeps or is_whole:
+        new = np.concatenate(([0], high[:-1]))
+        low = np.minimum.accumulate(low[::-1])[::-1]
+        return Ranges(np.minimum(low, new), new, high)
+    low = np.minimum(low, high) // align * align
+    return Ranges(low, low, high)
+
+
+# Costs of segments
+
+
+def cuts(graph: Graph, stop: int) -> Iterator[Cut]:
+    """Yield the ways to cut segments that end before operator ``stop``: samples halved, then rows of one sample."""
+    rows = graph.operators[stop - 1].rows
+    if graph.operators[stop - 1].is_barrier:
+        yield Cut(graph.samples, 1)
+        return
+    for variant in range(graph.variants):
+        samples, bands = graph.samples, 1
+        yield Cut(samples, 1, variant=variant)
+        while samples > 1:
+            samples = -(-samples // 2)
+            yield Cut(samples, 1, variant=variant)
+        while bands < rows:
+            bands = min(2 * bands, rows)
+            yield Cut(1, bands, variant=variant)
+            yield Cut(1, bands, keeps=False, variant=variant)
+
+
+@dataclass(slots=True)
+class _Member:
+    """An operator of a segment: what it adds to time and memory."""
+
+    time_s: float
+    setup_s: float
+    prepared_bytes: int
+    scratch_bytes: int
+    band_bytes: int
+    kept_bytes: int
+    whole_bytes: int
+    end: int  # the last operator in the segment that reads it
+
+
+def _member(graph: Graph, index: int, stop: int, cut: Cut, ranges: Ranges) -> _Member:
+    operator = graph.operators[index]
+    costs = operator.costs_of(cut)
+    passes = -(-graph.samples // cut.samples)
+    computed = ranges.computed
+    calls, rows = passes * int(np.count_nonzero(computed)), graph.samples * int(computed.sum())
+    time_s = costs.call_s * calls + costs.row_s * rows
+    most = int(computed.max()) * cut.samples
+    scratch = costs.scratch_bytes + costs.scratch_row_bytes * most
+    is_whole = graph.is_whole(index, stop)
+    band = 0 if is_whole else ranges.held * cut.samples * operator.row_bytes
+    kept = ranges.kept * cut.samples * operator.row_bytes if cut.keeps and not is_whole and cut.bands > 1 else 0
+    end = max((reader for reader, _ in graph.readers[index] if reader < stop), default=index)
+    whole = operator.whole_bytes if is_whole else 0
+    return _Member(time_s, costs.setup_s, costs.prepared_bytes, scratch, band, kept, whole, end)
+
+
+def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, int, float]]:
+    """Yield start, bytes and seconds of the segments that end before ``stop``, cut in this way.
+
+    The bytes are without whole results from before the segment.
+    """
+    members: dict[int, _Member] = {}
+    time_s, fixed_bytes = 0.0, 0
+    starts = graph.starts(stop)
+    for index, ranges in graph.ranges(starts[-1], stop, cut) if not graph.operators[stop - 1].is_barrier else ():
+        one = members[index] = _member(graph, index, stop, cut, ranges)
+        time_s += one.time_s + one.setup_s
+        fixed_bytes += one.prepared_bytes + one.kept_bytes + one.whole_bytes
+        yield index, fixed_bytes + _peak(members, index, stop), time_s
+    if graph.operators[stop - 1].is_barrier:
+        operator = graph.operators[stop - 1]
+        yield stop - 1, operator.whole_bytes + operator.costs[0].scratch_bytes, operator.costs[0].call_s
+
+
+def _peak(members: dict[int, _Member], start: int, stop: int) -> int:
+    """Return the largest sum of the bands and the scratch that are alive at the same time."""
+    change = [0] * (stop - start + 1)
+    for index in range(start, stop):
+        one = members[index]
+        change[index - start] += one.band_bytes
+        change[one.end - start + 1] -= one.band_bytes
+    peak = live = 0
+    for index in range(start, stop):
+        live += change[index - start]
+        peak = max(peak, live + members[index].scratch_bytes)
+    return peak
+
+
+# Plans
+
+_Point = tuple[int, float, int, "Segment | None"]  # memory, time, index of the point before, last segment
+
+
+def plans(graph: Graph) -> tuple[Plan, ...]:
+    """Return the Pareto front of all plans, from the least memory to the least time."""
+    live = _live_before(graph)
+    fronts: list[list[_Point]] = [[(0, 0.0, -1, None)]]
+    for stop in range(1, len(graph) + 1):
+        found: list[tuple[int, float, int, Segment]] = []
+        options: dict[int, list[tuple[int, float, Cut]]] = {}
+        for cut in cuts(graph, stop):
+            for start, needed, time_s in segment_costs(graph, stop, cut):
+                options.setdefault(start, []).append((live[start] + needed, time_s, cut))
+        for start, of_start in options.items():
+            for memory, time_s, cut in _undominated(of_start):
+                segment = Segment(start, stop, cut)
+                for number, (before, spent_s, _, _) in enumerate(fronts[start]):
+                    found.append((max(before, memory), spent_s + time_s, number, segment))
+        fronts.append(_undominated(found))
+    return tuple(_plan(fronts, number) for number in range(len(fronts[-1])))
+
+
+def _live_before(graph: Graph) -> list[int]:
+    """Return, for each start of a segment, the bytes of earlier whole results that are needed from there on."""
+    live = [0] * (len(graph) + 1)
+    for index, operator in enumerate(graph.operators):
+        for start in range(index + 1, min(graph.last_use[index], len(graph)) + 1):
+            live[start] += operator.whole_bytes
+    return live
+
+
+def _undominated(points: list) -> list:  # type: ignore[type-arg]
+    """Return the points (bytes, seconds, ...) that no other point beats in both, from the least bytes on."""
+    kept: list[tuple[int, float, *tuple[object, ...]]] = []
+    for point in sorted(points, key=lambda one: one[:2]):
+        if not kept or point[1] < kept[-1][1]:
+            kept.append(point)
+    return kept
+
+
+def _plan(fronts: Sequence[Sequence[_Point]], number: int) -> Plan:
+    memory_bytes, time_s, before, segment = fronts[-1][number]
+    segments = []
+    while segment is not None:
+        segments.append(segment)
+        _, _, before, segment = fronts[segment.start][before]
+    return Plan(memory_bytes, time_s, tuple(reversed(segments)))

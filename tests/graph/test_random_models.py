@@ -1,0 +1,100 @@
+"""Random models in bands of rows: exact, within the predicted bytes, and the same bits for any number of bands."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from mucudnn.graph.builder import Captured
+from mucudnn.graph.capture import capture
+from mucudnn.graph.convolution import Choice, Convolution
+from mucudnn.graph.operators import Local
+from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.operator_costs import every_cost
+from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.running.workspace import release_workspaces
+from mucudnn.solver.bands import Costs, Plan, plans
+from tests.support.effort import how_many
+from tests.support.random_models import random_model
+
+SEEDS = [int(x) for x in os.environ["SEEDS"].split(",")] if "SEEDS" in os.environ else [how_many(12, 1000)]
+
+
+def choose_algorithms(captured: Captured, random: Random, *, ours: bool) -> dict[int, tuple[Costs, ...]]:
+    """Let each convolution run a random algorithm without transforms; return the costs of those that are ours."""
+    known = {}
+    for index, one in enumerate(captured.operators):
+        if not isinstance(one, Convolution):
+            continue
+        offered = [
+            algorithm
+            for algorithm in algorithms()
+            if algorithm.supports(one.problem) is None
+            and not algorithm.name.startswith("winograd")
+            and algorithm.band(one.problem, 1, (one.problem.h, one.problem.y_shape(1)[2]), one.problem.padding[0])
+        ]
+        chosen = random.choice(offered) if offered and ours else None
+        one.choices = (Choice(chosen, chosen),)
+        one.keeps = random.random() < 0.3
+        if chosen is not None:
+            workspace = chosen.workspace(one.problem, captured.samples)
+            prepared = 0 if one.keeps else workspace.prepared_bytes
+            known[index] = (Costs(1e-6, 1e-6, 1e-6, workspace.scratch_bytes, 0, prepared),)
+    return known
+
+
+def some_plans(front: tuple[Plan, ...], random: Random) -> list[Plan]:
+    """Return the plan with the least memory, the fastest, and a random one."""
+    return [front[0], front[-1], random.choice(front)]
+
+
+def uses_vectors(captured: Captured) -> bool:
+    """Return whether torch computes an exponential, whose bits depend on where its vectors begin."""
+    return any(isinstance(one, Local) and "si" in str(one.target) for one in captured.operators)
+
+
+def peak_beside(found: list[Tensor], call: Callable[[], object]) -> int:
+    """Return the peak bytes that a call allocates, beside the tensors that it puts into ``found``."""
+    release_workspaces()
+    return peak_allocated_bytes(lambda: found.extend(tree_leaves(call()))) - sum(one.nbytes for one in found)
+
+
+def check(seed: int, *, ours: bool) -> None:
+    model, x = random_model(seed)
+    random = Random(seed)
+    captured = capture(model, (x,))
+    known = choose_algorithms(captured, random, ours=ours)
+    graph = solver_graph(captured, every_cost(captured, WallClock(), known), {})
+    with torch.no_grad():
+        expected, torchs = copy.deepcopy(model).double()(x.double()), model(x)
+    earlier: list[Tensor] | None = None
+    for plan in some_plans(plans(graph), random):
+        schedule = Schedule(captured, graph, plan)
+        schedule.count((torch.zeros_like(x),))
+        found: list[Tensor] = []
+        assert peak_beside(found, partial(schedule.run, (x,))) <= schedule.needed_bytes, f"seed {seed}, {plan}"
+        for own, exact, of_torch in zip(found, expected, torchs, strict=True):
+            assert own.shape == of_torch.shape, f"seed {seed}"
+            assert own.is_contiguous() or not (of_torch.is_contiguous() and x.is_contiguous()), f"seed {seed}"
+            scale = exact.abs().max().item() + 1e-3
+            error, torchs_error = ((one - exact).abs().max().item() / scale for one in (own, of_torch))
+            assert error <= max(2 * torchs_error, 3e-6), f"seed {seed}, {plan}"
+        if ours and earlier is not None and not uses_vectors(captured):
+            assert all(map(torch.equal, found, earlier)), f"seed {seed}: bits depend on the bands, {plan}"
+        earlier = found
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_random_models(ours: bool) -> None:
+    for seed in range(*SEEDS):
+        check(seed, ours=ours)

@@ -1,0 +1,167 @@
+"""Cutting graphs into segments and bands: the exact front against brute force, and rows against their definition."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from mucudnn.solver.bands import Costs, Graph, Operator, Reach, cuts, plans, segment_costs
+from mucudnn.solver.placement import Buffer, aligned, place
+from mucudnn.words.errors import InvalidInputError
+from tests.support.effort import how_many
+
+
+def window(source: int, rows: int, height: int, stride: int, padding: int, extent: int) -> Reach:
+    start = np.arange(rows) * stride - padding
+    first = np.clip(start, 0, height - 1)
+    return Reach(source, first, np.clip(start + extent, first + 1, height))
+
+
+def random_graph(random: Random, operators: int) -> Graph:
+    """Return a graph of windows on one or two earlier results, and a few barriers."""
+    made = [Operator((), (), 0, 0, 0, (Costs(),))]  # the input
+    heights = [random.randint(1, 12)]
+    for index in range(1, operators):
+        source = index - 1 if random.random() < 0.7 else random.randrange(index)
+        is_result = random.random() < 0.2 or index == operators - 1
+        costs = tuple(
+            Costs(*(random.random() for _ in range(3)), *(random.randint(0, 9) for _ in range(3)))
+            for _ in range(random.randint(1, 2))
+        )
+        if random.random() < 0.15:
+            made.append(Operator((), (source,), 0, 0, random.randint(1, 50), costs, is_result=is_result))
+            heights.append(heights[source])
+            continue
+        extent, stride = random.randint(1, 3), random.randint(1, 2)
+        padding, height = random.randint(0, extent // 2), heights[source]
+        rows = max((height + 2 * padding - extent) // stride + 1, 1)
+        reaches = [window(source, rows, height, stride, padding, extent)]
+        same = [i for i in range(index) if heights[i] == rows and i != source]
+        if same and random.random() < 0.4:
+            reaches.append(window(random.choice(same), rows, rows, 1, 0, 1))
+        row_bytes = random.randint(1, 9)
+        align = random.choice([1, 1, 2, 3])
+        made.append(
+            Operator(tuple(reaches), (), rows, row_bytes, rows * row_bytes * 2, costs, align=align, is_result=is_result)
+        )
+        heights.append(rows)
+    return Graph(made, samples=2)
+
+
+def every_plan(graph: Graph) -> set[tuple[int, float]]:
+    """Return memory and time of every plan, by trying all segments and cuts."""
+    found = set()
+    for ends in product([False, True], repeat=len(graph) - 1):
+        stops = [index for index, is_end in enumerate(ends, 1) if is_end] + [len(graph)]
+        segments = list(zip([0, *stops[:-1]], stops, strict=True))
+        if any(start not in graph.starts(stop) for start, stop in segments):
+            continue
+        options = []
+        for start, stop in segments:
+            live = sum(
+                one.whole_bytes for index, one in enumerate(graph.operators[:start]) if graph.last_use[index] >= start
+            )
+            ways = cuts(graph, stop)
+            options.append(
+                {
+                    (live + needed, time_s)
+                    for cut in ways
+                    for first, needed, time_s in segment_costs(graph, stop, cut)
+                    if first == start
+                }
+            )
+        for chosen in product(*options):
+            found.add((max(needed for needed, _ in chosen), sum(time_s for _, time_s in chosen)))
+    return found
+
+
+def test_front_is_that_of_all_plans() -> None:
+    for seed in range(how_many(25, 400)):
+        graph = random_graph(Random(seed), 5)
+        every = every_plan(graph)
+        best = {}
+        for memory, time_s in every:
+            best[memory] = min(time_s, best.get(memory, time_s))
+        front, fastest = [], float("inf")
+        for memory in sorted(best):
+            if best[memory] < fastest - 1e-9:
+                front.append((memory, best[memory]))
+                fastest = best[memory]
+        found = [(plan.memory_bytes, plan.time_s) for plan in plans(graph)]
+        smallest = {memory: min(t for m, t in found if m <= memory) for memory, _ in front}
+        assert found[0][0] == front[0][0], f"seed {seed}"
+        for memory, time_s in front:
+            assert smallest[memory] == pytest.approx(time_s), f"seed {seed}"
+
+
+def test_bands_have_the_rows_that_their_readers_need() -> None:
+    """Every row is computed before it is read, and no row is lost that a later band reads."""
+    for seed in range(how_many(50, 1000)):
+        random = Random(seed)
+        graph = random_graph(random, 8)
+        stop = len(graph)
+        if graph.operators[stop - 1].is_barrier:
+            continue
+        start = random.choice(graph.starts(stop))
+        for cut in cuts(graph, stop):
+            ranges = dict(graph.ranges(start, stop, cut))
+            for index, rows in ranges.items():
+                one = graph.operators[index]
+                held: set[int] = set()
+                for k in range(cut.bands):
+                    low, new, high = int(rows.low[k]), int(rows.new[k]), int(rows.high[k])
+                    assert set(range(low, new)) <= held, f"seed {seed}: rows are kept that were not there"
+                    held = set(range(low, high))
+                    assert new % one.align == 0 or new == high
+                    for reader, reach in graph.readers[index]:
+                        if reader < stop and reach is not None:
+                            for row in range(int(ranges[reader].new[k]), int(ranges[reader].high[k])):
+                                needed = set(range(int(reach.first[row]), int(reach.last[row])))
+                                there = set(range(high)) if graph.is_whole(index, stop) else held
+                                assert needed <= there, f"seed {seed}, {cut}"
+                if graph.is_whole(index, stop):
+                    assert rows.new[0] == 0
+                    assert rows.high[-1] == one.rows
+
+
+def test_placed_buffers_do_not_overlap() -> None:
+    for seed in range(how_many(50, 500)):
+        random = Random(seed)
+        buffers = []
+        for _ in range(random.randint(1, 12)):
+            start = random.randint(0, 6)
+            buffers.append(Buffer(random.randint(0, 3000), start, start + random.randint(0, 4)))
+        offsets, size = place(buffers)
+        for i, one in enumerate(buffers):
+            assert offsets[i] % 256 == 0
+            assert offsets[i] + one.size_bytes <= size
+            for j, other in enumerate(buffers[:i]):
+                together = one.start <= other.end and other.start <= one.end and one.size_bytes and other.size_bytes
+                apart = offsets[i] + one.size_bytes <= offsets[j] or offsets[j] + other.size_bytes <= offsets[i]
+                assert apart or not together, f"seed {seed}"
+        alive = max(sum(aligned(b.size_bytes) for b in buffers if b.start <= t <= b.end) for t in range(12))
+        assert alive <= size
+
+
+def test_a_chain_needs_few_rows() -> None:
+    """17 windows of 3 rows: each result keeps 2 rows, and the first band reads 16 more, since all halos begin there."""
+    height = 256
+    chain = [Operator((), (), 0, 0, 0, (Costs(),))]
+    chain += [
+        Operator(
+            (window(i, height, height, 1, 1, 3),), (), height, 10, height * 10, (Costs(row_s=1.0),), is_result=i == 16
+        )
+        for i in range(17)
+    ]
+    chain[-1] = Operator(chain[-1].reaches, (), height, 10, 0, (Costs(row_s=1.0),), is_result=True)
+    front = plans(Graph(chain, 1))
+    assert front[0].memory_bytes <= 17 * 2 * 10 + 2 * (16 + 3) * 10 < 2 * height * 10
+    assert front[-1].time_s == pytest.approx(17 * height)
+
+
+def test_results_of_later_operators_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="operator 0 reads a result of a later one"):
+        Graph([Operator((window(1, 3, 3, 1, 0, 1),), (), 3, 1, 3, (Costs(),))], 1)
