@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from mucudnn.running.workspace import release_workspaces
 from mucudnn.tracing.training_step import training_step
 from mucudnn.words.errors import UnavailableError
 
+T = TypeVar("T")
 _RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 _GIVING_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}  # glibc: see mallopt(3)
@@ -77,6 +80,27 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def resident_growth(call: Callable[[], T]) -> tuple[T, int | None]:
+    """Call a function for the first time; return its result, and the bytes by which the process grew meanwhile.
+
+    mucudnn's workspace is released before, and so is what the C library keeps. None on systems other than Linux.
+    """
+    if not _RESET.exists():
+        return call(), None
+    release_workspaces()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _status_bytes("VmRSS")
+    _RESET.write_text("5")
+    result = call()
+    return result, max(_status_bytes("VmHWM") - before, 0)
+
+
+def _status_bytes(field: str) -> int:
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 2**10
+
+
 def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is_compiled: bool) -> Ready[int]:
     torch.set_num_threads(threads)
     model, sample_input = handed()
@@ -84,8 +108,7 @@ def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is
     step()
     _RESET.write_text("5")  # Reset the peak to the current resident size.
     step()
-    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    return Ready(step, int(line.split()[1]) * 2**10)
+    return Ready(step, _status_bytes("VmHWM"))
 
 
 def repeatable_step(model: Any, sample_input: Any) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from mucudnn.cli.shared.layer_tables import require_complete, solve_stored, tune
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand, InputFile
 from mucudnn.words.config import HEADROOM, Config
+from mucudnn.words.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @options.flag("headroom", "In place of --budget: show the memory of a training step, and how much is free in it.")
 @options.flag("formats", "In place of --budget: compare both memory formats.")
 @options.flag("dtypes", "In place of --budget: compare float32, bfloat16 and float16; with --formats, in both formats.")
+@options.flag("memory", "In place of --budget: show the time of a call of the model, in inference, against its memory.")
 @options.option(
     "from",
     InputFile(),
@@ -51,6 +53,7 @@ def explain(
     headroom: bool,
     formats: bool,
     dtypes: bool,
+    memory: bool,
     stored: Path | None,
     environment: str | None,
     device: str,
@@ -70,17 +73,14 @@ def explain(
     With --formats, --dtypes or both: the time of all convolutions in each memory format and data type, with PyTorch and
     with mucudnn. A step under torch.autocast runs its convolutions in bfloat16 or float16.
     Missing measurements are made as by mucudnn tune.
+
+    With --memory: the least time of a call of SOURCE's model, in inference, within any amount of memory for activations
+    and workspace, where it is cut into bands of rows; measured beside PyTorch's own.
     """
-    context = click.get_current_context()
     compares = formats or dtypes
-    if (budget is not None) + headroom + compares != 1:
-        raise click.UsageError("give one of --budget SIZE, --headroom, or --formats and --dtypes", context)
-    if stored is None and environment is not None:
-        raise click.UsageError("--environment picks from the measurements of --from: give --from FILE too", context)
-    if stored is not None:
-        options.refuse_given("--from FILE is read instead of the database: give it or --database, not both", "database")
-    if stored is not None and device != "cpu" and not headroom:
-        raise click.UsageError("--from FILE measures nothing, on no device: give it or --device, not both", context)
+    if (budget is not None) + headroom + compares + memory != 1:
+        raise _usage("give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes")
+    _refuse_both(stored, environment, device, headroom=headroom, memory=memory)
     if headroom:
         config = replace(config, workspace_limit=HEADROOM)
     elif budget is not None:
@@ -88,9 +88,27 @@ def explain(
     if stored is None or headroom:
         tuning_environment(device, config)  # fails early if the device is missing
     tell: Callable[..., None] = _headroom if headroom else _budget
+    if memory:
+        tell = _memory
     if compares:
         tell = partial(_alternatives, dtypes=dtypes, formats=formats)
     tell(source, sizes, config, device, (stored, environment), outputs)
+
+
+def _refuse_both(stored: Path | None, environment: str | None, device: str, *, headroom: bool, memory: bool) -> None:
+    """Raise ``UsageError`` for options that are only for measuring, or only for what was measured."""
+    if memory and (stored is not None or device != "cpu"):
+        raise _usage("--memory runs the model, on the CPU: leave out --from and --device")
+    if stored is None and environment is not None:
+        raise _usage("--environment picks from the measurements of --from: give --from FILE too")
+    if stored is not None:
+        options.refuse_given("--from FILE is read instead of the database: give it or --database, not both", "database")
+    if stored is not None and device != "cpu" and not headroom:
+        raise _usage("--from FILE measures nothing, on no device: give it or --device, not both")
+
+
+def _usage(message: str) -> click.UsageError:
+    return click.UsageError(message, click.get_current_context())
 
 
 _Stored = tuple[Path | None, str | None]  # database or profile, environment
@@ -142,6 +160,33 @@ def _alternatives(
         rows=rows,
         record=report.alternatives_record(found, rows),
         figure=lambda: report.draw_alternatives(tuning.source, rows),
+    )
+
+
+def _memory(source: str, sizes: dict[str, Any], config: Config, device: str, stored: _Stored, outputs: Outputs) -> None:
+    from mucudnn.bench.analyses import bands as report
+    from mucudnn.bench.report.records import record_header
+    from mucudnn.bench.sources.models import importable, seeded_model
+    from mucudnn.graph.model import BandedModel
+    from mucudnn.optimizing.memory_budget import fit_in_memory
+    from mucudnn.running.environment import current_environment
+    from mucudnn.words.progress import progress_bar
+
+    shape = {name: sizes[name] for name in ("input_shape", "memory_format", "dtype")}
+    model, arguments = seeded_model(source, sizes["batch"] or 1, **shape)
+    with importable(source), progress_bar() as progress:
+        made = fit_in_memory(model.eval(), [arguments], config, progress)
+    if not isinstance(made, BandedModel):
+        raise InvalidInputError(f"{source} cannot be cut into bands, as the warning says")
+    (fitted,), environment = made.findings, current_environment(device)
+    rows = report.band_rows(fitted)
+    outputs.tell(
+        report.bands_table(source, fitted, rows),
+        report.bands_in_words(fitted, rows),
+        str(environment),
+        rows=rows,
+        record={**record_header(config, environment), "source": source, "front": rows},
+        figure=lambda: report.draw_bands(source, fitted, rows),
     )
 
 

@@ -144,9 +144,9 @@ def _pool(builder: Builder, node: Node) -> Operator | None:
     if x is None:
         return None
     if node.target is aten.max_pool2d.default:
-        described, dilation = builder.described(node), two(given.get("dilation", 1))
-        pairs: dict[str, Any] = {"kernel": two(kernel), "stride": two(stride), "padding": two(padding), "dilation": dilation}
-        return MaxPool(**described, **pairs, sources=(x,))
+        described, pairs = builder.described(node), {"dilation": two(given.get("dilation", 1))}
+        pairs |= {"kernel": two(kernel), "stride": two(stride), "padding": two(padding)}
+        return MaxPool(**described | pairs, sources=(x,))
     plain = tuple(value for value in node.args[1:])
     return Pool(
         **builder.described(node),

@@ -26,13 +26,14 @@ from mucudnn.measuring.operator_costs import every_cost, operator_costs
 from mucudnn.measuring.timing.comparison import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.fuse import require_inference
+from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Costs, Graph, Plan, plans
 from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError, MucudnnError, first_line
+from mucudnn.words.errors import InfeasibleError, MucudnnError, UnavailableError, first_line
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress
 from mucudnn.words.results import Measurement, WholeRun
@@ -57,7 +58,8 @@ class Fitted:
     """How a model runs for one input, and what was measured. Bytes are beside parameters, arguments and results.
 
     front: every plan worth having, from the least memory to the least time. whole_run: beside torch's own; None if it
-    was not run. torch_bytes: the peak of the model's own call; None if it was not run.
+    was not run. torch_bytes: the peak of the model's own call; None if it was not run. convolutions: what was measured
+    of each, of all rows and of bands.
     """
 
     schedule: Schedule
@@ -66,6 +68,7 @@ class Fitted:
     time_s: float
     whole_run: WholeRun | None
     torch_bytes: int | None
+    convolutions: tuple[tuple[str, TunedProblem], ...]
 
     @property
     def needed_bytes(self) -> int:
@@ -99,9 +102,12 @@ def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config
     Returns the model itself, with a warning, if its graph cannot be captured or computes something else.
 
     Raises ``InfeasibleError`` with the smallest budget that would do, ``InvalidInputError`` for a model in training
-    mode, and the errors of ``tune``.
+    mode, ``UnavailableError`` for one on another device than the CPU, and the errors of ``tune``.
     """
     require_inference(model, "memory_budget")
+    device = device_of_convolutions(model)
+    if device.type != "cpu":
+        raise UnavailableError(f"a memory budget is for models on the CPU, and this one is on {device}: leave it out")
     inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
     try:
         with undisturbed(model), untouched:
@@ -263,14 +269,11 @@ class _Fitting:
         return Costs(call_s, row_s, of.setup_s, scratch_bytes, 0, of.prepared_bytes)
 
     def _scratch_bytes(self, one: Convolution, algorithm: Algorithm, rows: int) -> int:
-        """Return the scratch bytes of a call: the larger of those for so many rows and for all."""
-        found = []
-        for height in {rows, one.rows}:
-            of_x = _rows_read(one.problem, height)
-            made = algorithm.band(one.problem, 1, (height, of_x) if one.is_transposed else (of_x, height), 0)
-            assert made is not None
-            found.append(made[1].scratch_bytes)
-        return max(found)
+        """Return the scratch bytes of a call for so many rows."""
+        of_x = _rows_read(one.problem, rows)
+        made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
+        assert made is not None
+        return made[1].scratch_bytes
 
     # Choice
 
@@ -279,31 +282,34 @@ class _Fitting:
         ready: list[Schedule] = []
         fastest = None
         for plan in reversed(front):
-            if self.budget is not None and plan.memory_bytes > self.budget:
+            if self.budget is not None and plan.memory_bytes > 2 * self.budget:  # predictions are not exact
                 continue
             if fastest is not None and (plan.time_s > fastest * _NEAR or len(ready) == _CONTENDERS):
                 break
             if any(_bands(plan) == _bands(other.plan) for other in ready):
                 continue
-            schedule = self._schedule(graph, plan)
+            schedule = Schedule(self.captured, graph, plan)
+            if self.budget is None or schedule.needed_bytes <= self.budget:
+                self._count(schedule)
             if self.budget is None or schedule.needed_bytes <= self.budget:
                 fastest = fastest or plan.time_s
                 ready.append(schedule)
         return ready
 
-    def _schedule(self, graph: Graph, plan: Plan) -> Schedule:
-        """Return a plan made ready, with the bytes that a first call needs. Raises ``NotCapturedError`` if it fails."""
-        schedule = Schedule(self.captured, graph, plan)
+    def _count(self, schedule: Schedule) -> None:
+        """Run a schedule, and count what it needs. Raises ``NotCapturedError`` if it fails."""
         try:
             schedule.count(self.arguments)
         except MucudnnError:
             raise
         except Exception as error:  # torch's operators may raise anything
             raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
-        return schedule
 
     def _infeasible(self, graph: Graph, front: Sequence[Plan]) -> InfeasibleError:
-        least = min(self._schedule(graph, plan).needed_bytes for plan in front[:_CONTENDERS])
+        schedules = [Schedule(self.captured, graph, plan) for plan in front[:_CONTENDERS]]
+        for schedule in schedules:
+            self._count(schedule)
+        least = min(schedule.needed_bytes for schedule in schedules)
         assert self.budget is not None
         return InfeasibleError(
             f"the memory budget is {exact_bytes(self.budget)}; with this input the model needs at least "
@@ -330,7 +336,10 @@ class _Fitting:
         time_s, index = min(timed)
         run = results[index]
         assert isinstance(run, WholeRun)
-        return Fitted(contenders[index], front, self.budget, time_s, None if torch_bytes is None else run, torch_bytes)
+        convolutions = (one for one in self.captured.operators if isinstance(one, Convolution))
+        tuned = ((one.name, found) for one in convolutions for found in self._tuned(one) if found is not None)
+        whole_run = None if torch_bytes is None else run
+        return Fitted(contenders[index], front, self.budget, time_s, whole_run, torch_bytes, tuple(tuned))
 
     def _may_run_torchs(self, contenders: Sequence[Schedule]) -> bool:
         """Return whether half of the free memory is enough for all activations at once."""

@@ -80,6 +80,10 @@ def optimize(
     computed with them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and
     returned, after a warning if no graph can replace it.
 
+    With ``config.memory_budget``, for inference on the CPU, the model is not changed either. A module is returned that
+    computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples, one for each
+    size to tune for. The model itself is returned, with a warning, if its graph cannot be captured.
+
     A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.
 

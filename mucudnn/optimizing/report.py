@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from mucudnn.graph.model import BandedModel
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv3d import UNDIVIDED, Conv3d, DividedOperation
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
@@ -33,6 +34,8 @@ from mucudnn.words.values import instance
 if TYPE_CHECKING:
     import pandas
 
+    from mucudnn.optimizing.memory_budget import Fitted
+
 _TORCHS = "PyTorch"
 _FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"
@@ -50,7 +53,8 @@ class Report:
     module name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one
     for each part of the model that was optimized separately. fused: module name and the operations fused with its
     convolution. unconfirmed: reasons why parts of the model were not compared. alternatives: other dtypes and memory
-    formats in which all these operations were measured on this machine, the fastest first.
+    formats in which all these operations were measured on this machine, the fastest first. memory: how a model runs
+    within its memory budget, for each input that it was tuned for.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -63,6 +67,7 @@ class Report:
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unconfirmed: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    memory: tuple[Fitted, ...] = ()
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -72,8 +77,11 @@ class Report:
     def __str__(self) -> str:
         """Return the report as a text table: a row for each layer, totals, and untuned layers with the reason.
 
-        Lines have at most 100 columns, unless names of algorithms need more.
+        Lines have at most 100 columns, unless names of algorithms need more. Of a model within a memory budget, it has
+        a row for each segment.
         """
+        if self.memory:
+            return "\n".join(map(str, self.memory))
         if not self.layers:
             return "\n".join(self._without_layers())
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
@@ -102,6 +110,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the table as HTML for notebooks."""
+        if self.memory:
+            return f"<pre>{escape(str(self))}</pre>"
         if not self.layers:
             return "".join(f"<p>{escape(line)}</p>" for line in self._without_layers())
         head = _html_row("th", self._heading())
@@ -229,6 +239,9 @@ def report(model: torch.nn.Module) -> Report:
 
     Raises ``InvalidInputError`` if ``model`` is not a module.
     """
+    if isinstance(model, BandedModel):
+        found: tuple[Fitted, ...] = model.findings
+        return Report(tuple(pair for one in found for pair in one.convolutions), memory=found)
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
     convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]

@@ -80,5 +80,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         for module, name, buffer, before in buffers:
-            buffer.detach().copy_(before)
+            if not torch.equal(buffer, before):  # writing would raise the version counter
+                buffer.detach().copy_(before)
             module._buffers[name] = buffer  # a forward pass may have replaced the tensor

@@ -160,6 +160,15 @@ def test_the_headroom_limits_each_module(command: tuple[str, ...], folder: Path,
     ] * 3
 
 
+def test_the_memory_of_a_call(tmp_path: Path) -> None:
+    options = ("--algorithms", "implicit-gemm", "--database", tmp_path / "new.sqlite")
+    result = invoke("explain", "some_models:two", "--memory", *SIZES, *options, *files(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "measured without a budget:" in result.output
+    front = json.loads((tmp_path / "out.json").read_text())["front"]
+    assert [row["memory_bytes"] for row in front] == sorted(row["memory_bytes"] for row in front)
+
+
 @pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB", "--formats"])
 def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = TableTuning("some_models:two", Config(), ENVIRONMENT, (), wanted=5)
@@ -193,9 +202,12 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), "give one of --budget SIZE, --headroom, or --formats and --dtypes"),
-        (("--budget", "1MiB", "--headroom"), "give one of --budget SIZE, --headroom, or --formats and --dtypes"),
-        (("--formats", "--headroom"), "give one of --budget SIZE, --headroom, or --formats and --dtypes"),
+        ((), "give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes"),
+        (
+            ("--budget", "1MiB", "--headroom"),
+            "give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes",
+        ),
+        (("--formats", "--headroom"), "give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes"),
         (("--budget", "none"), "'none' is not a size; give one, such as 64MiB"),
         (("--budget", "much"), "'much' is not understood"),
         (("--budget", "1B", "--algorithms", "gemm"), "Raise the workspace budget to"),
@@ -210,6 +222,8 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
         (("--budget", "1MiB", "--from", "some_models.py"), "some_models.py is neither a database nor a profile"),
         (("--budget", "1MiB", "--from", "full.sqlite", "--dtype", "float64"), "not measured"),
         (("--budget", "1MiB", "--plot", "out.svg"), "'out.svg' is not a PNG file; name one that ends in .png"),
+        (("--memory", "--from", "full.sqlite"), "--memory runs the model, on the CPU: leave out --from and --device"),
+        (("--memory",), "layers.csv has no model to run; name one of alexnet"),
         (("--headroom",), "layers.csv has no model to run; name one of alexnet"),
     ],
 )

@@ -101,6 +101,7 @@ _RUNTIME_COLUMNS: Mapping[str, Callable[[_Cell], str]] = {
     "± %": lambda one: f"{one['noise']:.0%}",
     "over PyTorch": lambda one: ratio(one["speedup"]),
     "difference": lambda one: "inf" if one["relative_difference"] is None else f"{one['relative_difference']:.1e}",
+    "grows by": lambda one: "" if one.get("grown_bytes") is None else format_bytes(one["grown_bytes"]),
     "ready after s": lambda one: f"{one['ready_after_s']:.1f}",
 }
 

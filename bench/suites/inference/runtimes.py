@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.contests.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
+from mucudnn.bench.contests.peak_memory import resident_growth
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
 from mucudnn.bench.contests.variants import Runtime
@@ -38,6 +39,7 @@ from mucudnn.words.problem import Operation
 from mucudnn.words.progress import Progress, silent
 
 _Arrays = list[np.ndarray[Any, Any]]
+_GROWN, _KINDS = 0, 1  # what a process is asked: by how many bytes it grew in its first call, and kinds of layers
 _Outputs = Callable[[], _Arrays]  # A function that calls the model once.
 _OF_EXPORT = ("onnx", "onnxscript")
 _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
@@ -84,8 +86,14 @@ class RuntimeJob:
         torch.set_grad_enabled(False)
         model, arguments = self.subject()
         outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
-        kinds = self._kinds(model, outputs) if self.runtime.tells_layers else None
-        return Ready(outputs, [np.array(array) for array in outputs()], ask=kinds)
+        found, grown_bytes = resident_growth(outputs)
+        kinds = self._kinds(model, outputs) if self._tells_layers else lambda _: {}
+        ask = {_GROWN: lambda _: grown_bytes, _KINDS: kinds}
+        return Ready(outputs, [np.array(array) for array in found], ask=lambda what: ask[what](what))
+
+    @property
+    def _tells_layers(self) -> bool:
+        return self.runtime.tells_layers and not (self.runtime.is_ours and self.config.memory_budget is not None)
 
     def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
         """Return a function that calls the model once and returns the seconds of each kind of layer."""
@@ -231,16 +239,25 @@ def _row(run: InferenceRun, runtime: Runtime, entrant: Entrant[_Arrays], torchs:
     if entrant.process is not None and entrant.found is not None:
         more |= {
             "relative_difference": relative_difference(entrant.found, torchs),
+            "grown_bytes": _grown_bytes(entrant.process),
             "ready_after_s": entrant.process.ready_after_s,
             "kinds_s": _kinds(entrant.process) if runtime.tells_layers else {},
         }
     return Row(run.subject(RUNTIMES), runtime, entrant.samples_s, failure=entrant.failure, more=more)
 
 
+def _grown_bytes(process: OwnProcess[_Arrays]) -> int | None:
+    try:
+        grown: int | None = process.ask(_GROWN)
+    except OwnProcessError:
+        return None
+    return grown
+
+
 def _kinds(process: OwnProcess[_Arrays]) -> dict[str, float]:
     """Return the median seconds of each kind of layer in a call of the runtime; empty if layers cannot be timed."""
     try:
-        return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
+        return median_by_kind([process.ask(_KINDS) for _ in range(_KINDS_ROUNDS + 1)][1:])
     except OwnProcessError:
         return {}
 

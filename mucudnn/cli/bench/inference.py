@@ -39,7 +39,8 @@ def parse_runtimes(text: str) -> tuple[Runtime, ...]:
 @options.config(
     options.setting("cache_budget", "none"),
     options.memory_bounds("none"),
-    *("policy", "algorithms", "max_relative_error", "deterministic", "strict", "time_limit", "database"),
+    *("memory_budget", "policy", "algorithms", "max_relative_error", "deterministic", "strict"),
+    *("time_limit", "database"),
 )
 @options.threads
 @options.option(
@@ -71,8 +72,9 @@ def inference(
 
     SOURCE is a network of mucudnn layers, or package.module:factory or file.py:factory, a function that returns your
     own PyTorch model (with --input 3x224x224). Calls of the whole model by PyTorch, torch.compile with frozen
-    parameters, ONNX Runtime, OpenVINO, mucudnn, and mucudnn under torch.compile are interleaved: images per second, and
-    for models that are not compiled the share of each kind of layer in the time. Runtimes that are not installed (pip
+    parameters, ONNX Runtime, OpenVINO, mucudnn, and mucudnn under torch.compile are interleaved: images per second, how
+    much the process grows in its first call, and for models that are not compiled the share of each kind of layer in
+    the time. With --memory-budget mucudnn runs the whole model in bands of rows. Runtimes that are not installed (pip
     install 'mucudnn[runtimes]') are reported and skipped. Runs on the CPU, since only there filters are cached. Rows
     that the folder of --out already has are not measured again.
     """

@@ -1,0 +1,144 @@
+"""``Config(memory_budget=...)``: within the bytes, the model's values, and what happens where that is not possible."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
+from mucudnn.graph.model import BandedModel
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.optimizing.memory_budget import fit_in_memory
+from mucudnn.words.config import Config
+from mucudnn.words.errors import InfeasibleError, InvalidInputError
+from mucudnn.words.progress import silent
+
+MIB = 2**20
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, Any]:
+    return {"database": tmp_path / "db.sqlite", "algorithms": ("implicit-gemm", "pointwise", "winograd-4x4")}
+
+
+def peak_of(model: nn.Module, x: Tensor) -> tuple[int, Tensor]:
+    """Return the peak bytes of a call, beside its result."""
+    mucudnn.release_workspaces()
+    gc.collect()
+    found: list[Tensor] = []
+    with torch.no_grad():
+        peak = peak_allocated_bytes(lambda: found.append(model(x)))
+    return peak - found[0].nbytes, found[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "budget"),
+    [
+        (DnCNN(5, 24), (1, 1, 96, 80), "900KiB"),
+        (EDSR(2, 16), (2, 3, 40, 44), "1MiB"),
+        (SegmentingUNet(), (1, 3, 32, 40), "12MiB"),
+    ],
+    ids=["dncnn", "edsr", "unet"],
+)
+def test_calls_stay_within_the_budget(
+    model: nn.Module, shape: tuple[int, ...], budget: str, quick: dict[str, Any]
+) -> None:
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval().double()(x.double())
+    fitted = mucudnn.optimize(model.eval(), x, Config(memory_budget=budget, **quick), progress=False)
+    assert isinstance(fitted, BandedModel)
+    peak, y = peak_of(fitted, x)
+    assert peak <= Config(memory_budget=budget).memory_budget_bytes
+    assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+    found = mucudnn.report(fitted)
+    assert " within a budget of " in str(found)
+    assert "conv2d" in found.details()
+    assert {*found.to_frame()["layer"]} == {name for name, _ in found.memory[0].convolutions}
+
+
+def test_a_budget_that_is_too_small_names_the_smallest(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    with pytest.raises(InfeasibleError, match=r"the memory budget is 1000B .*needs at least") as caught:
+        mucudnn.optimize(model, x, Config(memory_budget=1000, **quick), progress=False)
+    least = caught.value.smallest_feasible_bytes
+    fitted = mucudnn.optimize(model, x, Config(memory_budget=least, **quick), progress=False)
+    assert peak_of(fitted, x)[0] <= least
+
+
+def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    (found,) = fit_in_memory(model, [x], Config(**quick), silent).findings
+    memory = [plan.memory_bytes for plan in found.front]
+    times = [plan.time_s for plan in found.front]
+    assert memory == sorted(memory)
+    assert times == sorted(times, reverse=True)
+    assert memory[0] < memory[-1]
+
+
+def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    with torch.no_grad():
+        expected = model(x)
+        kept = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="none", **quick), progress=False)
+        not_kept = mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False)
+        for fitted in (kept, not_kept):
+            assert torch.allclose(fitted(x), expected, atol=1e-5)
+    least = [one.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
+    assert least[0] < least[1]
+
+
+def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(3, 8).eval(), torch.randn(1, 1, 24, 20)
+    other = torch.randn(1, 1, 30, 20)
+    fitted = mucudnn.optimize(
+        model, [x, torch.randn(1, 1, 20, 24)], Config(memory_budget="1MiB", **quick), progress=False
+    )
+    ran: list[str] = []
+    model.register_forward_hook(lambda *_: ran.append("model"))
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted(x)
+        fitted(torch.randn(1, 1, 20, 24))
+        assert not ran
+        fitted(other)
+        assert torch.equal(fitted(other), model(other))
+        assert ran == ["model"] * 3
+    assert sum("was not tuned for these arguments" in str(one.message) for one in caught) == 1
+    with pytest.warns(RuntimeWarning, match="gradients are recorded"):
+        fitted(x.requires_grad_()).sum().backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        model.noise[0].bias.add_(1.0)
+        with pytest.warns(RuntimeWarning, match="a parameter or a buffer has changed"):
+            y = fitted(x)
+        assert torch.equal(y, model(x))
+    with pytest.raises(InvalidInputError, match="for inference only"):
+        fitted.train()
+
+
+class Branches(nn.Module):
+    """A model whose graph depends on its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if float(x.sum()) > 0 else self.conv(-x)
+
+
+def test_a_model_without_a_graph_is_returned_with_the_reason(quick: dict[str, Any]) -> None:
+    model, x = Branches().eval(), torch.ones(1, 1, 8, 8)
+    with pytest.warns(UserWarning, match="without a memory budget: torch.export cannot trace it"):
+        assert mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False) is model
+    with pytest.raises(InvalidInputError, match="memory_budget is for inference"):
+        mucudnn.optimize(model.train(), x, Config(memory_budget="1MiB", **quick), progress=False)
