@@ -5,6 +5,7 @@ bands of rows, and memory.png shows time against memory of every plan, beside Py
 """
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def train(model: nn.Module, clean: Tensor, steps: int = 150) -> None:
         optimizer.step()
 
 
-def draw(found: object, path: str) -> None:
+def draw(found: Any, path: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4))

@@ -89,7 +89,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a segment is cut: at most ``samples`` samples a band, in ``bands`` bands of rows each.
+    """The cut of a segment: at most ``samples`` samples a band, in ``bands`` bands of rows each.
 
     keeps: whether rows that later bands need are kept; otherwise they are computed again. variant: which of several
     costs its operators have, which are those of other algorithms.

@@ -9,8 +9,8 @@ import pytest
 
 import mucudnn
 
-# The name of this package, and that of the paper's, have the word in them; so have alternatives.
-WORDS = re.compile(r"(?<![uμ])(?<!μ-)cudnn|(?<!alter)native", re.IGNORECASE)
+# The name of this package, and that of the paper's, have the word in them; so have alternatives, and ATen's batch norm.
+WORDS = re.compile(r"(?<![uμ])(?<!μ-)cudnn|(?<!alter)(?<!aten\._)native", re.IGNORECASE)
 ROOT = Path(mucudnn.__file__).parent
 ALLOWED = (
     "kernels",  # drives it

@@ -1,4 +1,4 @@
-"""What the functions that make operators of ATen calls share: the graph so far, and what each node became."""
+"""State shared by the functions that make operators of ATen calls: the graph so far, and the result of each node."""
 
 from __future__ import annotations
 

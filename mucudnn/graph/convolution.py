@@ -21,7 +21,7 @@ from mucudnn.words.problem import ConvProblem, Operation
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What computes all rows at once, and what computes bands of them; None for torch's own."""
+    """The algorithms of a convolution for all rows at once, and for bands of them; None for torch's own."""
 
     whole: Algorithm | None = None
     band: Algorithm | None = None
@@ -52,7 +52,7 @@ class Convolution(Operator):
 
     @property
     def align(self) -> int:
-        """Where bands begin: at multiples of a transposed convolution's stride, with which its filter is prepared."""
+        """Multiple at which bands begin: the stride of a transposed convolution, with which its filter is prepared."""
         return self.problem.stride[0] if self.is_transposed else 1
 
     @property

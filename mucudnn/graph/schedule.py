@@ -64,7 +64,7 @@ def whole_bytes_of(operator: Operator, row_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the rows of an operator's result are in the arena: channels_last, ``rows`` of them for ``samples``."""
+    """Place in the arena of the rows of an operator's result, in channels_last, ``rows`` of them for ``samples``."""
 
     offset: int
     samples: int

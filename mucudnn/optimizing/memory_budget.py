@@ -55,7 +55,7 @@ _ROUNDS = Rounds(2, 7, 4.0, warm_up_s=0.2, race=True)
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """How a model runs for one input, and what was measured. Bytes are beside parameters, arguments and results.
+    """The schedule of a model for one input, with its measurements. Bytes are beside parameters, arguments and results.
 
     front: every plan worth having, from the least memory to the least time. whole_run: beside torch's own; None if it
     was not run. torch_bytes: the peak of the model's own call; None if it was not run. convolutions: what was measured

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
 from mucudnn.graph.model import BandedModel
+from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.optimizing.memory_budget import fit_in_memory
 from mucudnn.words.config import Config
@@ -26,6 +27,8 @@ MIB = 2**20
 
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, Any]:
+    if reason := loaded_build().why_not_compiled:
+        pytest.skip(f"only compiled algorithms run bands in few bytes: {reason}")
     return {"database": tmp_path / "db.sqlite", "algorithms": ("implicit-gemm", "pointwise", "winograd-4x4")}
 
 
