@@ -118,10 +118,12 @@ class _Walk(Builder):
 
     def _find_fusions(self, constants: Mapping[str, Tensor]) -> None:
         """Find what is computed with each convolution; the later of two that are added takes the addition."""
+        taken: set[fx.Node] = set()
         for node in reversed(self.graph.nodes):
             if node.op == "call_function" and node.target in CONVOLUTIONS:
-                fused = fused_at(node, constants, self.inside, self.made.samples)
+                fused = fused_at(node, constants, taken, self.made.samples)
                 if fused is not None:
+                    taken.update(fused.nodes)
                     self.parts[fused.last] = fused
                     self.inside.update(fused.nodes[:-1])
 

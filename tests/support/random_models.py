@@ -92,8 +92,16 @@ class RandomModel(nn.Module):
     def _pair(self, index: int) -> Step | None:
         size, channels = self.shapes[index][2:], self.shapes[index][1]
         adds = self.random.random() < 0.5
+        if adds and self.random.random() < 0.5:
+            return self._two_convolutions(index)
         same = [i for i, s in enumerate(self.shapes) if s[2:] == size and (s[1] == channels or not adds)]
         return torch.add if adds else _concatenated, (index, self.random.choice(same))
+
+    def _two_convolutions(self, index: int) -> Step:
+        """Return the sum of two convolutions, of which a graph may compute the addition with either."""
+        channels = self.shapes[index][1]
+        first, second = (self._module(nn.Conv2d(channels, 5, size, padding=size // 2)) for size in (1, 3))
+        return partial(_sum_of_two, first, second), (index,)
 
     def _pointwise(self, index: int) -> Step | None:
         return self.random.choice([torch.relu, F.silu, F.relu6, torch.sigmoid, _line, _scaled_by_mean]), (index,)
@@ -129,6 +137,10 @@ class RandomModel(nn.Module):
 
 def _concatenated(*tensors: Tensor) -> Tensor:
     return torch.cat(tensors, 1)
+
+
+def _sum_of_two(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return first(x) + second(x)
 
 
 def _half(x: Tensor) -> Tensor:
