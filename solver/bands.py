@@ -16,7 +16,7 @@ accelerators* (2016), and within a bound on memory to Lin et al., *MCUNetV2* (20
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -248,107 +248,118 @@ def _ranges(operator: Operator, readers: Sequence[tuple[Ranges, Reach | None]], 
 
 def cuts(graph: Graph, stop: int) -> Iterator[Cut]:
     """Yield the ways to cut segments that end before operator ``stop``: samples halved, then rows of one sample."""
-    rows = graph.operators[stop - 1].rows
-    if graph.operators[stop - 1].is_barrier:
-        yield Cut(graph.samples, 1)
-        return
-    for variant in range(graph.variants):
-        samples, bands = graph.samples, 1
-        yield Cut(samples, 1, variant=variant)
-        while samples > 1:
-            samples = -(-samples // 2)
-            yield Cut(samples, 1, variant=variant)
-        while bands < rows:
-            bands = min(2 * bands, rows)
-            yield Cut(1, bands, variant=variant)
-            yield Cut(1, bands, keeps=False, variant=variant)
+    samples, bands, rows = graph.samples, 1, graph.operators[stop - 1].rows
+    yield Cut(samples, 1)
+    while samples > 1 and rows:
+        samples = -(-samples // 2)
+        yield Cut(samples, 1)
+    while bands < rows:
+        bands = min(2 * bands, rows)
+        yield Cut(1, bands)
+        yield Cut(1, bands, keeps=False)
 
 
 @dataclass(slots=True)
-class _Member:
-    """An operator of a segment: what it adds to time and memory."""
+class _Extent:
+    """The size of an operator's part in a segment, whatever its variant.
 
-    time_s: float
-    setup_s: float
-    prepared_bytes: int
-    scratch_bytes: int
+    calls, rows: of all bands and samples. largest: rows of its largest band. end: the last operator in the segment that
+    reads its result.
+    """
+
+    index: int
+    calls: int
+    rows: int
+    largest: int
     band_bytes: int
-    kept_bytes: int
-    whole_bytes: int
-    end: int  # the last operator in the segment that reads it
+    lasting_bytes: int
+    end: int
 
 
-def _member(graph: Graph, index: int, stop: int, cut: Cut, ranges: Ranges) -> _Member:
-    operator = graph.operators[index]
-    costs = operator.costs_of(cut)
-    passes = -(-graph.samples // cut.samples)
-    computed = ranges.computed
-    calls, rows = passes * int(np.count_nonzero(computed)), graph.samples * int(computed.sum())
-    time_s = costs.call_s * calls + costs.row_s * rows
-    most = int(computed.max()) * cut.samples
-    scratch = costs.scratch_bytes + costs.scratch_row_bytes * most
-    is_whole = graph.is_whole(index, stop)
-    band = 0 if is_whole else ranges.held * cut.samples * operator.row_bytes
-    kept = ranges.kept * cut.samples * operator.row_bytes if cut.keeps and not is_whole and cut.bands > 1 else 0
+def _extent(graph: Graph, index: int, stop: int, cut: Cut, ranges: Ranges) -> _Extent:
+    row_bytes, computed = cut.samples * graph.operators[index].row_bytes, ranges.computed
+    calls = -(-graph.samples // cut.samples) * int(np.count_nonzero(computed))
+    rows, largest = graph.samples * int(computed.sum()), int(computed.max()) * cut.samples
     end = max((reader for reader, _ in graph.readers[index] if reader < stop), default=index)
-    whole = operator.whole_bytes if is_whole else 0
-    return _Member(time_s, costs.setup_s, costs.prepared_bytes, scratch, band, kept, whole, end)
+    if graph.is_whole(index, stop):
+        return _Extent(index, calls, rows, largest, 0, graph.operators[index].whole_bytes, end)
+    kept = ranges.kept * row_bytes if cut.keeps and cut.bands > 1 else 0
+    return _Extent(index, calls, rows, largest, ranges.held * row_bytes, kept, end)
 
 
-def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, int, float]]:
-    """Yield start, bytes and seconds of the segments that end before ``stop``, cut in this way.
+def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, Cut, int, float]]:
+    """Yield start, cut, bytes and seconds of the segments that end before ``stop``, cut in this way, of each variant.
 
     The bytes are without whole results from before the segment.
     """
-    members: dict[int, _Member] = {}
-    time_s, fixed_bytes = 0.0, 0
-    starts = graph.starts(stop)
-    for index, ranges in graph.ranges(starts[-1], stop, cut) if not graph.operators[stop - 1].is_barrier else ():
-        one = members[index] = _member(graph, index, stop, cut, ranges)
-        time_s += one.time_s + one.setup_s
-        fixed_bytes += one.prepared_bytes + one.kept_bytes + one.whole_bytes
-        yield index, fixed_bytes + _peak(members, index, stop), time_s
-    if graph.operators[stop - 1].is_barrier:
-        operator = graph.operators[stop - 1]
-        yield stop - 1, operator.whole_bytes + operator.costs[0].scratch_bytes, operator.costs[0].call_s
+    last = graph.operators[stop - 1]
+    if last.is_barrier:
+        yield stop - 1, cut, last.whole_bytes + last.costs[0].scratch_bytes, last.costs[0].call_s
+        return
+    start = graph.starts(stop)[-1]
+    extents = [_extent(graph, index, stop, cut, ranges) for index, ranges in graph.ranges(start, stop, cut)]
+    for variant in range(graph.variants):
+        yield from _variant_costs(graph, stop, replace(cut, variant=variant), extents)
 
 
-def _peak(members: dict[int, _Member], start: int, stop: int) -> int:
-    """Return the largest sum of the bands and the scratch that are alive at the same time."""
-    change = [0] * (stop - start + 1)
-    for index in range(start, stop):
-        one = members[index]
-        change[index - start] += one.band_bytes
-        change[one.end - start + 1] -= one.band_bytes
-    peak = live = 0
-    for index in range(start, stop):
-        live += change[index - start]
-        peak = max(peak, live + members[index].scratch_bytes)
-    return peak
+def _variant_costs(
+    graph: Graph, stop: int, cut: Cut, extents: Sequence[_Extent]
+) -> Iterator[tuple[int, Cut, int, float]]:
+    alive, time_s, lasting_bytes = np.zeros(stop, np.int64), 0.0, 0  # alive: bands, and scratch of the operator
+    for one in extents:
+        costs = graph.operators[one.index].costs_of(cut)
+        time_s += costs.setup_s + costs.call_s * one.calls + costs.row_s * one.rows
+        lasting_bytes += costs.prepared_bytes + one.lasting_bytes
+        alive[one.index : one.end + 1] += one.band_bytes
+        alive[one.index] += costs.scratch_bytes + costs.scratch_row_bytes * one.largest
+        yield one.index, cut, lasting_bytes + int(alive[one.index :].max()), time_s
 
 
 # Plans
 
-_Point = tuple[int, float, int, "Segment | None"]  # memory, time, index of the point before, last segment
+
+@dataclass(slots=True)
+class _Front:
+    """The Pareto front of the operators before some index: bytes and seconds of each point.
+
+    before: of each point, the number of the point at the start of its last segment.
+    """
+
+    memory: NDArray[np.int64]
+    time_s: NDArray[np.float64]
+    before: NDArray[np.int64]
+    last: list[Segment]
 
 
 def plans(graph: Graph) -> tuple[Plan, ...]:
     """Return the Pareto front of all plans, from the least memory to the least time."""
     live = _live_before(graph)
-    fronts: list[list[_Point]] = [[(0, 0.0, -1, None)]]
+    nothing = np.zeros(1, np.int64)
+    fronts = [_Front(nothing, nothing.astype(np.float64), nothing, [])]
     for stop in range(1, len(graph) + 1):
-        found: list[tuple[int, float, int, Segment]] = []
         options: dict[int, list[tuple[int, float, Cut]]] = {}
         for cut in cuts(graph, stop):
-            for start, needed, time_s in segment_costs(graph, stop, cut):
-                options.setdefault(start, []).append((live[start] + needed, time_s, cut))
-        for start, of_start in options.items():
-            for memory, time_s, cut in _undominated(of_start):
-                segment = Segment(start, stop, cut)
-                for number, (before, spent_s, _, _) in enumerate(fronts[start]):
-                    found.append((max(before, memory), spent_s + time_s, number, segment))
-        fronts.append(_undominated(found))
-    return tuple(_plan(fronts, number) for number in range(len(fronts[-1])))
+            for start, of_variant, needed, time_s in segment_costs(graph, stop, cut):
+                options.setdefault(start, []).append((live[start] + needed, time_s, of_variant))
+        found = [
+            (Segment(start, stop, cut), np.maximum(fronts[start].memory, memory), fronts[start].time_s + time_s)
+            for start, of_start in options.items()
+            for memory, time_s, cut in _undominated(of_start)
+        ]
+        fronts.append(_merged(found))
+    return tuple(_plan(fronts, number) for number in range(len(fronts[-1].last)))
+
+
+def _merged(found: Sequence[tuple[Segment, NDArray[np.int64], NDArray[np.float64]]]) -> _Front:
+    """Return the front of all points: of those that end with a segment, the bytes and the seconds."""
+    memory, time_s = (np.concatenate([one[i] for one in found]) for i in (1, 2))
+    sizes = [len(one[1]) for one in found]
+    segment = np.repeat(np.arange(len(found)), sizes)
+    before = np.concatenate([np.arange(size) for size in sizes])
+    order = np.lexsort((time_s, memory))
+    fastest = np.minimum.accumulate(time_s[order])
+    kept = order[np.concatenate(([True], fastest[1:] < fastest[:-1]))]
+    return _Front(memory[kept], time_s[kept], before[kept], [found[number][0] for number in segment[kept]])
 
 
 def _live_before(graph: Graph) -> list[int]:
@@ -360,19 +371,19 @@ def _live_before(graph: Graph) -> list[int]:
     return live
 
 
-def _undominated(points: list) -> list:  # type: ignore[type-arg]
-    """Return the points (bytes, seconds, ...) that no other point beats in both, from the least bytes on."""
-    kept: list[tuple[int, float, *tuple[object, ...]]] = []
+def _undominated(points: Sequence[tuple[int, float, Cut]]) -> list[tuple[int, float, Cut]]:
+    """Return the points (bytes, seconds, cut) that no other point beats in both, from the least bytes on."""
+    kept: list[tuple[int, float, Cut]] = []
     for point in sorted(points, key=lambda one: one[:2]):
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
     return kept
 
 
-def _plan(fronts: Sequence[Sequence[_Point]], number: int) -> Plan:
-    memory_bytes, time_s, before, segment = fronts[-1][number]
-    segments = []
-    while segment is not None:
-        segments.append(segment)
-        _, _, before, segment = fronts[segment.start][before]
+def _plan(fronts: Sequence[_Front], number: int) -> Plan:
+    front, segments = fronts[-1], []
+    memory_bytes, time_s = int(front.memory[number]), float(front.time_s[number])
+    while front.last:
+        segments.append(front.last[number])
+        number, front = int(front.before[number]), fronts[front.last[number].start]
     return Plan(memory_bytes, time_s, tuple(reversed(segments)))

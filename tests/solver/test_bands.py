@@ -69,7 +69,7 @@ def every_plan(graph: Graph) -> set[tuple[int, float]]:
                 {
                     (live + needed, time_s)
                     for cut in ways
-                    for first, needed, time_s in segment_costs(graph, stop, cut)
+                    for first, _, needed, time_s in segment_costs(graph, stop, cut)
                     if first == start
                 }
             )
