@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.model import BandedModel
+from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.optimizing.memory_budget import fit_in_memory
@@ -97,6 +99,13 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
             assert torch.allclose(fitted(x), expected, atol=1e-5)
     least = [one.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
     assert least[0] < least[1]
+    found = kept.findings[0].schedule
+    for one in found.operators:
+        if isinstance(one, Convolution):
+            one._kept.clear()
+    again = Schedule(found.captured, found.graph, found.plan)
+    again.count((x,))
+    assert again.needed_bytes == found.needed_bytes, "filters that are kept are not the call's"
 
 
 def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:
