@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from mucudnn.graph.builder import Builder, Captured, Node
 from mucudnn.graph.fusions import CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
-from mucudnn.graph.operators import Barrier, Copy, Input, Operator, Ref, aten
+from mucudnn.graph.operators import Barrier, Copy, Input, Ref, aten
 from mucudnn.words.errors import MucudnnError, first_line
 
 _IDENTITIES = {
@@ -89,10 +89,6 @@ class _Walk(Builder):
                 (leaves,) = node.args
                 self.made.results = [self.results.get(one) or self._result(one) for one in leaves]
         return self.made
-
-    def _add(self, made: Operator) -> Ref:
-        self.made.operators.append(made)
-        return Ref(len(self.made.operators) - 1)
 
     def _add_input(self, node: Node, number: int) -> None:
         value = node.meta.get("val")

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional as F
 
 from mucudnn.graph.builder import Builder, Node
 from mucudnn.graph.fusions import arguments_of, two
@@ -191,60 +190,34 @@ def _resize(mode: str, builder: Builder, node: Node) -> Operator | None:
 
 
 def _group_norm(builder: Builder, node: Node) -> Operator | None:
-    given = arguments_of(node)
+    """Return group norm, or instance norm, whose groups are the channels, after its sums over all rows."""
+    given, described = arguments_of(node), builder.described(node)
     x = builder.image(given["input"])
+    if x is None or not given.get("use_input_stats", True):
+        return None
     weight, bias = (
         builder.constant(given[name]) if given.get(name) is not None else None for name in ("weight", "bias")
     )
-    described = builder.described(node)
-    if x is None:
-        return None
     of_sums = described | {"name": f"{node.name}, moments", "dtype": torch.float64}
-    moments = builder.add(Moments(**of_sums, sources=(x,), groups=given["num_groups"]))
+    moments = builder.add(Moments(**of_sums, sources=(x,), groups=given.get("num_groups", described["shape"][1])))
     return Normalization(
         **described, sources=(x,), wholes=(moments.index,), eps=given.get("eps", 1e-5), weight=weight, bias=bias
     )
 
 
-def _instance_norm(builder: Builder, node: Node) -> Operator | None:
-    given = arguments_of(node)
-    x = builder.image(given["input"])
-    if x is None or not given["use_input_stats"]:
-        return None
-    weight, bias = (
-        builder.constant(given[name]) if given.get(name) is not None else None for name in ("weight", "bias")
-    )
-    described = builder.described(node)
-    of_sums = described | {"name": f"{node.name}, moments", "dtype": torch.float64}
-    moments = builder.add(Moments(**of_sums, sources=(x,), groups=described["shape"][1]))
-    return Normalization(**described, sources=(x,), wholes=(moments.index,), eps=given["eps"], weight=weight, bias=bias)
-
-
 def batch_norm(builder: Builder, node: Node) -> Operator | None:
-    """Return a batch norm that no convolution takes in, as an operator on each row."""
-    x = builder.image(node.args[0])
+    """Return a batch norm that no convolution takes in."""
+    x, (y, *_) = builder.image(node.args[0]), node.meta["val"]
     if x is None:
         return None
-    constants = [None if one is None else builder.constant(one) for one in node.args[1:5]]
-    return Pool(
-        name=node.name,
-        shape=tuple(node.meta["val"][0].shape),
-        dtype=node.meta["val"][0].dtype,
-        sources=(x,),
-        function=partial(_normed, constants, node.args[6]),
-        stride=1,
-        padding=0,
-        extent=1,
-        label="batch norm",
-    )
-
-
-def _normed(constants: Sequence[Tensor | None], eps: float, x: Tensor) -> Tensor:
-    weight, bias, mean, variance = constants
-    return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+    constants = (None if one is None else Operand(builder.constant(one), False, False) for one in node.args[1:5])
+    args = Operand(x, True, True), *constants, False, 0.0, node.args[6], False
+    described = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype}
+    return Local(**described, sources=(x,), target=aten.batch_norm.default, args=args, kwargs={})
 
 
 def may_alias(target: Any) -> bool:
+    """Return whether an operator's result may share memory with its arguments."""
     if target is operator.getitem:
         return True
     schema = getattr(target, "_schema", None)
@@ -265,5 +238,5 @@ MAKERS: dict[Any, Callable[[Builder, Node], Any]] = {
     aten.upsample_bilinear2d.vec: partial(_resize, "bilinear"),
     aten.upsample_bilinear2d.default: partial(_resize, "bilinear"),
     aten.group_norm.default: _group_norm,
-    aten.instance_norm.default: _instance_norm,
+    aten.instance_norm.default: _group_norm,
 }

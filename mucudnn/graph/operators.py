@@ -257,7 +257,7 @@ class Shuffle(Operator):
 
 @dataclass(kw_only=True)
 class Pool(Operator):
-    """Pooling, or another operator with a window that pads its input itself.
+    """Average pooling, by torch's operator, which pads its input itself.
 
     A band begins at a row from which the operator's windows are those of the whole; rows beyond it are dropped.
     """
@@ -329,7 +329,7 @@ def _overlap(first: int, stride: int, size: int, outputs: int) -> tuple[slice, s
 class Padding(Operator):
     """Padding of rows and columns by zeros, another value, or the image reflected or replicated.
 
-    sides: left, right, above, below; negative numbers crop.
+    sides: left, right, above, below, none negative.
     """
 
     sides: tuple[int, int, int, int]
@@ -351,7 +351,6 @@ class Padding(Operator):
         return padded.flatten().long().numpy()
 
     def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
-        self.height = heights[0]
         self.source_rows = rows = self._source_rows(heights[0])
         first = np.where(rows < 0, heights[0], rows)
         last = np.where(rows < 0, 0, rows + 1)

@@ -17,6 +17,7 @@ from mucudnn.database.database import Database
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.operators import Input
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -79,8 +80,10 @@ class Fitted:
 
     def lines(self) -> Iterator[str]:
         """Yield a summary, and a line for each segment."""
-        limit = "no budget" if self.budget_bytes is None else f"a budget of {format_bytes(self.budget_bytes)}"
-        yield f"{format_bytes(self.needed_bytes)} within {limit}; {format_seconds(self.time_s)} a call"
+        limit = "without a budget"
+        if self.budget_bytes is not None:
+            limit = f"within a budget of {format_bytes(self.budget_bytes)}"
+        yield f"{format_bytes(self.needed_bytes)} {limit}; {format_seconds(self.time_s)} a call"
         if self.whole_run is not None and self.torch_bytes is not None:
             yield (
                 f"PyTorch's own: {format_bytes(self.torch_bytes)}, {format_seconds(self.whole_run.baseline_s)} "
@@ -88,6 +91,8 @@ class Fitted:
             )
         operators = self.schedule.operators
         for segment, of_segment in zip(self.schedule.plan.segments, self.schedule.segment_bytes, strict=True):
+            if isinstance(operators[segment.start], Input):
+                continue
             first, last = operators[segment.start].name, operators[segment.stop - 1].name
             names = first if first == last else f"{first} to {last}"
             cut = segment.cut

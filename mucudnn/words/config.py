@@ -171,7 +171,7 @@ class Config:
     additions and ReLUs are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless
     of ``operations``.
     memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
-    activations and workspace together, beside parameters, arguments and results (docs/memory.md); None for no bound.
+    activations and workspace together, beside parameters, arguments and results (docs/bands.md); None for no bound.
     limits_torch: whether the workspace limit applies to torch's own convolution too, so that a slower algorithm may
     replace it. None applies every limit but the default one.
 
