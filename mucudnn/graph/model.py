@@ -22,11 +22,14 @@ class BandedModel(nn.Module):
 
     It computes what ``model`` computes, for inputs of the shapes and dtypes that it was tuned for. For others, and
     where gradients are recorded, ``model`` itself runs, as it does if one of its parameters or buffers has changed
-    since; this is said once. schedules: by signature of the arguments. findings: what was chosen and why, for
+    since; this is said once. schedules: by signature of the arguments; None where ``model`` itself is faster and within
+    the bytes. findings: what was chosen and why, for
     ``report``.
     """
 
-    def __init__(self, model: nn.Module, schedules: Mapping[Signature, Schedule], findings: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, schedules: Mapping[Signature, Schedule | None], findings: Sequence[Any] = ()
+    ) -> None:
         super().__init__()
         self.model = model
         self.schedules, self.findings = dict(schedules), tuple(findings)
@@ -34,7 +37,10 @@ class BandedModel(nn.Module):
         self.training = False
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        schedule = None if named else self.schedules.get(signature_of(arguments))
+        signature = signature_of(arguments)
+        schedule = None if named else self.schedules.get(signature)
+        if schedule is None and not named and signature in self.schedules:
+            return self.model(*arguments)
         why = self._why_not(schedule, arguments)
         if schedule is None or why is not None:
             say_once(f"{type(self.model).__name__} runs as it was, beyond its memory budget: {why}")

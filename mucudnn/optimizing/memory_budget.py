@@ -75,6 +75,13 @@ class Fitted:
     def needed_bytes(self) -> int:
         return self.schedule.needed_bytes
 
+    @property
+    def runs_torchs(self) -> bool:
+        """Whether the model runs as it is, since that is faster and within the budget."""
+        if self.whole_run is None or self.torch_bytes is None or self.whole_run.speedup >= 1:
+            return False
+        return self.budget_bytes is None or self.torch_bytes <= self.budget_bytes
+
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
@@ -83,12 +90,15 @@ class Fitted:
         limit = "without a budget"
         if self.budget_bytes is not None:
             limit = f"within a budget of {format_bytes(self.budget_bytes)}"
-        yield f"{format_bytes(self.needed_bytes)} {limit}; {format_seconds(self.time_s)} a call"
+        yield f"in bands: {format_bytes(self.needed_bytes)} {limit}, {format_seconds(self.time_s)} a call"
         if self.whole_run is not None and self.torch_bytes is not None:
             yield (
                 f"PyTorch's own: {format_bytes(self.torch_bytes)}, {format_seconds(self.whole_run.baseline_s)} "
                 f"({self.whole_run.speedup:.2f} times as long)"
             )
+        if self.runs_torchs:
+            yield "the model runs as it is, which is faster"
+            return
         operators = self.schedule.operators
         for segment, of_segment in zip(self.schedule.plan.segments, self.schedule.segment_bytes, strict=True):
             if isinstance(operators[segment.start], Input):
@@ -120,9 +130,8 @@ def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config
     except NotCapturedError as error:
         warn(f"the model runs as it is, without a memory budget: {error}")
         return model
-    return BandedModel(
-        model, {signature_of(one): fitted.schedule for one, fitted in zip(inputs, findings, strict=True)}, findings
-    )
+    schedules = (None if one.runs_torchs else one.schedule for one in findings)
+    return BandedModel(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings)
 
 
 class _Fitting:

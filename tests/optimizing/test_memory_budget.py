@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mucudnn.optimizing.memory_budget import fit_in_memory
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.progress import silent
+from mucudnn.words.results import WholeRun
 
 MIB = 2**20
 
@@ -79,6 +81,21 @@ def test_a_budget_that_is_too_small_names_the_smallest(quick: dict[str, Any]) ->
     assert peak_of(fitted, x)[0] <= least
 
 
+def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(3, 8).eval(), torch.randn(1, 1, 24, 20)
+    fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False)
+    (found,) = fitted.findings
+    is_faster = found.whole_run is not None and found.whole_run.speedup < 1
+    ran: list[str] = []
+    model.register_forward_hook(lambda *_: ran.append("model"))
+    with torch.no_grad():
+        fitted(x)
+    assert bool(ran) == found.runs_torchs == is_faster
+    slower = replace(found, whole_run=WholeRun(1.0, 2.0, 0.0), budget_bytes=found.torch_bytes)
+    assert slower.runs_torchs
+    assert not replace(slower, budget_bytes=found.torch_bytes - 1).runs_torchs, "its memory is beyond the budget"
+
+
 def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> None:
     model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
     (found,) = fit_in_memory(model, [x], Config(**quick), silent).findings
@@ -111,9 +128,8 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
 def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:
     model, x = DnCNN(3, 8).eval(), torch.randn(1, 1, 24, 20)
     other = torch.randn(1, 1, 30, 20)
-    fitted = mucudnn.optimize(
-        model, [x, torch.randn(1, 1, 20, 24)], Config(memory_budget="1MiB", **quick), progress=False
-    )
+    config = Config(memory_budget="1MiB", confirm=False, **quick)  # in bands even where the model itself is faster
+    fitted = mucudnn.optimize(model, [x, torch.randn(1, 1, 20, 24)], config, progress=False)
     ran: list[str] = []
     model.register_forward_hook(lambda *_: ran.append("model"))
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
