@@ -86,6 +86,32 @@ class Stage(ctypes.Structure):
     ]
 
 
+class Place(ctypes.Structure):
+    """An address as a C struct: ``offset`` bytes behind the entry ``base`` of a table, of which entry 0 is null."""
+
+    _fields_ = [("base", _int64), ("offset", _int64)]
+
+
+class View(ctypes.Structure):
+    """Some rows of a tensor (N, C, H, W) as a C struct; strides in elements. c = 0 for no tensor."""
+
+    _fields_ = [
+        ("place", Place),
+        *((name, _int64) for name in ("n", "c", "h", "w", "stride_n", "stride_c", "stride_h", "stride_w")),
+    ]
+
+
+class ProgramStep(ctypes.Structure):
+    """One operator on one band of rows, with every size and address resolved, as a C struct (program/step.h)."""
+
+    _fields_ = [
+        *((name, _int64) for name in ("kind", "operation")),
+        *((name, _pointer) for name in ("stage", "entry")),
+        *((name, View) for name in ("out", "x", "other")),
+        *(("places", Place * 4), ("numbers", _int64 * 12), ("tables", _pointer * 6), ("values", ctypes.c_double * 2)),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedBuild:
     """The build of the C++ code in use, or the reason why there is none.
@@ -164,7 +190,7 @@ def _path(build: str) -> Path | None:
 
 def _abi() -> list[int]:
     """Return the numbers on which Python and the C++ code must agree, in the order of the function ``mucudnn_abi``."""
-    structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage)]
+    structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage, ProgramStep)]
     enums = (ELEMENTS, ACTIVATIONS, OPERATIONS)
     numbers = (number for each in enums for number in range(len(each)))
     return [*structures, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]
@@ -192,8 +218,10 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "scratch_bytes": [stage],
         "stage": [stage, *[_pointer] * 6, ctypes.POINTER(EpilogueArgument)],
     }
-    for algorithm, (what, arguments) in product(_ALGORITHMS, signatures.items()):
-        function = getattr(loaded, f"mucudnn_{algorithm}_{what}")
+    functions = {f"{name}_{what}": given for name, (what, given) in product(_ALGORITHMS, signatures.items())}
+    functions["program_run"] = [_pointer, _int64, _pointer, _int64]
+    for name, arguments in functions.items():
+        function = getattr(loaded, f"mucudnn_{name}")
         function.argtypes, function.restype, function.errcheck = arguments, _int64, accepted
     return loaded
 

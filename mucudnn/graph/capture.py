@@ -12,9 +12,10 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from mucudnn.graph.builder import Builder, Captured, Node
-from mucudnn.graph.fusions import CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
+from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
+from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
-from mucudnn.graph.operators import Barrier, Copy, Input, Ref, aten
+from mucudnn.graph.operators import Barrier, Copy, Input, Normalization, Ref, Scale, aten
 from mucudnn.words.errors import MucudnnError, first_line
 
 _IDENTITIES = {
@@ -70,6 +71,7 @@ class _Walk(Builder):
             if spec.target is not None
         }
         self.made.outputs = self.exported.call_spec.out_spec
+        linear_as_convolutions(self.graph, lifted)
         self._find_fusions(lifted)
         number = 0
         for node in self.graph.nodes:
@@ -134,6 +136,8 @@ class _Walk(Builder):
             return (self.add(normed), None, None)
         if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), tuple):
             return self.values[node.args[0]][node.args[1]]
+        if node.target in ACTIVATIONS and (index := self._takes_activation(node)) is not None:
+            return Ref(index)
         value = node.meta.get("val")
         if self.is_image(value):
             for make in (MAKERS.get(node.target), local_operator):
@@ -143,6 +147,17 @@ class _Walk(Builder):
         if node.target in SPLITS and (parts := split(self, node)) is not None:
             return parts
         return self.add(self._barrier(node))
+
+    def _takes_activation(self, node: Node) -> int | None:
+        """Let the normalization before compute an activation, and return its index; None if it cannot."""
+        value = self.values.get(node.args[0])
+        if not isinstance(value, Ref) or len(node.args[0].users) > 1:
+            return None
+        one = self.made.operators[value.index]
+        if not isinstance(one, (Normalization, Scale)) or one.activation is not None:
+            return None
+        one.activation = ACTIVATIONS[node.target]
+        return value.index
 
     def _barrier(self, node: Node) -> Barrier:
         if isinstance(node.target, str) or not callable(node.target):

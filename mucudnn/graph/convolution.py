@@ -46,6 +46,10 @@ class Convolution(Operator):
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _stages: dict[Any, tuple[BoundStage, Workspace]] = field(default_factory=dict, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what refers to addresses in this process."""
+        return self.__dict__ | {"_kept": {}, "_stages": {}}
+
     @property
     def is_transposed(self) -> bool:
         return self.problem.operation is Operation.BACKWARD_DATA
@@ -108,6 +112,10 @@ class Convolution(Operator):
             self._kept[algorithm.name] = kept
         return self._kept[algorithm.name]
 
+    def forget(self) -> None:
+        """Free the prepared filters that are kept."""
+        self._kept.clear()
+
     def compute_ours(self, algorithm: Algorithm, band: Band, prepared: int, scratch: int) -> None:
         """Compute a band, whose tensors are dense, by an algorithm. prepared, scratch: addresses of buffers."""
         x, out = band.xs[0], band.out
@@ -140,6 +148,8 @@ class Convolution(Operator):
                 *(x, self.weight, self.bias, problem.stride, (0, columns)),
                 *((max(missing, 0), self.output_padding[1]), problem.groups, problem.dilation),
             )[:, :, skipped : skipped + height]
+        elif x.shape[2:] == self.shape[2:] == self.weight.shape[2:] == (1, 1) and problem.groups == 1:
+            y = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
         else:
             above = self.above(band)
             below = (height - 1) * problem.stride[0] + self.extent - above - x.shape[2]

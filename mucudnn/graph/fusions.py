@@ -19,7 +19,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 NORM = aten._native_batch_norm_legit_no_training.default
-_ACTIVATIONS = {aten.relu.default: "ReLU", aten.silu.default: "SiLU"}
+ACTIVATIONS = {aten.relu.default: "ReLU", aten.silu.default: "SiLU"}
 CONVOLUTIONS = {
     aten.conv2d.default,
     aten.conv2d.padding,
@@ -116,7 +116,7 @@ def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node], *, 
             fused.nodes.append(following)
             following = _only_reader(following)
     if following is not None and following not in taken:
-        activation = _ACTIVATIONS.get(following.target)
+        activation = ACTIVATIONS.get(following.target)
         if following.target is aten.hardtanh.default and list(following.args[1:]) == [0.0, 6.0]:
             activation = "ReLU6"
         if activation is not None:

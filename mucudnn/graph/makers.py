@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from mucudnn.graph.builder import Builder, Node
 from mucudnn.graph.fusions import arguments_of, two
 from mucudnn.graph.operators import (
+    AveragePool,
     Concatenation,
     Copy,
     Local,
@@ -22,9 +23,9 @@ from mucudnn.graph.operators import (
     Operand,
     Operator,
     Padding,
-    Pool,
     Ref,
     Resize,
+    Scale,
     Shuffle,
     aten,
 )
@@ -139,27 +140,55 @@ def _pool(builder: Builder, node: Node) -> Operator | None:
     x = builder.image(given["self"])
     kernel = given["kernel_size"]
     stride, padding = given.get("stride") or kernel, given.get("padding", 0)
-    rows = [two(one)[0] for one in (kernel, stride, padding, given.get("dilation", 1))]
     if x is None:
         return None
     if node.target is aten.max_pool2d.default:
         described, pairs = builder.described(node), {"dilation": two(given.get("dilation", 1))}
         pairs |= {"kernel": two(kernel), "stride": two(stride), "padding": two(padding)}
         return MaxPool(**described | pairs, sources=(x,))
-    plain = tuple(value for value in node.args[1:])
-    return Pool(
+    return AveragePool(
         **builder.described(node),
         sources=(x,),
-        function=partial(_call_pool, node.target, plain, dict(node.kwargs)),
-        stride=rows[1],
-        padding=rows[2],
-        extent=rows[3] * (rows[0] - 1) + 1,
-        label=(str(node.target), repr(plain)),
+        kernel=two(kernel),
+        stride=two(stride),
+        padding=two(padding),
+        ceil_mode=given.get("ceil_mode", False),
+        counts_padding=given.get("count_include_pad", True),
+        divisor=given.get("divisor_override"),
     )
 
 
-def _call_pool(target: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
-    return target(x, *args, **kwargs)
+def _adaptive_pool(builder: Builder, node: Node) -> Operator | Ref | None:
+    x, value = builder.image(node.args[0]), node.meta["val"]
+    if x is None:
+        return None
+    sizes = list(zip(node.args[0].meta["val"].shape[2:], value.shape[2:], strict=True))
+    if any(size % outputs for size, outputs in sizes):
+        return None
+    rows, columns = (size // outputs for size, outputs in sizes)
+    return Ref(x) if rows == columns == 1 else _average(builder.described(node), x, (rows, columns))
+
+
+def mean(builder: Builder, node: Node) -> Operator | None:
+    """Return the mean over rows and columns, which may leave out these two dimensions; None for another mean."""
+    x, given = builder.image(node.args[0]), arguments_of(node)
+    if x is None or {one % 4 for one in given.get("dim") or ()} != {2, 3} or given.get("dtype"):
+        return None
+    of_x = node.args[0].meta["val"]
+    return _average(builder.described(node) | {"shape": (*of_x.shape[:2], 1, 1)}, x, tuple(of_x.shape[2:]))
+
+
+def _average(described: dict[str, Any], x: int, kernel: tuple[int, int]) -> AveragePool:
+    return AveragePool(
+        **described,
+        sources=(x,),
+        kernel=kernel,
+        stride=kernel,
+        padding=(0, 0),
+        ceil_mode=False,
+        counts_padding=True,
+        divisor=None,
+    )
 
 
 def _padding(builder: Builder, node: Node) -> Operator | None:
@@ -210,10 +239,11 @@ def batch_norm(builder: Builder, node: Node) -> Operator | None:
     x, (y, *_) = builder.image(node.args[0]), node.meta["val"]
     if x is None:
         return None
-    constants = (None if one is None else Operand(builder.constant(one), False, False) for one in node.args[1:5])
-    args = Operand(x, True, True), *constants, False, 0.0, node.args[6], False
-    described = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype}
-    return Local(**described, sources=(x,), target=aten.batch_norm.default, args=args, kwargs={})
+    weight, bias, mean, variance = (None if one is None else builder.constant(one).double() for one in node.args[1:5])
+    factor = (variance + node.args[6]).rsqrt() * (1 if weight is None else weight)
+    addend = (0 if bias is None else bias) - mean * factor
+    numbers = {"factor": factor.to(y.dtype), "addend": addend.to(y.dtype)}
+    return Scale(name=node.name, shape=tuple(y.shape), dtype=y.dtype, sources=(x,), **numbers)
 
 
 def may_alias(target: Any) -> bool:
@@ -231,6 +261,8 @@ MAKERS: dict[Any, Callable[[Builder, Node], Any]] = {
     aten.slice.Tensor: _slice,
     aten.max_pool2d.default: _pool,
     aten.avg_pool2d.default: _pool,
+    aten.adaptive_avg_pool2d.default: _adaptive_pool,
+    aten.mean.dim: mean,
     aten.pad.default: _padding,
     aten.constant_pad_nd.default: _padding,
     aten.upsample_nearest2d.vec: partial(_resize, "nearest"),

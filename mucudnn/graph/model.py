@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import is_
 from typing import Any, Self
 
 import torch
@@ -33,7 +34,10 @@ class BandedModel(nn.Module):
         super().__init__()
         self.model = model
         self.schedules, self.findings = dict(schedules), tuple(findings)
-        self._versions = self._current_versions()
+        owned = (of for module in model.modules() for of in (module._parameters, module._buffers))
+        self._places = [(of, name) for of in owned for name in of]
+        self._counts_writes = not any(one.is_inference() for one in chain(model.parameters(), model.buffers()))
+        self._tuned_for = self._state()
         self.training = False
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
@@ -68,7 +72,7 @@ class BandedModel(nn.Module):
             return "gradients are recorded; call it in torch.no_grad()"
         if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return "it is being compiled, or runs under autocast"
-        if self._versions != self._current_versions():
+        if self._has_changed():
             return "a parameter or a buffer has changed; optimize it again"
         return None
 
@@ -76,10 +80,16 @@ class BandedModel(nn.Module):
         leaves = chain(tree_flatten(arguments)[0], self.model.parameters())
         return any(isinstance(one, Tensor) and one.requires_grad for one in leaves)
 
-    def _current_versions(self) -> list[tuple[int, int]]:
-        """Return a number for each tensor of the model that changes when torch writes to it, and its address."""
-        tensors = chain(self.model.parameters(), self.model.buffers())
-        return [(0 if one.is_inference() else one._version, one.data_ptr()) for one in tensors]
+    def _state(self) -> tuple[list[Tensor | None], list[int], list[int]]:
+        """Return the model's parameters and buffers, numbers that change when torch writes to them, and addresses."""
+        tensors = [of.get(name) for of, name in self._places]
+        there = [one for one in tensors if one is not None]
+        written = [one._version for one in there] if self._counts_writes else []
+        return tensors, written, [one.data_ptr() for one in there]
+
+    def _has_changed(self) -> bool:
+        (tensors, *numbers), (current, *current_numbers) = self._tuned_for, self._state()
+        return numbers != current_numbers or not all(map(is_, tensors, current))
 
 
 def signature_of(arguments: Sequence[Any]) -> Signature:

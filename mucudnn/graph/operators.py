@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.solver.bands import Indices, Reach
 
 aten = torch.ops.aten
@@ -256,31 +258,36 @@ class Shuffle(Operator):
 
 
 @dataclass(kw_only=True)
-class Pool(Operator):
-    """Average pooling, by torch's operator, which pads its input itself.
+class AveragePool(Operator):
+    """Average pooling. kernel, stride, padding: of rows and of columns. divisor: None for the size of the window.
 
-    A band begins at a row from which the operator's windows are those of the whole; rows beyond it are dropped.
+    A band begins at a row from which the windows of torch's operator are those of the whole; rows beyond it are
+    dropped.
     """
 
-    function: Callable[[Tensor], Tensor]
-    stride: int
-    padding: int
-    extent: int
-    label: object
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    ceil_mode: bool
+    counts_padding: bool
+    divisor: int | None
+    height: int = field(init=False)  # of the image
 
     @property
     def kind(self) -> object:
-        return self.label
+        return "AveragePool", self.kernel, self.stride
 
     def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
-        rows, height = np.arange(self.rows), heights[0]
-        first = np.clip((rows - ceil(self.padding / self.stride)) * self.stride, 0, height - 1)
-        last = np.clip(rows * self.stride - self.padding + self.extent, first + 1, height)
+        rows, self.height = np.arange(self.rows), heights[0]
+        stride, padding = self.stride[0], self.padding[0]
+        first = np.clip((rows - ceil(padding / stride)) * stride, 0, self.height - 1)
+        last = np.clip(rows * stride - padding + self.kernel[0], first + 1, self.height)
         return (Reach(self.sources[0], first, last),)
 
     def compute(self, band: Band) -> None:
-        x, skipped = band.xs[0], band.low - band.starts[0] // self.stride
-        band.out.copy_(self.function(x)[:, :, skipped : skipped + band.high - band.low])
+        x, skipped = band.xs[0], band.low - band.starts[0] // self.stride[0]
+        y = F.avg_pool2d(x, self.kernel, self.stride, self.padding, self.ceil_mode, self.counts_padding, self.divisor)
+        band.out.copy_(y[:, :, skipped : skipped + band.high - band.low])
 
 
 @dataclass(kw_only=True)
@@ -389,22 +396,25 @@ class Resize(Operator):
         return "Resize", self.mode
 
     def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
-        height = heights[0]
-        if self.mode == "nearest":
-            rows = torch.arange(height, dtype=torch.float32).view(1, 1, height, 1)
-            near = aten.upsample_nearest2d.default(rows, [self.rows, 1], self.scales[0], None).flatten().long().numpy()
-            self.above, self.below, self.weights = near, near, np.zeros(self.rows)
-        else:
-            at = np.arange(self.rows, dtype=np.float64)
-            if self.align_corners:
-                at = at * ((height - 1) / (self.rows - 1) if self.rows > 1 else 0.0)
-            else:
-                scale = 1 / self.scales[0] if self.scales[0] else height / self.rows
-                at = np.maximum((at + 0.5) * scale - 0.5, 0)
-            self.above = np.minimum(at.astype(np.int64), height - 1)
-            self.below = np.minimum(self.above + 1, height - 1)
-            self.weights = np.clip(at - self.above, 0, 1)
+        self.above, self.below, self.weights = self._sources(heights[0], self.rows, self.scales[0])
         return (_monotone(self.sources[0], self.above, self.below + 1),)
+
+    def columns(self, width: int) -> tuple[Indices, Indices, NDArray[np.float64]]:
+        """Return, for each column of the result, the columns of x on both sides, and the weight of the second."""
+        return self._sources(width, self.shape[3], self.scales[1])
+
+    def _sources(self, size: int, outputs: int, scale: float | None) -> tuple[Indices, Indices, NDArray[np.float64]]:
+        if self.mode == "nearest":
+            numbers = torch.arange(size, dtype=torch.float32).view(1, 1, size, 1)
+            near = aten.upsample_nearest2d.default(numbers, [outputs, 1], scale, None).flatten().long().numpy()
+            return near, near, np.zeros(outputs)
+        at = np.arange(outputs, dtype=np.float64)
+        if self.align_corners:
+            at = at * ((size - 1) / (outputs - 1) if outputs > 1 else 0.0)
+        else:
+            at = np.maximum((at + 0.5) * (1 / scale if scale else size / outputs) - 0.5, 0)
+        before = np.minimum(at.astype(np.int64), size - 1)
+        return before, np.minimum(before + 1, size - 1), np.clip(at - before, 0, 1)
 
     def compute(self, band: Band) -> None:
         x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
@@ -454,11 +464,12 @@ class Moments(Operator):
 
 @dataclass(kw_only=True)
 class Normalization(Operator):
-    """Group norm with the moments of the whole image: x * scale + shift for each channel, as torch computes it."""
+    """Group norm with the moments of the whole image, as torch computes it, and an activation."""
 
     eps: float
     weight: Tensor | None
     bias: Tensor | None
+    activation: str | None = None
 
     def compute(self, band: Band) -> None:
         x, (_, channels, height, width) = band.xs[0], self.shape
@@ -472,3 +483,18 @@ class Normalization(Operator):
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
         scale, shift = (one.to(x.dtype)[:, :, None, None] for one in (scale, shift))
         torch.addcmul(shift, x, scale, out=band.out)
+        Epilogue(self.activation).apply(band.out)
+
+
+@dataclass(kw_only=True)
+class Scale(Operator):
+    """Batch norm of constants: x * factor + addend for each channel, (C,) each, and an activation."""
+
+    factor: Tensor
+    addend: Tensor
+    activation: str | None = None
+
+    def compute(self, band: Band) -> None:
+        factor, addend = (one.view(-1, 1, 1) for one in (self.factor, self.addend))
+        torch.addcmul(addend, band.xs[0], factor, out=band.out)
+        Epilogue(self.activation).apply(band.out)

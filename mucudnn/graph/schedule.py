@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import flattened
 from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator, Ref
+from mucudnn.graph.operators import Band, Barrier, Moments, Operator
+from mucudnn.graph.program import Call, Program, record
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.running.workspace import workspace_of
 from mucudnn.solver import bands
@@ -104,6 +105,8 @@ class Schedule:
         self.layouts = [self._layout(*given) for given in zip(plan.segments, self.ranges, strict=True)]
         self._place()
         self.outside_bytes = self._predicted_outside_bytes()
+        self._programs: dict[Any, Program] = {}  # by number of threads, and strides of the arguments
+        self._timed: Program | None = None
 
     def _ranges(self, segment: Segment) -> Iterator[tuple[int, Ranges]]:
         if not self.graph.operators[segment.start].is_barrier:
@@ -161,7 +164,7 @@ class Schedule:
         calls: set[tuple[int, int, int, int]] = set()
         for new, high in zip(of_rows.new.tolist(), of_rows.high.tolist(), strict=True):
             if high > new:
-                first, last = self._read(index, 0, new, high, cut)
+                first, last = self.read(index, 0, new, high, cut)
                 band = Band((), (first,), {}, torch.empty(0), new, high, slice(0, cut.samples))
                 calls.update((n, last - first, high - new, one.above(band)) for n in self._sizes(cut))
         return calls
@@ -170,7 +173,7 @@ class Schedule:
         n = self.captured.samples
         return {min(cut.samples, n), n % cut.samples or cut.samples}
 
-    def _read(self, index: int, position: int, new: int, high: int, cut: Cut) -> tuple[int, int]:
+    def read(self, index: int, position: int, new: int, high: int, cut: Cut) -> tuple[int, int]:
         """Return the rows of a source that an operator reads to compute rows new to high - 1."""
         reach = self.graph.operators[index].reaches[position]
         if cut.bands == 1:
@@ -260,123 +263,30 @@ class Schedule:
         """The peak of activations and workspace, without parameters, arguments and results."""
         return self.arena_bytes + self.outside_bytes
 
-    # Running
-
     @torch.no_grad()
     def run(self, arguments: tuple[Any, ...]) -> Any:
         """Return the model's output for arguments of the captured shapes."""
-        return _Run(self, flattened(arguments)).results()
+        call = Call(self, flattened(arguments))
+        strides = (
+            one.stride() if isinstance(one, Tensor) and one.layout is torch.strided else None for one in call.leaves
+        )
+        key = torch.get_num_threads(), *strides
+        program = self._programs.get(key)
+        if program is None:
+            self._programs[key] = record(call)
+        else:
+            program.run(call)
+        return call.results()
 
+    @torch.no_grad()
+    def operator_times(self, arguments: tuple[Any, ...]) -> dict[int, float]:
+        """Return the seconds of each operator in a call, by index, one after another."""
+        call = Call(self, flattened(arguments))
+        if self._timed is None:
+            self._timed = record(call, joins=False)
+            call = Call(self, call.leaves)
+        return self._timed.timed(call)
 
-class _Run:
-    """One call of a schedule: its arena, and the results that are alive."""
-
-    def __init__(self, schedule: Schedule, leaves: Sequence[Any]) -> None:
-        self.schedule, self.leaves = schedule, leaves
-        self.operators, self.graph = schedule.operators, schedule.graph
-        self.arena = workspace_of(schedule.arena_bytes, torch.device("cpu"), True)
-        self.values: dict[int, Any] = {}
-        self.prepared: dict[int, int] = {}  # addresses of the filters of the segment that runs
-
-    def results(self) -> Any:
-        schedule = self.schedule
-        for number, segment in enumerate(schedule.plan.segments):
-            first = self.operators[segment.start]
-            if isinstance(first, Input):
-                self.values[segment.start] = self.leaves[first.number]
-            elif isinstance(first, Barrier):
-                self.values[segment.start] = first.call(self.values.__getitem__)
-            else:
-                self._run_segment(number, segment)
-            for index in [index for index in self.values if self.graph.last_use[index] < segment.stop]:
-                del self.values[index]
-        captured = schedule.captured
-        return captured.unflatten([self._result(one) for one in captured.results])
-
-    def _result(self, result: Any) -> Any:
-        if not isinstance(result, Ref):
-            return result
-        value = self.values[result.index]
-        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() == self.arena.untyped_storage().data_ptr():
-            return value.clone()
-        return value
-
-    def _run_segment(self, number: int, segment: Segment) -> None:
-        schedule, samples = self.schedule, self.schedule.captured.samples
-        layout, ranges = schedule.layouts[number], schedule.ranges[number]
-        block = self.arena[schedule.starts[number] :][: layout.size_bytes]
-        address = block.data_ptr()
-        for index in range(segment.start, segment.stop):
-            self._make_whole(index)
-            one = self.operators[index]
-            algorithm = one.algorithm(segment.cut) if isinstance(one, Convolution) else None
-            if algorithm is not None:
-                assert isinstance(one, Convolution)
-                offset = layout.prepared[index]
-                buffer = block[offset : offset + one.prepared_bytes(algorithm)]
-                self.prepared[index] = one.prepared(algorithm, buffer).data_ptr()
-        bands = {index: place.view(block, self.operators[index]) for index, place in layout.bands.items()}
-        kept = {index: place.view(block, self.operators[index]) for index, place in layout.kept.items()}
-        for start in range(0, samples, segment.cut.samples):
-            chosen = slice(start, min(start + segment.cut.samples, samples))
-            for k in range(segment.cut.bands):
-                for index in range(segment.start, segment.stop):
-                    self._run_band(index, k, segment, ranges, chosen, bands, kept, layout, address)
-
-    def _make_whole(self, index: int) -> None:
-        """Make the tensor of a result that is needed as a whole."""
-        one, schedule = self.operators[index], self.schedule
-        if isinstance(one, Moments):
-            self.values[index] = one.new_result()
-        elif index in schedule.whole:
-            self.values[index] = schedule.whole[index].view(self.arena, one)
-        elif index in schedule.captured.direct_results:
-            memory_format = schedule.captured.direct_results[index]
-            self.values[index] = torch.empty(one.shape, dtype=one.dtype, memory_format=memory_format)
-
-    def _run_band(
-        self,
-        index: int,
-        k: int,
-        segment: Segment,
-        ranges: Mapping[int, Ranges],
-        samples: slice,
-        bands: Mapping[int, Tensor],
-        kept: Mapping[int, Tensor],
-        layout: Layout,
-        address: int,
-    ) -> None:
-        one, rows = self.operators[index], ranges[index]
-        low, new, high = int(rows.low[k]), int(rows.new[k]), int(rows.high[k])
-        held = bands.get(index)
-        if held is not None and new > low:
-            held[:, :, : new - low].copy_(kept[index][:, :, : new - low])
-        if high > new:
-            xs, starts = [], []
-            for position, source in enumerate(one.sources):
-                first, last = self.schedule._read(index, position, new, high, segment.cut)
-                if source in bands:
-                    offset = int(ranges[source].low[k])
-                    x = bands[source][: samples.stop - samples.start, :, first - offset : last - offset]
-                else:
-                    x = self.values[source][samples, :, first:last]
-                xs.append(x)
-                starts.append(first)
-            if isinstance(one, Moments):
-                out = self.values[index]
-            elif held is not None:
-                out = held[: samples.stop - samples.start, :, new - low : high - low]
-            else:
-                out = self.values[index][samples, :, new:high]
-            band = Band(xs, starts, self.values, out, new, high, samples)
-            algorithm = one.algorithm(segment.cut) if isinstance(one, Convolution) else None
-            if algorithm is None:
-                one.compute(band)
-            else:
-                assert isinstance(one, Convolution)
-                one.compute_ours(algorithm, band, self.prepared[index], address + layout.scratch[index])
-        if index in kept and k + 1 < segment.cut.bands:
-            first, until = int(rows.low[k + 1]), int(rows.new[k + 1])
-            assert held is not None
-            if until > first:
-                kept[index][:, :, : until - first].copy_(held[:, :, first - low : until - low])
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out programs, which refer to addresses in this process."""
+        return self.__dict__ | {"_programs": {}, "_timed": None}

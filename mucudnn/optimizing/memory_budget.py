@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import Any, TypeAlias
+from math import prod
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mucudnn.database.database import Database
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.model import BandedModel, signature_of
-from mucudnn.graph.operators import Input
+from mucudnn.graph.operators import Barrier, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.kernels.registry import algorithms
-from mucudnn.measuring.operator_costs import every_cost, operator_costs
 from mucudnn.measuring.timing.comparison import Rounds
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.optimizing.convolution_choices import ConvolutionChoices
 from mucudnn.optimizing.fuse import require_inference
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
-from mucudnn.solver.bands import Costs, Graph, Plan, plans
+from mucudnn.solver.bands import Graph, Plan, plans
 from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import machine_and_database, tune_tasks
+from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, MucudnnError, UnavailableError, first_line
-from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress
-from mucudnn.words.results import Measurement, WholeRun
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.results import WholeRun
 from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 from mucudnn.words.warning import warn
 
-_BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
-_SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _CONTENDERS = 4  # plans that are run whole
 _NEAR = 1.15  # predicted times within this factor of the best may win
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
 _LARGEST_ERROR_OF_HALVES = 5e-2
-_Costs: TypeAlias = dict[int, tuple[Costs, ...]]  # of operators by index, of each variant
-_Variant: TypeAlias = tuple[Measurement | None, Measurement | None]  # of all rows, of bands; None for torch's own
 _ROUNDS = Rounds(2, 7, 4.0, warm_up_s=0.2, race=True)
 
 
@@ -145,149 +133,16 @@ class _Fitting:
         self.progress("capturing the graph", 0.0)
         self.captured = capture(self.model, self.arguments)
         with machine_and_database(self.config) as (machine, database):
-            self._tune(machine, database)
-            graph = solver_graph(self.captured, *self._costs(machine))
+            self.choices = ConvolutionChoices(self.captured, self.config, machine, database, self.progress)
+            self.choices.tune()
+            if self._may_run_whole():
+                self.choices.measure_in_place(self.arguments)
+            graph = solver_graph(self.captured, *self.choices.costs())
             front = plans(graph)
             contenders = self._contenders(graph, front)
             if not contenders:
                 raise self._infeasible(graph, front)
             return self._fastest(machine, front, contenders)
-
-    # Costs
-
-    def _tune(self, machine: Machine, database: Database) -> None:
-        """Tune the convolutions, as a whole and in bands."""
-        convolutions = [one for one in self.captured.operators if isinstance(one, Convolution)]
-        tasks = dict.fromkeys(task for one in convolutions for task in self._tasks(one) if task is not None)
-        tuning = tune_tasks(
-            list(tasks), self._tuning_config(), progress=self.progress, machine=machine, database=database
-        )
-        self.tuned = dict(zip(tasks, tuning.problems, strict=True))
-        self._tune_leanest(machine, database)
-
-    def _tune_leanest(self, machine: Machine, database: Database) -> None:
-        """Measure the algorithms with the smallest prepared filters too, which tuning drops where others are faster."""
-        wanted: dict[str, list[Task]] = {}
-        for task, tuned in self.tuned.items():
-            name = _leanest(task.problem)
-            if name is not None and all(one.micro_config.algorithm != name for one in tuned.measurements):
-                wanted.setdefault(name, []).append(task)
-        for name, tasks in wanted.items():
-            config = replace(self._tuning_config(), algorithms=(name,))
-            tuning = tune_tasks(tasks, config, progress=self.progress, machine=machine, database=database)
-            for task, tuned in zip(tasks, tuning.problems, strict=True):
-                known = self.tuned[task]
-                self.tuned[task] = replace(known, measurements=(*known.measurements, *tuned.measurements))
-
-    def _costs(self, machine: Machine) -> tuple[_Costs, _Costs]:
-        """Choose each convolution's algorithms, and return the costs of all operators: in bands, and of all rows."""
-        known: _Costs = {}
-        whole: _Costs = {}
-        chosen = {
-            index: self._variants(one)
-            for index, one in enumerate(self.captured.operators)
-            if isinstance(one, Convolution)
-        }
-        self._keep_filters(chosen)
-        for index, variants in chosen.items():
-            one = self.captured.operators[index]
-            assert isinstance(one, Convolution)
-            one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
-            of_torch = operator_costs(self.captured, index, machine.clock) if None in chain(*variants) else Costs()
-            costs = [self._costs_of(one, *variant) for variant in variants]
-            known[index], whole[index] = (tuple(cost or of_torch for cost in of) for of in zip(*costs, strict=True))
-        self.progress("measuring the other operators", 1.0)
-        return every_cost(self.captured, machine.clock, known), whole
-
-    def _keep_filters(self, chosen: Mapping[int, Sequence[_Variant]]) -> None:
-        """Keep prepared filters between calls where they save the most time for each byte of the cache budget."""
-        left = float("inf") if self.config.cache_budget_bytes is None else self.config.cache_budget_bytes
-        found = []
-        for index, variants in chosen.items():
-            fastest = [one for one in variants[0] if one is not None]
-            if fastest:
-                size = max(one.prepared_bytes for one in fastest)
-                found.append((-max(one.setup_s for one in fastest) / (size or 1), index, size))
-        for _, index, size in sorted(found):
-            one = self.captured.operators[index]
-            assert isinstance(one, Convolution)
-            one.keeps = size <= left
-            left -= size if one.keeps else 0
-
-    def _variants(self, one: Convolution) -> tuple[_Variant, ...]:
-        """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
-        n = self.captured.samples
-        of_whole, of_band = self._tuned(one)
-        found = [
-            (
-                _best(one.problem, of_whole, n, share),
-                _best(one.problem, of_band or of_whole, 1 if of_band else n, share),
-            )
-            for share in _SHARES
-        ]
-        return tuple(dict.fromkeys(found))
-
-    def _tuned(self, one: Convolution) -> tuple[TunedProblem | None, TunedProblem | None]:
-        whole, band = self._tasks(one)
-        return (None if whole is None else self.tuned[whole]), (None if band is None else self.tuned[band])
-
-    def _tasks(self, one: Convolution) -> tuple[Task | None, Task | None]:
-        return self._whole_task(one), self._band_task(one)
-
-    def _tuning_config(self) -> Config:
-        limit = self.config.workspace_limit
-        return replace(
-            self.config,
-            operations=tuple(Operation),
-            memory_budget=None,
-            workspace_limit=None if limit == "headroom" else limit,
-            workspace_budget=None,
-        )
-
-    def _whole_task(self, one: Convolution) -> Task | None:
-        """Return the task of a whole convolution; None if its tensors alone exceed the budget."""
-        problem, n = one.problem, self.captured.samples
-        if self.budget is not None and _operand_bytes(problem, n) > self.budget:
-            return None
-        return self._task(problem, n)
-
-    def _band_task(self, one: Convolution) -> Task | None:
-        problem = band_problem(one.problem, min(_BAND_ROWS, one.rows))
-        return None if problem is None else self._task(problem, 1)
-
-    def _task(self, problem: ConvProblem, n: int) -> Task:
-        limit = self._tuning_config().workspace_limit_bytes
-        return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
-
-    def _costs_of(
-        self, one: Convolution, whole: Measurement | None, band: Measurement | None
-    ) -> tuple[Costs | None, Costs | None]:
-        """Return the costs of a convolution in bands, and of all rows; None where torch runs it."""
-        n, of_whole, of_band = self.captured.samples, None, None
-        rows = min(_BAND_ROWS, one.rows) if self._tasks(one)[1] else one.rows
-        if band is not None:
-            band_s = band.step_s / band.micro_config.micro_batch_size
-            row_s, call_s = band_s / rows, 0.0
-            if whole is not None and one.rows > rows:
-                row_s = min(max(whole.step_s / n - band_s, 0.0) / (one.rows - rows), row_s)
-                call_s = band_s - row_s * rows
-            of_band = self._with_buffers(one, band, rows, call_s, row_s)
-        if whole is not None:
-            of_whole = self._with_buffers(one, whole, one.rows, 0.0, whole.step_s / n / one.rows)
-        return of_band, of_whole
-
-    def _with_buffers(self, one: Convolution, of: Measurement, rows: int, call_s: float, row_s: float) -> Costs:
-        scratch_bytes = self._scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
-        if one.keeps:
-            return Costs(call_s, row_s, scratch_bytes=scratch_bytes)
-        return Costs(call_s, row_s, of.setup_s, scratch_bytes, 0, of.prepared_bytes)
-
-    def _scratch_bytes(self, one: Convolution, algorithm: Algorithm, rows: int) -> int:
-        """Return the scratch bytes of a call for so many rows."""
-        of_x = _rows_read(one.problem, rows)
-        made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
-        assert made is not None
-        return made[1].scratch_bytes
 
     # Choice
 
@@ -336,7 +191,7 @@ class _Fitting:
         torch_bytes, expected = None, None
         runs = [partial(one.run, self.arguments) for one in contenders]
         with torch.no_grad():
-            if self._may_run_torchs(contenders):
+            if self.config.confirm is not False and self._may_run_whole():
                 baseline = partial(self.model, *self.arguments)
                 torch_bytes, expected = _peak_bytes(baseline)
             else:
@@ -350,17 +205,17 @@ class _Fitting:
         time_s, index = min(timed)
         run = results[index]
         assert isinstance(run, WholeRun)
-        convolutions = (one for one in self.captured.operators if isinstance(one, Convolution))
-        tuned = ((one.name, found) for one in convolutions for found in self._tuned(one) if found is not None)
         whole_run = None if torch_bytes is None else run
-        return Fitted(contenders[index], front, self.budget, time_s, whole_run, torch_bytes, tuple(tuned))
+        return Fitted(
+            contenders[index], front, self.budget, time_s, whole_run, torch_bytes, tuple(self.choices.tuned_problems())
+        )
 
-    def _may_run_torchs(self, contenders: Sequence[Schedule]) -> bool:
+    def _may_run_whole(self) -> bool:
         """Return whether half of the free memory is enough for all activations at once."""
-        if self.config.confirm is False:
-            return False
-        graph = contenders[0].graph
-        every = sum(one.whole_bytes or one.rows * one.row_bytes * graph.samples for one in graph.operators)
+        every = sum(
+            one.nbytes if isinstance(one, Barrier) else prod(one.shape) * one.dtype.itemsize
+            for one in self.captured.operators
+        )
         return bool(every < psutil.virtual_memory().available / 2)
 
     def _require_right(self, schedule: Schedule, expected: Any) -> None:
@@ -392,70 +247,6 @@ def _peak_bytes(call: Any) -> tuple[int, Any]:
     kept: list[Any] = []
     peak = peak_allocated_bytes(lambda: kept.append(call()))
     return peak - sum(one.nbytes for one in tree_leaves(kept[0]) if isinstance(one, Tensor)), kept[0]
-
-
-def _best(problem: ConvProblem, tuned: TunedProblem | None, n: int, share: float) -> Measurement | None:
-    """Return the fastest of our algorithms that run bands; None if torch's own is faster, or there is none.
-
-    share: the largest prepared filter, as a share of the fastest algorithm's; below 1 torch's own is not considered. If
-    all are larger, the smallest.
-    """
-    if tuned is None:
-        return None
-    whole = [one for one in tuned.allowed_measurements if one.micro_config.micro_batch_size == n]
-    ours = [one for one in whole if _runs_bands(one.micro_config.algorithm, problem)]
-    torchs = [one.step_s for one in whole if one.micro_config.algorithm == TORCHS_OWN]
-    best = min(ours, key=lambda one: one.setup_s + one.step_s, default=None)
-    if best is None:
-        return None
-    if share == 1:
-        return None if torchs and min(torchs) < 0.9 * best.step_s else best
-    smaller = [one for one in ours if one.prepared_bytes <= share * best.prepared_bytes]
-    smallest = min(ours, key=lambda one: (one.prepared_bytes + one.scratch_bytes, one.step_s))
-    return min(smaller, key=lambda one: one.setup_s + one.step_s, default=smallest)
-
-
-def _leanest(problem: ConvProblem) -> str | None:
-    """Return the algorithm that runs bands with the smallest prepared filter; None if there is none."""
-    offered = (
-        one
-        for one in algorithms()
-        if not one.is_last_resort and one.supports(problem) is None and _runs_bands(one.name, problem)
-    )
-    leanest = min(offered, key=lambda one: one.workspace(problem, 1).prepared_bytes, default=None)
-    return None if leanest is None else leanest.name
-
-
-def _algorithm_of(measured: Measurement | None) -> Algorithm | None:
-    return None if measured is None else algorithm_named(measured.micro_config.algorithm)
-
-
-def _runs_bands(name: str, problem: ConvProblem) -> bool:
-    algorithm = algorithm_named(name)
-    rows = problem.h, problem.y_shape(1)[2]
-    return algorithm.device_type == "cpu" and algorithm.band(problem, 1, rows, problem.padding[0]) is not None
-
-
-def band_problem(problem: ConvProblem, rows: int) -> ConvProblem | None:
-    """Return the problem of a band of ``rows`` rows of the result, from the middle of the image; None for all rows."""
-    is_transposed = problem.operation is Operation.BACKWARD_DATA
-    if rows >= (problem.h if is_transposed else problem.y_shape(1)[2]):
-        return None
-    extent, padding = problem.dilation[0] * (problem.r - 1) + 1, (0, problem.padding[1])
-    height = max(rows, extent) if is_transposed else (rows - 1) * problem.stride[0] + extent
-    return replace(problem, h=height, padding=padding)
-
-
-def _rows_read(problem: ConvProblem, rows: int) -> int:
-    extent, stride = problem.dilation[0] * (problem.r - 1) + 1, problem.stride[0]
-    if problem.operation is Operation.BACKWARD_DATA:
-        return max((rows - extent) // stride + 1, 1)
-    return (rows - 1) * stride + extent
-
-
-def _operand_bytes(problem: ConvProblem, n: int) -> int:
-    shapes = problem.x_shape(n), problem.y_shape(n)
-    return sum(a * b * c * d for a, b, c, d in shapes) * problem.item_bytes
 
 
 def _bands(plan: Plan) -> tuple[int, ...]:

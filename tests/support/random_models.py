@@ -71,14 +71,17 @@ class RandomModel(nn.Module):
         kernel = random.randint(1, 3)
         pooling = kernel, random.randint(1, 3), random.randint(0, kernel // 2)
         groups = random.choice([g for g in range(1, channels + 1) if channels % g == 0])
-        layers = [
+        layers: list[Callable[[Tensor], Tensor]] = [
             nn.MaxPool2d(*pooling, ceil_mode=random.random() < 0.3),
             nn.AvgPool2d(*pooling, count_include_pad=random.random() < 0.5),
             *([nn.BatchNorm2d(channels), nn.GroupNorm(groups, channels)] if height * width > 1 else []),
+            nn.AdaptiveAvgPool2d((1, random.choice([1, width]))),
+            partial(_scaled_by_linear, *(self._module(nn.Linear(channels, channels)) for _ in range(2))),
             *([nn.PixelShuffle(2)] if channels % 4 == 0 else []),
             *([nn.PixelUnshuffle(2)] if height % 2 == width % 2 == 0 else []),
         ]
-        return self._module(random.choice(layers)), (index,)
+        layer = random.choice(layers)
+        return self._module(layer) if isinstance(layer, nn.Module) else layer, (index,)
 
     def _resize(self, index: int) -> Step | None:
         random, (_, _, height, width) = self.random, self.shapes[index]
@@ -104,7 +107,8 @@ class RandomModel(nn.Module):
         return partial(_sum_of_two, first, second), (index,)
 
     def _pointwise(self, index: int) -> Step | None:
-        return self.random.choice([torch.relu, F.silu, F.relu6, torch.sigmoid, _line, _scaled_by_mean]), (index,)
+        functions = [torch.relu, F.silu, F.relu6, torch.sigmoid, F.hardswish, F.hardsigmoid, F.gelu, _leaky]
+        return self.random.choice([*functions, _line, _square, _scaled_by_mean]), (index,)
 
     def _other(self, index: int) -> Step | None:
         if self.random.random() < 0.3:
@@ -141,6 +145,18 @@ def _concatenated(*tensors: Tensor) -> Tensor:
 
 def _sum_of_two(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return first(x) + second(x)
+
+
+def _scaled_by_linear(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    return x * torch.sigmoid(second(torch.relu(first(x.mean((2, 3))))))[:, :, None, None]
+
+
+def _leaky(x: Tensor) -> Tensor:
+    return F.leaky_relu(x, 0.2)
+
+
+def _square(x: Tensor) -> Tensor:
+    return x * x
 
 
 def _half(x: Tensor) -> Tensor:

@@ -1,0 +1,74 @@
+// Sums, products and activations of rows of floats.
+#pragma once
+
+#include <type_traits>
+
+#include "program/step.h"
+
+namespace program {
+
+enum Operation : int64_t { NONE, ADD, MULTIPLY };
+enum Function : int64_t { SIGMOID = SILU + 1, HARD_SIGMOID, HARD_SWISH, LEAKY_RELU };  // after those of epilogues
+
+INLINE Vec at_most_6(Vec value) {
+  value = value < 0.f ? Vec{} : value;
+  return value > 6.f ? broadcast(6) : value;
+}
+
+template <int64_t FUNCTION>
+INLINE Vec computed(Vec value, float slope) {
+  if constexpr (FUNCTION == RELU) return value < 0.f ? Vec{} : value;
+  if constexpr (FUNCTION == RELU6) return at_most_6(value);
+  if constexpr (FUNCTION == SILU) return value / (1 + exponential(-value));
+  if constexpr (FUNCTION == SIGMOID) return 1 / (1 + exponential(-value));
+  if constexpr (FUNCTION == HARD_SIGMOID) return at_most_6(value + 3) / 6;
+  if constexpr (FUNCTION == HARD_SWISH) return value * at_most_6(value + 3) / 6;
+  if constexpr (FUNCTION == LEAKY_RELU) return value < 0.f ? value * slope : value;
+  return value;
+}
+
+// other: of each pixel, or one number for each channel (stride_w == 0) of a sample.
+template <int64_t FUNCTION>
+void elementwise(const Step& step, char* const* bases, int threads) {
+  const View &out = step.out, &other = step.other;
+  const Rows to(out, bases), from(step.x, bases), second(other, bases);
+  const bool is_repeated = other.c && other.stride_w == 0;
+  const int64_t size = is_repeated ? out.c : out.c * out.w, repeats = is_repeated ? out.w : 1;
+  const float factor = float(step.values[0]), addend = float(step.values[1]);
+  const bool is_scaled = factor != 1 || addend != 0;
+  each_row(out, threads, [&](int64_t n, int64_t h) {
+    const float *x = from.at(n, h), *beside = other.c ? second.at(n, h) : nullptr;
+    float* y = to.at(n, h);
+    for (int64_t repeat = 0; repeat < repeats; ++repeat, x += size, y += size)
+      for (int64_t i = 0; i < size; i += VL) {
+        const int count = int(std::min<int64_t>(size - i, VL));
+        Vec value = load_first(x + i, count);
+        if (step.operation == ADD) value += load_first(beside + i, count);
+        if (step.operation == MULTIPLY) value *= load_first(beside + i, count);
+        if (is_scaled && FUNCTION != LEAKY_RELU) value = value * factor + addend;
+        store_first(y + i, computed<FUNCTION>(value, factor), count);
+      }
+  });
+}
+
+// Call body with the function as a constant.
+template <class Body>
+void with_function(int64_t function, Body body) {
+  switch (function) {
+    case IDENTITY: return body(std::integral_constant<int64_t, IDENTITY>());
+    case RELU: return body(std::integral_constant<int64_t, RELU>());
+    case RELU6: return body(std::integral_constant<int64_t, RELU6>());
+    case SILU: return body(std::integral_constant<int64_t, SILU>());
+    case SIGMOID: return body(std::integral_constant<int64_t, SIGMOID>());
+    case HARD_SIGMOID: return body(std::integral_constant<int64_t, HARD_SIGMOID>());
+    case HARD_SWISH: return body(std::integral_constant<int64_t, HARD_SWISH>());
+    case LEAKY_RELU: return body(std::integral_constant<int64_t, LEAKY_RELU>());
+    default: refuse(MISMATCH, "a function of elements that is not known");
+  }
+}
+
+inline void elementwise(const Step& step, char* const* bases, int threads) {
+  with_function(step.numbers[0], [&](auto function) { elementwise<function()>(step, bases, threads); });
+}
+
+}  // namespace program

@@ -1,0 +1,86 @@
+// Normalization over rows, in two passes: sums and sums of squares of all rows, then a factor and an addend of each
+// channel.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "program/elementwise.h"
+
+namespace program {
+
+// Add to out (N, groups, 2), of doubles, the sums and the sums of squares of groups of channels of x, row after row, so
+// that the sums do not depend on the bands.
+inline void moments(const Step& step, char* const* bases, int threads) {
+  const View& x = step.x;
+  const Rows from(x, bases);
+  const int64_t groups = step.numbers[0], of_group = x.c / groups;
+  std::vector<double> of_rows(times(times(x.n, x.h), 2 * groups));
+  each_row(x, threads, [&](int64_t n, int64_t h) {
+    double* of_row = of_rows.data() + (n * x.h + h) * 2 * groups;
+    for (int64_t c = 0; c < x.c; c += VL) {
+      const int count = int(std::min<int64_t>(x.c - c, VL));
+      const float* read = from.at(n, h) + c;
+      double sums[VL] = {}, squares[VL] = {};
+      for (int64_t w = 0; w < x.w; ++w, read += x.c) {
+        const Vec values = load_first(read, count);
+        for (int i = 0; i < VL; ++i) {
+          sums[i] += values[i];
+          squares[i] += double(values[i]) * values[i];
+        }
+      }
+      for (int i = 0; i < count; ++i) {
+        of_row[(c + i) / of_group * 2] += sums[i];
+        of_row[(c + i) / of_group * 2 + 1] += squares[i];
+      }
+    }
+  });
+  double* const totals = step.out.place.in<double>(bases);
+  for (int64_t n = 0; n < x.n; ++n)
+    for (int64_t h = 0; h < x.h; ++h)
+      for (int64_t i = 0; i < 2 * groups; ++i) totals[n * 2 * groups + i] += of_rows[(n * x.h + h) * 2 * groups + i];
+}
+
+// Multiply x by factors and add addends, of each channel of a sample, and apply a function.
+inline void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, char* const* bases,
+                  int threads) {
+  const View& out = step.out;
+  const Rows to(out, bases), from(step.x, bases);
+  with_function(step.numbers[0], [&](auto function) {
+    each_row(out, threads, [&](int64_t n, int64_t h) {
+      const float* x = from.at(n, h);
+      const float *factor = factors + n * stride_n, *addend = addends + n * stride_n;
+      float* y = to.at(n, h);
+      for (int64_t w = 0; w < out.w; ++w, x += out.c, y += out.c)
+        for (int64_t c = 0; c < out.c; c += VL) {
+          const int count = int(std::min<int64_t>(out.c - c, VL));
+          const Vec value = load_first(x + c, count) * load_first(factor + c, count) + load_first(addend + c, count);
+          store_first(y + c, computed<function()>(value, 0), count);
+        }
+    });
+  });
+}
+
+inline void scale(const Step& step, char* const* bases, int threads) {
+  scale(step, step.places[0].in<float>(bases), step.places[1].in<float>(bases), 0, bases, threads);
+}
+
+// Group norm with the sums of `moments`: places: these, the weight and the bias, which may be null.
+inline void normalize(const Step& step, char* const* bases, int threads) {
+  const View& out = step.out;
+  const int64_t groups = step.numbers[1], of_group = out.c / groups;
+  const double *totals = step.places[0].in<double>(bases), count = double(step.numbers[2]);
+  const float *weight = step.places[1].in<float>(bases), *bias = step.places[2].in<float>(bases);
+  std::vector<float> factors(times(out.n, out.c)), addends(factors.size());
+  for (int64_t n = 0; n < out.n; ++n)
+    for (int64_t c = 0; c < out.c; ++c) {
+      const double* of = totals + (n * groups + c / of_group) * 2;
+      const double mean = of[0] / count, variance = std::max(of[1] / count - mean * mean, 0.0);
+      const double factor = (weight ? weight[c] : 1) / std::sqrt(variance + step.values[0]);
+      factors[n * out.c + c] = float(factor);
+      addends[n * out.c + c] = float((bias ? bias[c] : 0) - mean * factor);
+    }
+  scale(step, factors.data(), addends.data(), out.c, bases, threads);
+}
+
+}  // namespace program

@@ -1,0 +1,50 @@
+// Programs: the steps of a schedule, run one after another in one call.
+#include "program/copying.h"
+#include "program/normalization.h"
+#include "program/windows.h"
+
+namespace {
+
+int64_t convolve(const Step& step, char* const* bases) {
+  const auto at = [&](const Place& place) { return place.in<char>(bases); };
+  EpilogueArgument epilogue{nullptr, 0, step.operation};
+  if (step.other.c) {
+    epilogue.added = at(step.other.place);
+    epilogue.bytes = step.stage->y.bytes;
+  }
+  const bool has_epilogue = epilogue.added || epilogue.activation != IDENTITY;
+  void *in = at(step.x.place), *out = at(step.out.place);
+  if (step.stage->backward_data()) std::swap(in, out);
+  const auto floats = [&](const Place& place) { return place.in<float>(bases); };
+  return step.entry(step.stage, in, at(step.places[0]), out, at(step.places[1]), floats(step.places[2]),
+                    floats(step.places[3]), has_epilogue ? &epilogue : nullptr);
+}
+
+int64_t run(const Step& step, char* const* bases, int threads) {
+  switch (step.kind) {
+    case CONVOLUTION: return convolve(step, bases);
+    case COPY: program::copy(step, bases, threads); return 0;
+    case ELEMENTWISE: program::elementwise(step, bases, threads); return 0;
+    case MAX_POOL: program::max_pool(step, bases, threads); return 0;
+    case AVERAGE_POOL: program::average_pool(step, bases, threads); return 0;
+    case RESIZE: program::resize(step, bases, threads); return 0;
+    case SHUFFLE: program::shuffle(step, bases, threads); return 0;
+    case MOMENTS: program::moments(step, bases, threads); return 0;
+    case NORMALIZE: program::normalize(step, bases, threads); return 0;
+    case SCALE: program::scale(step, bases, threads); return 0;
+  }
+  refuse(MISMATCH, "a step of a kind that is not known");
+}
+
+}  // namespace
+
+// Run steps; bases: the addresses to which their places refer. Stops at the first refusal, and returns it.
+extern "C" __attribute__((visibility("default"))) int64_t mucudnn_program_run(const Step* steps, int64_t count,
+                                                                              char* const* bases, int64_t threads) {
+  return refusable([&] {
+    require_threads(threads);
+    for (int64_t i = 0; i < count; ++i)
+      if (const int64_t refusal = run(steps[i], bases, int(threads)); refusal < 0) return refusal;
+    return int64_t(0);
+  });
+}
