@@ -55,6 +55,10 @@ class Costs:
     scratch_row_bytes: int = 0
     prepared_bytes: int = 0
 
+    def seconds(self, rows: int) -> float:
+        """Return the seconds of a call for so many rows, without the setup."""
+        return self.call_s + self.row_s * rows
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

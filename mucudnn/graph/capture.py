@@ -15,7 +15,7 @@ from mucudnn.graph.builder import Builder, Captured, Node
 from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
 from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
-from mucudnn.graph.operators import Barrier, Copy, Input, Normalization, Ref, Scale, aten
+from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Ref, Scale, aten
 from mucudnn.words.errors import MucudnnError, first_line
 
 _IDENTITIES = {
@@ -83,6 +83,8 @@ class _Walk(Builder):
                 number += 1
             elif node.op == "get_attr":
                 self.values[node] = _detached(getattr(self.exported.graph_module, str(node.target)))
+            elif node.name in lifted:
+                self.values[node] = lifted[node.name]
             elif node.op == "call_function" and node not in self.inside:
                 self.values[node] = self._called(node)
                 if any(user.op == "output" for user in node.users):
@@ -101,9 +103,13 @@ class _Walk(Builder):
     def _result(self, leaf: Any) -> Any:
         """Return a leaf of the output; images are copied into the memory format of the model's own, if it differs."""
         value = self.values[leaf] if isinstance(leaf, fx.Node) else leaf
-        if not isinstance(value, Ref) or self.made.operators[value.index].rows == 0:
+        if not isinstance(value, Ref):
             return value
         made = self.made.operators[value.index]
+        if isinstance(made, Barrier):
+            self._writes_into(made)
+        if made.rows == 0:
+            return value
         memory_format = torch.channels_last
         if not leaf.meta["val"].is_contiguous(memory_format=torch.channels_last):
             memory_format = torch.contiguous_format
@@ -111,6 +117,12 @@ class _Walk(Builder):
             value = self.add(Copy(name=name, shape=made.shape, dtype=made.dtype, sources=(value.index,)))
         self.made.direct_results[value.index] = memory_format
         return value
+
+    def _writes_into(self, view: Barrier) -> None:
+        """Let the operator before a view of its pixels, (N, C, 1, 1), write into the result."""
+        before = self.made.operators[view.wholes[0]] if view.target in VIEWS and view.wholes else view
+        if before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
+            self.made.direct_results[view.wholes[0]] = torch.channels_last
 
     # Fusion with convolutions
 

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from mucudnn.graph.builder import Node
 from mucudnn.graph.fusions import ACTIVATIONS
-from mucudnn.graph.operators import aten
+from mucudnn.graph.operators import VIEWS, aten
 
 _SAME = {*ACTIVATIONS, aten.hardtanh.default, aten.dropout.default, aten.clone.default}
 
@@ -23,7 +23,7 @@ def linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> Non
         if node.op != "call_function" or not node.args:
             continue
         x = node.args[0]
-        if node.target is aten.view.default and _is_pixel(x) and _shape(node) == _shape(x)[:2]:
+        if node.target in VIEWS and _is_pixel(x) and _shape(node) == _shape(x)[:2]:
             images[node] = x
         elif node.target is aten.mean.dim and _is_mean_of_image(node):
             _replace(graph, node, (x, node.args[1], True), node.target, images)

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from mucudnn.graph.builder import Builder, Node
 from mucudnn.graph.fusions import arguments_of, two
 from mucudnn.graph.operators import (
+    VIEWS,
     AveragePool,
     Concatenation,
     Copy,
@@ -248,7 +249,7 @@ def batch_norm(builder: Builder, node: Node) -> Operator | None:
 
 def may_alias(target: Any) -> bool:
     """Return whether an operator's result may share memory with its arguments."""
-    if target is operator.getitem:
+    if target is operator.getitem or target in VIEWS:
         return True
     schema = getattr(target, "_schema", None)
     return schema is None or any(one.alias_info is not None for one in schema.returns)

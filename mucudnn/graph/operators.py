@@ -21,6 +21,7 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.solver.bands import Indices, Reach
 
 aten = torch.ops.aten
+VIEWS = {aten.view.default, aten._unsafe_view.default}  # of tensors in another memory format, which may need a copy
 
 Shape = tuple[int, ...]
 
@@ -118,7 +119,7 @@ class Barrier(Operator):
             return value
 
         args, kwargs = given(self.args), {name: given(value) for name, value in self.kwargs.items()}
-        if self.target is aten.view.default:
+        if self.target in VIEWS:
             return aten.reshape.default(*args, **kwargs)
         return self.target(*args, **kwargs)
 

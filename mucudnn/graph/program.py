@@ -87,6 +87,7 @@ class Program:
 def record(call: Call, *, joins: bool = True) -> Program:
     """Run a call, and return the program that repeats it. joins: whether operators are run together where possible."""
     recorder = _Recorder(call, joins=joins)
+    recorder.make_results()
     for number, segment in enumerate(call.schedule.plan.segments):
         recorder.run_segment(number, segment)
     recorder.flush()
@@ -100,6 +101,10 @@ class _Recorder:
         self.call, self.schedule, self.joins = call, call.schedule, joins
         self.program, self.owner = Program(), 0
         self.steps: list[ProgramStep] = []  # not yet in the program
+
+    def make_results(self) -> None:
+        for index in self.schedule.captured.direct_results:
+            self._do(partial(_make_result, index=index))
 
     def run_segment(self, number: int, segment: Segment) -> None:
         schedule = self.schedule
@@ -193,12 +198,14 @@ def _run_barrier(call: Call, index: int) -> None:
 
 
 def _make_result(call: Call, index: int) -> None:
+    one, memory_format = call.schedule.operators[index], call.schedule.captured.direct_results[index]
+    call[index] = torch.empty(one.shape, dtype=one.dtype, memory_format=memory_format)
+
+
+def _make_sums(call: Call, index: int) -> None:
     one = call.schedule.operators[index]
-    if isinstance(one, Moments):
-        call[index] = one.new_result()
-    else:
-        memory_format = call.schedule.captured.direct_results[index]
-        call[index] = torch.empty(one.shape, dtype=one.dtype, memory_format=memory_format)
+    assert isinstance(one, Moments)
+    call[index] = one.new_result()
 
 
 def _free(call: Call, indices: Sequence[int]) -> None:
@@ -218,12 +225,12 @@ class _Running:
         self.start = schedule.starts[number]
 
     def beginning(self) -> list[_Item]:
-        """Return what makes the results that are not in the arena, and prepares filters that are not kept."""
-        schedule, direct, items = self.schedule, self.schedule.captured.direct_results, list[_Item]()
+        """Return what makes sums over rows, and prepares filters that are not kept."""
+        schedule, items = self.schedule, list[_Item]()
         for index in range(self.segment.start, self.segment.stop):
             one = schedule.operators[index]
-            if isinstance(one, Moments) or index in direct:
-                items.append(partial(_make_result, index=index))
+            if isinstance(one, Moments):
+                items.append(partial(_make_sums, index=index))
             if isinstance(one, Convolution) and one.algorithm(self.segment.cut) is not None and not one.keeps:
                 items.append(partial(self._prepared, index=index))
         return items

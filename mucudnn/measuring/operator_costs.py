@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from mucudnn.graph.builder import Captured
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
-from mucudnn.graph.steps import perform
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.graph.steps import array_of, convolution_steps, perform, run_array
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.allocation import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.solver.bands import Costs, Reach
 
-_ROWS = 8, 32  # two heights of bands, between which costs are linear
+_ROWS = 4, 32  # two heights of bands, between which costs are linear
 _CALLS = 3
 
 
@@ -37,8 +40,39 @@ def operator_costs(captured: Captured, index: int, clock: Clock) -> Costs:
         except Exception:  # torch may raise anything for random operands
             return Costs()
         return Costs(call_s=time_s, scratch_bytes=max(allocated - one.nbytes, 0))
+    return _line(one, lambda height: partial(perform, one, _band(operators, index, height)), clock)
+
+
+@torch.no_grad()
+def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, clock: Clock) -> Costs:
+    """Measure bands of a convolution by an algorithm of ours, whose filter is prepared; buffers are not counted."""
+    one = captured.operators[index]
+    assert isinstance(one, Convolution)
+    prepared = aligned_buffer(algorithm.workspace(one.problem, 1).prepared_bytes)
+    algorithm.open(one.problem, one.weight, prepared)
+
+    def call(height: int) -> Callable[[], None]:
+        band = _band(captured.operators, index, height)
+        _, workspace = one.stage(algorithm, 1, band.xs[0].shape[2], height, one.above(band))
+        scratch = aligned_buffer(workspace.scratch_bytes)
+        steps = convolution_steps(one, algorithm, band, prepared.data_ptr(), scratch.data_ptr())
+        if not steps:
+            return lambda: one.compute_ours(algorithm, band, prepared.data_ptr(), scratch.data_ptr())
+        return partial(_run, array_of(steps), (band, scratch))
+
+    costs = _line(one, call, clock)
+    return Costs(costs.call_s, costs.row_s)
+
+
+def _run(array: Any, kept: object) -> None:
+    """Run steps. kept: the tensors on which they work."""
+    run_array(ctypes.addressof(array), len(array), (ctypes.c_void_p * 1)())
+
+
+def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clock) -> Costs:
+    """Return the costs of bands, from those of two heights. call: makes the call for a height."""
     heights = sorted({min(rows, one.rows) for rows in _ROWS})
-    found = [_measured(_call(operators, index, height), clock) for height in heights]
+    found = [_measured(call(height), clock) for height in heights]
     (first_s, first_bytes), (last_s, last_bytes) = found[0], found[-1]
     if len(heights) == 1:
         return Costs(row_s=first_s / heights[0], scratch_bytes=first_bytes)
@@ -57,10 +91,11 @@ def _measured(call: Callable[[], object], clock: Clock) -> tuple[float, int]:
     return min(clock.time(call, 1) for _ in range(_CALLS)), allocated
 
 
-def _call(operators: Sequence[Operator], index: int, height: int) -> Callable[[], None]:
-    """Return a call that computes ``height`` rows of one sample from the middle of the image."""
+def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
+    """Return random operands of ``height`` rows of one sample from the middle of the image."""
     one = operators[index]
-    low = (one.rows - height) // 2
+    align = one.align if isinstance(one, Convolution) else 1
+    low = (one.rows - height) // 2 // align * align
     reaches = one.reaches([operators[source].shape[2] for source in one.sources])
     xs, starts = [], []
     for reach in reaches:
@@ -72,8 +107,7 @@ def _call(operators: Sequence[Operator], index: int, height: int) -> Callable[[]
     wholes = {whole: _some(operators[whole]) for whole in one.wholes}
     shape = 1, one.shape[1], height, one.shape[3]
     out = one.new_result() if isinstance(one, Moments) else _random(shape, one.dtype)
-    band = Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
-    return partial(perform, one, band)
+    return Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
 
 
 def _read(reach: Reach, low: int, high: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
-from mucudnn.measuring.operator_costs import every_cost, key_of, operator_costs
+from mucudnn.measuring.operator_costs import convolution_costs, every_cost, key_of, operator_costs
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.bands import Costs, Cut, Graph, Plan, Segment
 from mucudnn.tuning.result import TunedProblem
@@ -29,7 +29,7 @@ from mucudnn.words.task import Task
 
 _BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
-_IN_PLACE = 4  # candidates of each convolution, with torch's own
+_CANDIDATES = 4  # of each convolution, beside the one with the smallest buffers
 _LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
 _IN_PLACE_ROUNDS, _IN_PLACE_S = 9, 3.0
 _Costs: TypeAlias = dict[int, tuple[Costs, ...]]  # of operators by index, of each variant
@@ -40,8 +40,8 @@ _Seconds: TypeAlias = dict[str | None, float]  # by algorithm; None for torch's 
 class ConvolutionChoices:
     """What computes each convolution of a graph.
 
-    tuned: the measurements of problems, of all rows and of bands. in_place: seconds of all rows of a problem, in calls
-    of the whole graph, if it is short.
+    tuned: the measurements of problems. in_place: seconds of all rows of a problem, in calls of the whole graph, if it
+    is short. band_costs: of problems by algorithms, and by the number of their operands.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class ConvolutionChoices:
         }
         self.tuned: dict[Task, TunedProblem] = {}
         self.in_place: dict[ConvProblem, _Seconds] = {}
+        self.band_costs: dict[tuple[ConvProblem, str, int], Costs] = {}
 
     def tune(self) -> None:
-        """Tune the convolutions, as a whole and in bands."""
-        tasks = dict.fromkeys(
-            task for one in self.convolutions.values() for task in self._tasks(one) if task is not None
-        )
+        """Tune the convolutions."""
+        self.tasks = {index: self._task_of(one) for index, one in self.convolutions.items()}
+        tasks = list(dict.fromkeys(self.tasks.values()))
         tuning = tune_tasks(
-            list(tasks), self._tuning_config(), progress=self.progress, machine=self.machine, database=self.database
+            tasks, self._tuning_config(), progress=self.progress, machine=self.machine, database=self.database
         )
         self.tuned = dict(zip(tasks, tuning.problems, strict=True))
         self._tune_leanest()
@@ -90,7 +90,9 @@ class ConvolutionChoices:
             candidates = *(algorithm_named(one.micro_config.algorithm) for one in of), None
             self.convolutions[index].choices = tuple(Choice(one, one) for one in candidates)
         graph = solver_graph(self.captured, {index: (Costs(),) for index in range(len(self.captured.operators))}, {})
-        schedules = [Schedule(self.captured, graph, _each_by_itself(graph, variant)) for variant in range(_IN_PLACE)]
+        schedules = [
+            Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in range(_CANDIDATES + 1)
+        ]
         samples: dict[tuple[ConvProblem, str | None], list[float]] = {}
         start, rounds = time.perf_counter(), 0
         while rounds < 2 or (rounds < _IN_PLACE_ROUNDS and time.perf_counter() < start + _IN_PLACE_S):
@@ -107,10 +109,6 @@ class ConvolutionChoices:
         for one in self.convolutions.values():
             one.forget()
 
-    def _fastest(self, one: Convolution) -> list[Measurement]:
-        ours = self._ours(one, self._tuned(one)[0], self.captured.samples)
-        return sorted(ours, key=partial(_seconds, one))[: _IN_PLACE - 1]
-
     def costs(self) -> tuple[_Costs, _Costs]:
         """Choose each convolution's algorithms, and return the costs of all operators: in bands, and of all rows."""
         known: _Costs = {}
@@ -120,12 +118,10 @@ class ConvolutionChoices:
             key = key_of(self.captured, index)
             if key not in measured:
                 measured[key] = operator_costs(self.captured, index, self.machine.clock)
-            variants = self._variants(one, measured[key])
+            of_torch, variants = measured[key], self._variants(index, measured[key])
             one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
-            costs = [self._costs_of(one, *variant) for variant in variants]
-            known[index], whole[index] = (
-                tuple(cost or measured[key] for cost in of) for of in zip(*costs, strict=True)
-            )
+            known[index] = tuple(of_torch if of is None else self._costs_in_bands(index, of) for _, of in variants)
+            whole[index] = tuple(of_torch if of is None else self._costs_of_whole(index, of) for of, _ in variants)
         self.progress("measuring the other operators", 1.0)
         return every_cost(self.captured, self.machine.clock, known), whole
 
@@ -134,9 +130,7 @@ class ConvolutionChoices:
         left = float("inf") if self.config.cache_budget_bytes is None else self.config.cache_budget_bytes
         found = []
         for number, one in self.convolutions.items():
-            whole, band = self._tuned(one)
-            ours = self._ours(one, whole, self.captured.samples) or self._ours(one, band, 1)
-            if ours:
+            if ours := self._ours(one):
                 kept = min(ours, key=lambda one: one.step_s)
                 saved_s = min(one.setup_s + one.step_s for one in ours) - kept.step_s
                 found.append((-saved_s / (kept.prepared_bytes or 1), number, kept.prepared_bytes, one))
@@ -144,38 +138,41 @@ class ConvolutionChoices:
             one.keeps = size <= left
             left -= size if one.keeps else 0
 
-    def _variants(self, one: Convolution, of_torch: Costs) -> tuple[_Variant, ...]:
+    def _variants(self, index: int, of_torch: Costs) -> tuple[_Variant, ...]:
         """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
-        n = self.captured.samples
-        of_whole, of_band = self._tuned(one)
-        rows = min(_BAND_ROWS, one.rows) if of_band else one.rows
-        torchs_s = [
-            of_torch.call_s + of_torch.row_s * height for height in (n * one.rows, (1 if of_band else n) * rows)
-        ]
-        torchs_s[0] = self.in_place.get(one.problem, {}).get(None, torchs_s[0])
-        given = [
-            (self._ours(one, of_whole, n), torchs_s[0]),
-            (self._ours(one, of_band or of_whole, 1 if of_band else n), torchs_s[1]),
-        ]
+        one = self.convolutions[index]
+        ours = self._fastest(one)
+        if one.rows == 1:
+            in_bands = ours
+        else:
+            in_bands = [replace(of, step_s=self._band_costs(index, of).seconds(_BAND_ROWS)) for of in ours]
+        is_whole = self.tuned[self.tasks[index]].problem == one.problem
+        torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
         found: list[_Variant] = []
         for share in _SHARES:
-            of_all, of_bands = (_best(one, *each, share) for each in given)
-            found.append((of_all, of_bands))
+            whole = _best(one, ours, torchs_s, share) if is_whole else None
+            found.append((whole, _best(one, in_bands, of_torch.seconds(_BAND_ROWS), share)))
         if one.rows == one.problem.h == 1 and not one.keeps:
             found.append((None, None))  # the filters of a linear layer are as large as prepared ones
         return tuple(dict.fromkeys(found))
 
+    def _fastest(self, one: Convolution) -> list[Measurement]:
+        """Return the fastest algorithms, and the one with the smallest buffers."""
+        ours = sorted(self._ours(one), key=partial(_seconds, one))
+        smallest = min(ours, key=_size, default=None)
+        return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
+
+    def _band_costs(self, index: int, of: Measurement) -> Costs:
+        one, name = self.convolutions[index], of.micro_config.algorithm
+        key = one.problem, name, len(one.sources)
+        if key not in self.band_costs:
+            self.band_costs[key] = convolution_costs(self.captured, index, algorithm_named(name), self.machine.clock)
+        return self.band_costs[key]
+
     def tuned_problems(self) -> Iterator[tuple[str, TunedProblem]]:
-        """Yield the name of each convolution with what was measured of it, of all rows and of bands."""
-        for one in self.convolutions.values():
-            yield from ((one.name, found) for found in self._tuned(one) if found is not None)
-
-    def _tuned(self, one: Convolution) -> tuple[TunedProblem | None, TunedProblem | None]:
-        whole, band = self._tasks(one)
-        return (None if whole is None else self.tuned[whole]), (None if band is None else self.tuned[band])
-
-    def _tasks(self, one: Convolution) -> tuple[Task | None, Task | None]:
-        return self._whole_task(one), self._band_task(one)
+        """Yield the name of each convolution with what was measured of it."""
+        for index, one in self.convolutions.items():
+            yield one.name, self.tuned[self.tasks[index]]
 
     def _tuning_config(self) -> Config:
         limit = self.config.workspace_limit
@@ -187,43 +184,33 @@ class ConvolutionChoices:
             workspace_budget=None,
         )
 
-    def _whole_task(self, one: Convolution) -> Task | None:
-        """Return the task of a whole convolution; None if its tensors alone exceed the budget."""
+    def _task_of(self, one: Convolution) -> Task:
+        """Return the task of a whole convolution; of a band, if its tensors alone exceed the budget."""
         problem, n = one.problem, self.captured.samples
         if self.budget is not None and _operand_bytes(problem, n) > self.budget:
-            return None
+            of_band = band_problem(problem, min(_BAND_ROWS, one.rows))
+            if of_band is not None:
+                return self._task(of_band, 1)
         return self._task(problem, n)
-
-    def _band_task(self, one: Convolution) -> Task | None:
-        problem = band_problem(one.problem, min(_BAND_ROWS, one.rows))
-        return None if problem is None else self._task(problem, 1)
 
     def _task(self, problem: ConvProblem, n: int) -> Task:
         limit = self._tuning_config().workspace_limit_bytes
         return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
 
-    def _costs_of(
-        self, one: Convolution, whole: Measurement | None, band: Measurement | None
-    ) -> tuple[Costs | None, Costs | None]:
-        """Return the costs of a convolution in bands, and of all rows; None where torch runs it."""
-        n, of_whole, of_band = self.captured.samples, None, None
-        rows = min(_BAND_ROWS, one.rows) if self._tasks(one)[1] else one.rows
-        if band is not None:
-            band_s = band.step_s / band.micro_config.micro_batch_size
-            row_s, call_s = band_s / rows, 0.0
-            if whole is not None and one.rows > rows:
-                row_s = min(max(whole.step_s / n - band_s, 0.0) / (one.rows - rows), row_s)
-                call_s = band_s - row_s * rows
-            of_band = self._with_buffers(one, band, rows, call_s, row_s)
-        if whole is not None:
-            of_whole = self._with_buffers(one, whole, one.rows, 0.0, whole.step_s / n / one.rows)
-        return of_band, of_whole
+    def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
+        one = self.convolutions[index]
+        return self._with_buffers(one, of, min(_BAND_ROWS, one.rows), self._band_costs(index, of))
 
-    def _with_buffers(self, one: Convolution, of: Measurement, rows: int, call_s: float, row_s: float) -> Costs:
+    def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
+        one = self.convolutions[index]
+        costs = Costs(row_s=of.step_s / of.micro_config.micro_batch_size / one.rows)
+        return self._with_buffers(one, of, one.rows, costs)
+
+    def _with_buffers(self, one: Convolution, of: Measurement, rows: int, costs: Costs) -> Costs:
         scratch_bytes = self._scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
         if one.keeps:
-            return Costs(call_s, row_s, scratch_bytes=scratch_bytes)
-        return Costs(call_s, row_s, of.setup_s, scratch_bytes, 0, of.prepared_bytes)
+            return replace(costs, scratch_bytes=scratch_bytes)
+        return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch_bytes, prepared_bytes=of.prepared_bytes)
 
     def _scratch_bytes(self, one: Convolution, algorithm: Algorithm, rows: int) -> int:
         """Return the scratch bytes of a call for so many rows."""
@@ -232,36 +219,28 @@ class ConvolutionChoices:
         assert made is not None
         return made[1].scratch_bytes
 
-    def _ours(self, one: Convolution, tuned: TunedProblem | None, n: int) -> list[Measurement]:
-        """Return the measurements for ``n`` samples of our algorithms that run bands, as they are in place."""
-        measured = () if tuned is None else tuned.allowed_measurements
-        found = [
-            of
-            for of in measured
-            if of.micro_config.micro_batch_size == n and _runs_bands(of.micro_config.algorithm, one.problem)
-        ]
+    def _ours(self, one: Convolution) -> list[Measurement]:
+        """Return the measurements of our algorithms that run bands, in place where that was measured."""
+        task = self._task_of(one)
         known = self.in_place.get(one.problem, {})
-        if tuned is None or not known:
-            return found
-        if tuned.problem == one.problem:
-            timed = [of for of in found if of.micro_config.algorithm in known]
-            return [replace(of, step_s=known[of.micro_config.algorithm]) for of in timed]
-        return [replace(of, step_s=of.step_s * self._share_in_place(one)) for of in found]
-
-    def _share_in_place(self, one: Convolution) -> float:
-        """Return the time in place of all rows, of that by themselves: tensors may be in the cache."""
-        known, (whole, _) = self.in_place[one.problem], self._tuned(one)
-        alone = {of.micro_config.algorithm: of.step_s for of in whole.measurements} if whole is not None else {}
-        shares = [known[name] / alone[name] for name in known if name in alone]
-        return min(*shares, 1.0) if shares else 1.0
+        found = []
+        for of in self.tuned[task].allowed_measurements:
+            name = of.micro_config.algorithm
+            if of.micro_config.micro_batch_size == task.batch_size and _runs_bands(name, one.problem):
+                found.append(replace(of, step_s=known[name]) if name in known else of)
+        return found
 
 
 def _seconds(one: Convolution, of: Measurement) -> float:
     return of.step_s if one.keeps else of.setup_s + of.step_s
 
 
-def _each_by_itself(graph: Graph, variant: int) -> Plan:
-    """Return the plan that computes each operator as a whole."""
+def _size(of: Measurement) -> tuple[float, float]:
+    return of.prepared_bytes + of.scratch_bytes, of.step_s
+
+
+def each_by_itself(graph: Graph, variant: int = 0) -> Plan:
+    """Return the plan that computes each operator as a whole, one after another, whose costs are not known."""
     segments = (Segment(index, index + 1, Cut(graph.samples, 1, variant=variant)) for index in range(len(graph)))
     return Plan(0, 0.0, tuple(segments))
 
@@ -279,7 +258,7 @@ def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share:
     if share == 1:
         return None if torchs_s < 0.9 * seconds(best) else best
     smaller = [of for of in ours if of.prepared_bytes <= share * best.prepared_bytes]
-    smallest = min(ours, key=lambda of: (of.prepared_bytes + of.scratch_bytes, of.step_s))
+    smallest = min(ours, key=_size)
     return min(smaller, key=seconds, default=smallest)
 
 
