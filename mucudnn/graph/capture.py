@@ -16,6 +16,7 @@ from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convol
 from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
 from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Ref, Scale, aten
+from mucudnn.modules.fused import has_hooks
 from mucudnn.words.errors import MucudnnError, first_line
 
 _IDENTITIES = {
@@ -34,8 +35,11 @@ class NotCapturedError(MucudnnError):
 def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
     """Return the graph of a model in ``eval()`` for arguments of these shapes.
 
-    Raises ``NotCapturedError`` if torch.export cannot trace the model, or if it changes its buffers.
+    Raises ``NotCapturedError`` if torch.export cannot trace the model, if it changes its buffers, or if it has hooks.
     """
+    for name, module in model.named_modules():
+        if has_hooks(module):
+            raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export warns of its own code

@@ -40,6 +40,7 @@ class BandedModel(nn.Module):
         self._tuned_for = self._state()
         self.training = False
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *arguments: Any, **named: Any) -> Any:
         signature = signature_of(arguments)
         schedule = None if named else self.schedules.get(signature)
@@ -47,7 +48,7 @@ class BandedModel(nn.Module):
             return self.model(*arguments)
         why = self._why_not(schedule, arguments)
         if schedule is None or why is not None:
-            say_once(f"{type(self.model).__name__} runs as it was, beyond its memory budget: {why}")
+            say_once(f"{type(self.model).__name__} runs as it was, not as a graph within its memory budget: {why}")
             return self.model(*arguments, **named)
         with torch.no_grad():
             return schedule.run(arguments)
@@ -70,8 +71,8 @@ class BandedModel(nn.Module):
             return f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
         if torch.is_grad_enabled() and self._records(arguments):
             return "gradients are recorded; call it in torch.no_grad()"
-        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
-            return "it is being compiled, or runs under autocast"
+        if torch.is_autocast_enabled("cpu"):
+            return "it runs under autocast"
         if self._has_changed():
             return "a parameter or a buffer has changed; optimize it again"
         return None

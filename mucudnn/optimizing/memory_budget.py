@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
@@ -78,7 +79,7 @@ class Fitted:
         limit = "without a budget"
         if self.budget_bytes is not None:
             limit = f"within a budget of {format_bytes(self.budget_bytes)}"
-        yield f"in bands: {format_bytes(self.needed_bytes)} {limit}, {format_seconds(self.time_s)} a call"
+        yield f"as a graph: {format_bytes(self.needed_bytes)} {limit}, {format_seconds(self.time_s)} a call"
         if self.whole_run is not None and self.torch_bytes is not None:
             yield (
                 f"PyTorch's own: {format_bytes(self.torch_bytes)}, {format_seconds(self.whole_run.baseline_s)} "
@@ -111,13 +112,32 @@ def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config
     device = device_of_convolutions(model)
     if device.type != "cpu":
         raise UnavailableError(f"a memory budget is for models on the CPU, and this one is on {device}: leave it out")
-    inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
     try:
-        with undisturbed(model), untouched:
-            findings = [_Fitting(model, arguments, config, progress).fitted() for arguments in inputs]
+        return _banded(model, sample_inputs, config, progress)
     except NotCapturedError as error:
         warn(f"the model runs as it is, without a memory budget: {error}")
         return model
+
+
+def run_as_graph(model: nn.Module, sample_input: Any, config: Config, progress: Progress) -> BandedModel | None:
+    """Return a module that computes what the model computes, faster, for inputs of this shape on the CPU.
+
+    Returns None if the model's graph cannot be captured, computes something else, or is not faster.
+
+    Raises ``InvalidInputError`` for a model in training mode, and the errors of ``tune``.
+    """
+    require_inference(model, "fuse")
+    try:
+        made = _banded(model, [sample_input], config, progress)
+    except NotCapturedError:
+        return None
+    return None if made.findings[0].runs_torchs else made
+
+
+def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> BandedModel:
+    inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
+    with undisturbed(model), untouched:
+        findings = [_Fitting(model, arguments, config, progress).fitted() for arguments in inputs]
     schedules = (None if one.runs_torchs else one.schedule for one in findings)
     return BandedModel(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings)
 
@@ -132,6 +152,8 @@ class _Fitting:
     def fitted(self) -> Fitted:
         self.progress("capturing the graph", 0.0)
         self.captured = capture(self.model, self.arguments)
+        if not any(isinstance(one, Convolution) for one in self.captured.operators):
+            raise NotCapturedError("it has no convolution of images")
         with machine_and_database(self.config) as (machine, database):
             self.choices = ConvolutionChoices(self.captured, self.config, machine, database, self.progress)
             self.choices.tune()

@@ -105,9 +105,16 @@ def optimize(
         samples = sample_input if isinstance(sample_input, list) else [sample_input]
         with progress_of(progress) as report_progress:
             return fit_in_memory(model, samples, config, report_progress)
+    team = team_of(config, process_group)
     if config.fuse:
         from mucudnn.optimizing.fuse import fuse  # lazy, since most calls do not need it
+        from mucudnn.optimizing.memory_budget import run_as_graph
 
+        if team is None and step is None and device_of_convolutions(model).type == "cpu":
+            with progress_of(progress) as report_progress:
+                graph = run_as_graph(model, sample_input, config, report_progress)
+            if graph is not None:
+                return graph
         model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
@@ -115,7 +122,6 @@ def optimize(
             "Config(deterministic=True) holds only for mucudnn's algorithms; PyTorch's own convolutions, which run "
             f"where nothing is faster, are deterministic only with {DETERMINISTIC_SETTING} = True"
         )
-    team = team_of(config, process_group)
     with progress_of(progress) as report_progress, made_current(device), undisturbed(model):
         sample_input = tree_map(_recordable, sample_input)
         with propagate_errors(team), untouched:
