@@ -15,7 +15,7 @@ from mucudnn.graph.builder import Builder, Captured, Node
 from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
 from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
-from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Ref, Scale, aten
+from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Operator, Ref, Scale, aten
 from mucudnn.modules.fused import has_hooks
 from mucudnn.words.errors import MucudnnError, first_line
 
@@ -113,7 +113,7 @@ class _Walk(Builder):
         if isinstance(made, Barrier):
             self._writes_into(made)
         if made.rows == 0:
-            return value
+            return self._contiguous(value, made, leaf)
         memory_format = torch.channels_last
         if not leaf.meta["val"].is_contiguous(memory_format=torch.channels_last):
             memory_format = torch.contiguous_format
@@ -121,6 +121,23 @@ class _Walk(Builder):
             value = self.add(Copy(name=name, shape=made.shape, dtype=made.dtype, sources=(value.index,)))
         self.made.direct_results[value.index] = memory_format
         return value
+
+    def _contiguous(self, value: Ref, made: Operator, leaf: Any) -> Ref:
+        """Return the result of a barrier that may have read an image in channels_last, as contiguous as the model's."""
+        expected = leaf.meta.get("val")
+        if isinstance(made, Input) or not self.is_image(expected) or not expected.is_contiguous():
+            return value
+        return self.add(
+            Barrier(
+                **self.described(leaf) | {"name": f"{leaf.name}, contiguous"},
+                wholes=(value.index,),
+                target=aten.contiguous.default,
+                args=(value,),
+                kwargs={},
+                nbytes=_nbytes(expected),
+                aliases=(value.index,),
+            )
+        )
 
     def _writes_into(self, view: Barrier) -> None:
         """Let the operator before a view of its pixels, (N, C, 1, 1), write into the result."""

@@ -86,7 +86,7 @@ def _operand(known: Any, value: Any, shape: Sequence[int]) -> Operand:
 
 
 _ALONG_CHANNELS = {aten.softmax.int, aten.log_softmax.int, aten._softmax.default}
-_LOCAL = {aten.prelu.default, aten.to.dtype, aten._to_copy.default}
+_LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
 
 
 def _concatenation(builder: Builder, node: Node) -> Operator | None:
