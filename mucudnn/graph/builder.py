@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import TreeSpec, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from mucudnn.graph.operators import Copy, Operator, Ref
 
@@ -19,12 +19,12 @@ Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 class Captured:
     """A model as a graph, for a batch of ``samples``.
 
-    results: of each leaf of its output, a ``Ref`` or a constant. direct_results: the results that operators write as
-    the caller gets them, by index, with their memory format.
+    results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
+    direct_results: the results that operators write as the caller gets them, by index, with their memory format.
     """
 
     samples: int
-    outputs: TreeSpec | None = None
+    template: Any = 0
     operators: list[Operator] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     direct_results: dict[int, torch.memory_format] = field(default_factory=dict)
@@ -34,8 +34,7 @@ class Captured:
         return frozenset(one.index for one in self.results if isinstance(one, Ref))
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        assert self.outputs is not None
-        return tree_unflatten(leaves, self.outputs)
+        return tree_map(leaves.__getitem__, self.template)
 
 
 class Builder:

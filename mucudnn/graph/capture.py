@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mucudnn.graph.builder import Builder, Captured, Node
 from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
@@ -74,7 +74,8 @@ class _Walk(Builder):
             for spec in self.exported.graph_signature.input_specs
             if spec.target is not None
         }
-        self.made.outputs = self.exported.call_spec.out_spec
+        outputs = self.exported.call_spec.out_spec
+        self.made.template = tree_unflatten(range(outputs.num_leaves), outputs)
         linear_as_convolutions(self.graph, lifted)
         self._find_fusions(lifted)
         number = 0

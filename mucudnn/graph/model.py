@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.warning import say_once
 
 Signature = tuple[object, ...]
+_State: TypeAlias = tuple[list[Tensor | None], list[int], list[int]]
 
 
 class BandedModel(nn.Module):
@@ -37,7 +38,7 @@ class BandedModel(nn.Module):
         owned = (of for module in model.modules() for of in (module._parameters, module._buffers))
         self._places = [(of, name) for of in owned for name in of]
         self._counts_writes = not any(one.is_inference() for one in chain(model.parameters(), model.buffers()))
-        self._tuned_for = self._state()
+        self._tuned_for: _State | None = self._state()
         self.training = False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -48,7 +49,7 @@ class BandedModel(nn.Module):
             return self.model(*arguments)
         why = self._why_not(schedule, arguments)
         if schedule is None or why is not None:
-            say_once(f"{type(self.model).__name__} runs as it was, not as a graph within its memory budget: {why}")
+            say_once(f"{type(self.model).__name__} runs as it was, not as a tuned graph: {why}")
             return self.model(*arguments, **named)
         with torch.no_grad():
             return schedule.run(arguments)
@@ -77,11 +78,19 @@ class BandedModel(nn.Module):
             return "a parameter or a buffer has changed; optimize it again"
         return None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tuned_for": None if self._has_changed() else ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._tuned_for is not None:  # a copy has other addresses
+            self._tuned_for = self._state()
+
     def _records(self, arguments: Sequence[Any]) -> bool:
         leaves = chain(tree_flatten(arguments)[0], self.model.parameters())
         return any(isinstance(one, Tensor) and one.requires_grad for one in leaves)
 
-    def _state(self) -> tuple[list[Tensor | None], list[int], list[int]]:
+    def _state(self) -> _State:
         """Return the model's parameters and buffers, numbers that change when torch writes to them, and addresses."""
         tensors = [of.get(name) for of, name in self._places]
         there = [one for one in tensors if one is not None]
@@ -89,6 +98,8 @@ class BandedModel(nn.Module):
         return tensors, written, [one.data_ptr() for one in there]
 
     def _has_changed(self) -> bool:
+        if self._tuned_for is None:
+            return True
         (tensors, *numbers), (current, *current_numbers) = self._tuned_for, self._state()
         return numbers != current_numbers or not all(map(is_, tensors, current))
 

@@ -108,11 +108,9 @@ inline void resize(const Step& step, char* const* bases, int threads) {
       for (int64_t i = 0; i < c; i += VL) {
         const int count = int(std::min<int64_t>(c - i, VL));
         const auto between = [&](const float* row) INLINE_LAMBDA {
-          const Vec first = load_first(row + left + i, count);
-          return first + (load_first(row + right + i, count) - first) * weight_w;
+          return load_first(row + left + i, count) * (1 - weight_w) + load_first(row + right + i, count) * weight_w;
         };
-        const Vec first = between(above);
-        store_first(y + i, first + (between(below) - first) * weight_h, count);
+        store_first(y + i, between(above) * (1 - weight_h) + between(below) * weight_h, count);
       }
     }
   });

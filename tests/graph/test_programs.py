@@ -1,0 +1,167 @@
+"""Programs in C++: the values of torch's operators, for every number, in any call, copy and thread."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mucudnn
+from mucudnn.graph import steps
+from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.operators import Barrier
+from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
+from mucudnn.optimizing.convolution_choices import each_by_itself
+from mucudnn.optimizing.fuse import fuse
+from mucudnn.solver.bands import Costs
+from mucudnn.words.errors import InvalidInputError
+
+pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def schedule_of(model: nn.Module, x: Tensor) -> Schedule:
+    """Return a schedule that computes each operator as a whole."""
+    captured = capture(model, (x,))
+    graph = solver_graph(captured, {index: (Costs(),) for index in range(len(captured.operators))}, {})
+    return Schedule(captured, graph, each_by_itself(graph))
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "leaky": partial(F.leaky_relu, negative_slope=0.3),
+    "sum": lambda x: x + x.flip(1),
+    "product": lambda x: x * x.flip(1),
+    "line": lambda x: 0.5 * x + 2,
+    "max pool": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "dilated max pool": lambda x: F.max_pool2d(x, 2, 1, 1, dilation=2),
+    "average pool": lambda x: F.avg_pool2d(x, 3, 2, 1),
+    "average pool of the image": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "average pool by a divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+    "adaptive pool": lambda x: F.adaptive_avg_pool2d(x, (3, 1)),
+    "mean": lambda x: x.mean((2, 3)),
+    "shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "nearest": lambda x: F.interpolate(x, size=(7, 25)),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+    "aligned": lambda x: F.interpolate(x, size=(17, 5), mode="bilinear", align_corners=True),
+    "channels": lambda x: x[:, 3:9],
+    "cat": lambda x: torch.cat((x, x[:, 1:4]), 1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators_compute_what_torchs_do(name: str) -> None:
+    x = torch.randn(2, 20, 12, 11)
+    strange = x.clone()
+    strange.view(-1)[::97] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e30]).repeat(100)[:55]
+    model = Calls(FUNCTIONS[name])
+    schedule = schedule_of(model, x)
+    for given in (x, strange, x.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(schedule.run((given,)), model(given), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_normalization_and_linear_layers() -> None:
+    x = torch.randn(2, 20, 12, 11)
+    for layers in (
+        [nn.GroupNorm(5, 20), nn.SiLU()],
+        [nn.GroupNorm(4, 20, affine=False)],
+        [nn.InstanceNorm2d(20, affine=True), nn.ReLU()],
+        [nn.BatchNorm2d(20), nn.ReLU()],
+        [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(20, 7), nn.ReLU(), nn.Dropout(), nn.Linear(7, 3)],
+        [nn.Flatten(), nn.Linear(20 * 12 * 11, 7, bias=False)],
+    ):
+        model = nn.Sequential(*layers).eval()
+        schedule = schedule_of(model, x)
+        torch.testing.assert_close(schedule.run((x,)), model(x), rtol=1e-5, atol=1e-5)
+    operators = schedule.operators
+    assert any(isinstance(one, Convolution) for one in operators), "a linear layer is a convolution"
+    assert not any(isinstance(one, Barrier) and "linear" in one.name for one in operators)
+
+
+def test_without_the_library_torch_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Calls(lambda x: F.max_pool2d(F.silu(F.pixel_shuffle(x, 2)), 2)), torch.randn(1, 8, 9, 7)
+    monkeypatch.setattr(steps, "is_available", lambda: False)
+    torch.testing.assert_close(schedule_of(model, x).run((x,)), model(x))
+
+
+def test_threads_and_numbers_of_threads() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.GroupNorm(2, 8), nn.SiLU()).eval()
+    xs = [torch.randn(1, 3, 20, 18) for _ in range(40)]
+    schedule = schedule_of(model, xs[0])
+    with torch.no_grad(), ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda x: schedule.run((x,)), xs))
+        for x, y in zip(xs, found, strict=True):
+            torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_copies_of_a_model_that_has_run(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 1)).eval(), torch.randn(1, 3, 20, 18)
+    config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")
+    fitted = mucudnn.optimize(model, x, config, progress=False)
+    assert isinstance(fitted, BandedModel)
+    with torch.no_grad():
+        expected = fitted(x)
+        for other in (copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
+            assert torch.equal(other(x), expected)
+
+
+def test_fuse_makes_a_graph(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 1)).eval()
+    x = torch.randn(2, 3, 20, 18)
+    config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")
+    fused = mucudnn.optimize(model, x, config, progress=False)
+    assert isinstance(fused, BandedModel)
+    (schedule,) = fused.schedules.values()
+    assert [one.activation for one in schedule.operators if isinstance(one, Convolution)] == ["ReLU", None]
+    compiled = torch.compile(fused, backend="eager")
+    with torch.no_grad():
+        for ours in (fused, compiled):
+            torch.testing.assert_close(ours(x), model(x), rtol=1e-5, atol=1e-5)
+        before = fused(x)
+        model[0].weight.mul_(2)
+        with pytest.warns(RuntimeWarning, match="a parameter or a buffer has changed"):
+            assert torch.equal(fused(x), model(x))
+        assert not torch.equal(fused(x), before)
+
+
+def test_a_model_with_hooks_is_not_captured() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3)).eval(), torch.randn(1, 3, 8, 8)
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(NotCapturedError, match="0 has hooks"):
+        capture(model, (x,))
+    assert fuse(model, x) is model
+    assert signature_of((x,)) != signature_of((x[:, :2],))
+
+
+def test_unknown_steps_are_refused() -> None:
+    nothing = (ctypes.c_void_p * 1)()
+    with pytest.raises(InvalidInputError, match="a step of a kind that is not known"):
+        steps.run_steps([ProgramStep(kind=99)], nothing)
+    with pytest.raises(InvalidInputError, match="a copy of elements"):
+        steps.run_steps([ProgramStep(kind=1)], nothing)
