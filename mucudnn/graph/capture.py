@@ -76,6 +76,7 @@ class _Walk(Builder):
         }
         outputs = self.exported.call_spec.out_spec
         self.made.template = tree_unflatten(range(outputs.num_leaves), outputs)
+        self._compute_constants(lifted)
         linear_as_convolutions(self.graph, lifted)
         self._find_fusions(lifted)
         number = 0
@@ -98,6 +99,20 @@ class _Walk(Builder):
                 (leaves,) = node.args
                 self.made.results = [self.results.get(one) or self._result(one) for one in leaves]
         return self.made
+
+    def _compute_constants(self, constants: dict[str, Tensor]) -> None:
+        """Compute what depends on constants only, such as standardized filters, once."""
+        for node in self.graph.nodes:
+            is_called = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+            if not is_called or torch.Tag.nondeterministic_seeded in node.target.tags:
+                continue
+            is_result = any(user.op == "output" for user in node.users)
+            if is_result or not all(one.name in constants for one in node.all_input_nodes):
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: constants[one.name])
+            value = node.target(*args, **kwargs)
+            if isinstance(value, Tensor):
+                constants[node.name] = value
 
     def _add_input(self, node: Node, number: int) -> None:
         value = node.meta.get("val")

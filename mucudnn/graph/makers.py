@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,7 +57,9 @@ def local_operator(builder: Builder, node: Node) -> Operator | None:
         of = value.meta["val"] if isinstance(known, Ref) else known
         operand = _operand(known, of, described["shape"])
         if isinstance(known, Ref):
-            (sources if operand.has_rows else wholes).append(known.index)
+            index = builder.image(value) if operand.has_rows else None
+            operand = replace(operand, value=known.index if index is None else index)
+            (sources if operand.has_rows else wholes).append(known.index if index is None else index)
         return operand
 
     try:

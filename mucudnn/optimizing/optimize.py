@@ -75,8 +75,9 @@ def optimize(
     None, a step is a forward and backward pass on the sample input, in ``eval()`` mode a forward pass. Parameters,
     gradients, buffers, mode and random state are restored; the state of an optimizer that ``step`` uses is not.
 
-    With ``config.fuse``, for inference, the model is not changed. A graph of the model (``torch.fx.GraphModule``) that
-    shares its tensors is returned. In this graph batch norm is folded into the convolutions, additions and ReLUs are
+    With ``config.fuse``, for inference, the model is not changed. On the CPU a module is returned that runs the model
+    as a graph, for inputs of this size (docs/inference.md). Where that is not possible, a ``torch.fx.GraphModule`` that
+    shares the model's tensors is returned. Batch norm is folded into the convolutions, additions and activations are
     computed with them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and
     returned, after a warning if no graph can replace it.
 
