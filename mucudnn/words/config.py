@@ -168,8 +168,8 @@ class Config:
     devices: devices of one kind, such as ``"cuda:0,cuda:1"``, or ``"all"``: outside a process group, each measures a
     part, in its own process (docs/ranks.md). Processes on the CPU would disturb each other.
     fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
-    additions and activations are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless
-    of ``operations``.
+    additions and activations are computed with them (docs/inference.md). Only the forward operation is tuned then,
+    regardless of ``operations``.
     memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
     activations and workspace together, beside parameters, arguments and results (docs/bands.md); None for no bound.
     limits_torch: whether the workspace limit applies to torch's own convolution too, so that a slower algorithm may
