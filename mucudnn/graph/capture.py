@@ -16,7 +16,7 @@ from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convol
 from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
 from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Operator, Ref, Scale, aten
-from mucudnn.modules.fused import has_hooks
+from mucudnn.running.hooks import has_hooks
 from mucudnn.words.errors import MucudnnError, first_line
 
 _IDENTITIES = {

@@ -60,7 +60,7 @@ class Call(dict[int, Any]):
 
 @dataclass
 class Program:
-    """What a schedule does in each call, for arguments of the same strides and the same number of threads.
+    """The items of a schedule's calls, for arguments of the same strides and the same number of threads.
 
     items: in order; each does something in a call. owners: for each item the index of the operator to which it belongs,
     of the last if it runs steps of several. kept: arrays to which items refer.

@@ -12,6 +12,7 @@ from mucudnn.kernels.compiled.stages import activation_number
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.eager import hot_path
+from mucudnn.running.hooks import has_hooks
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import ADDITION, WithEpilogue
 
@@ -83,13 +84,6 @@ def followed(y: Tensor, activation: str | None, added: Tensor | None) -> Tensor:
     if added is not None and not _takes(y, added):
         y, added = y + added, None
     return Epilogue(activation, added).apply(y)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
 
 
 def _is_called_as_it_stands(module: nn.Module) -> bool:

@@ -38,7 +38,7 @@ _Seconds: TypeAlias = dict[str | None, float]  # by algorithm; None for torch's 
 
 
 class ConvolutionChoices:
-    """What computes each convolution of a graph.
+    """The algorithms of each convolution of a graph.
 
     tuned: the measurements of problems. in_place: seconds of all rows of a problem, in calls of the whole graph, if it
     is short. band_costs: of problems by algorithms, and by the number of their operands.

@@ -21,8 +21,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_map
 
-from mucudnn.modules.fused import FusedConvolution, has_hooks
+from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import OURS
+from mucudnn.running.hooks import has_hooks
 from mucudnn.tracing.own_step import undisturbed
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.warning import warn
