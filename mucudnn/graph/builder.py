@@ -10,20 +10,21 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from mucudnn.graph.operators import Copy, Operator, Ref
+from mucudnn.graph.operators import CPU, Copy, Operator, Ref
 
 Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 
 
 @dataclass
 class Captured:
-    """A model as a graph, for a batch of ``samples``.
+    """A model as a graph, for a batch of ``samples`` on a device.
 
     results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
     direct_results: the results that operators write as the caller gets them, by index, with their memory format.
     """
 
     samples: int
+    device: torch.device = CPU
     template: Any = 0
     operators: list[Operator] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
@@ -40,8 +41,8 @@ class Captured:
 class Builder:
     """Makes the operators of a graph, one after another. values: what nodes became, a ``Ref``, constant, or tuple."""
 
-    def __init__(self, samples: int) -> None:
-        self.made = Captured(samples)
+    def __init__(self, samples: int, device: torch.device) -> None:
+        self.made = Captured(samples, device)
         self.values: dict[fx.Node, Any] = {}
         self.images: dict[fx.Node, Ref] = {}  # copies of inputs and results of barriers, in channels_last
 
@@ -60,7 +61,7 @@ class Builder:
 
     def described(self, node: Node) -> dict[str, Any]:
         value = node.meta["val"]
-        return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype}
+        return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype, "device": value.device}
 
     def image(self, node: Node) -> int | None:
         """Return the index of a result that may be read in rows, in channels_last; None for anything else."""

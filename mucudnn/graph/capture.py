@@ -61,8 +61,8 @@ class _Walk(Builder):
         self.exported, self.graph = exported, exported.graph_module.graph
         inputs = exported.graph_signature.user_inputs
         values = [node.meta.get("val") for node in self.graph.nodes if node.name in inputs]
-        images = (value for value in values if isinstance(value, Tensor) and value.dim() == 4)
-        super().__init__(next((image.shape[0] for image in images), 1))
+        image = next((value for value in values if isinstance(value, Tensor) and value.dim() == 4), torch.empty(1))
+        super().__init__(image.shape[0], image.device)
         self.parts: dict[fx.Node, Fused] = {}  # last node of a fused convolution -> its parts
         self.inside: set[fx.Node] = set()  # other nodes of fused convolutions
         self.results: dict[fx.Node, Any] = {}
@@ -117,8 +117,8 @@ class _Walk(Builder):
     def _add_input(self, node: Node, number: int) -> None:
         value = node.meta.get("val")
         is_tensor = isinstance(value, Tensor)
-        shape, dtype = (tuple(value.shape), value.dtype) if is_tensor else ((), torch.float32)
-        self.values[node] = self.add(Input(name=node.name, shape=shape, dtype=dtype, number=number))
+        described = self.described(node) if is_tensor else {"name": node.name, "shape": (), "dtype": torch.float32}
+        self.values[node] = self.add(Input(**described, number=number))
 
     def _result(self, leaf: Any) -> Any:
         """Return a leaf of the output; images are copied into the memory format of the model's own, if it differs."""
@@ -134,7 +134,7 @@ class _Walk(Builder):
         if not leaf.meta["val"].is_contiguous(memory_format=torch.channels_last):
             memory_format = torch.contiguous_format
             name = f"{leaf.name}, result"
-            value = self.add(Copy(name=name, shape=made.shape, dtype=made.dtype, sources=(value.index,)))
+            value = self.add(Copy(**self.described(leaf) | {"name": name}, sources=(value.index,)))
         self.made.direct_results[value.index] = memory_format
         return value
 
@@ -232,6 +232,7 @@ class _Walk(Builder):
             name=f"{node.name}: {node.target}",
             shape=tuple(value.shape) if is_tensor else (),
             dtype=value.dtype if is_tensor else torch.float32,
+            device=value.device if is_tensor else self.made.device,
             wholes=tuple(dict.fromkeys(wholes)),
             target=node.target,
             args=args,

@@ -134,8 +134,8 @@ def split(builder: Builder, node: Node) -> tuple[Ref, ...] | None:
     for number, part in enumerate(node.meta["val"]):
         channels = slice(start, start + part.shape[1])
         start = channels.stop
-        name, shape = f"{node.name}_{number}", tuple(part.shape)
-        parts.append(builder.add(Copy(name=name, shape=shape, dtype=part.dtype, sources=(x,), channels=channels)))
+        described = {"name": f"{node.name}_{number}", "shape": tuple(part.shape), "dtype": part.dtype}
+        parts.append(builder.add(Copy(**described, device=part.device, sources=(x,), channels=channels)))
     return tuple(parts)
 
 
@@ -247,7 +247,8 @@ def batch_norm(builder: Builder, node: Node) -> Operator | None:
     factor = (variance + node.args[6]).rsqrt() * (1 if weight is None else weight)
     addend = (0 if bias is None else bias) - mean * factor
     numbers = {"factor": factor.to(y.dtype), "addend": addend.to(y.dtype)}
-    return Scale(name=node.name, shape=tuple(y.shape), dtype=y.dtype, sources=(x,), **numbers)
+    described = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype, "device": y.device}
+    return Scale(**described, sources=(x,), **numbers)
 
 
 def may_alias(target: Any) -> bool:

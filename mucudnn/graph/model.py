@@ -72,7 +72,7 @@ class BandedModel(nn.Module):
             return f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
         if torch.is_grad_enabled() and self._records(arguments):
             return "gradients are recorded; call it in torch.no_grad()"
-        if torch.is_autocast_enabled("cpu"):
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             return "it runs under autocast"
         if self._has_changed():
             return "a parameter or a buffer has changed; optimize it again"

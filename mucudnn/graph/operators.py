@@ -24,6 +24,7 @@ aten = torch.ops.aten
 VIEWS = {aten.view.default, aten._unsafe_view.default}  # of tensors in another memory format, which may need a copy
 
 Shape = tuple[int, ...]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,15 @@ class Band:
 
 @dataclass(kw_only=True)
 class Operator:
-    """Base class. shape: of the result, (N, C, H, W). sources: indices of what is read in rows; wholes: as a whole."""
+    """Base class.
+
+    shape, dtype, device: of the result, (N, C, H, W). sources: indices of what is read in rows; wholes: as a whole.
+    """
 
     name: str
     shape: Shape
     dtype: torch.dtype
+    device: torch.device = CPU
     sources: tuple[int, ...] = ()
     wholes: tuple[int, ...] = ()
 
@@ -248,14 +253,7 @@ class Shuffle(Operator):
             band.out.copy_(F.pixel_unshuffle(band.xs[0], -self.factor))
             return
         skipped = band.low - band.starts[0] * self.factor
-        n, c, rows, columns = band.xs[0].shape
-        r = self.factor
-        pixels = band.xs[0].view(n, c // r // r, r, r, rows, columns)
-        if skipped == 0 and len(band.out[0, 0]) == rows * r:
-            split = band.out.view(n, c // r // r, rows, r, columns, r)
-            split.copy_(pixels.permute(0, 1, 4, 2, 5, 3))
-        else:
-            band.out.copy_(F.pixel_shuffle(band.xs[0], r)[:, :, skipped : skipped + band.high - band.low])
+        band.out.copy_(F.pixel_shuffle(band.xs[0], self.factor)[:, :, skipped : skipped + band.high - band.low])
 
 
 # Operators that read windows
@@ -296,7 +294,7 @@ class AveragePool(Operator):
 
 @dataclass(kw_only=True)
 class MaxPool(Operator):
-    """The largest number of each window, tap by tap, without the indices that torch computes with it.
+    """The largest number of each window.
 
     kernel, stride, padding, dilation: of rows and of columns.
     """
@@ -315,25 +313,14 @@ class MaxPool(Operator):
         return (Reach(self.sources[0], *windows(self.rows, heights[0], self.stride[0], self.padding[0], extent)),)
 
     def compute(self, band: Band) -> None:
-        x, out = band.xs[0], band.out
-        band.out.fill_(-torch.inf)
-        for r in range(self.kernel[0]):
-            top = band.low * self.stride[0] - self.padding[0] + r * self.dilation[0] - band.starts[0]
-            of_rows, in_rows = _overlap(top, self.stride[0], x.shape[2], out.shape[2])
-            for s in range(self.kernel[1]):
-                left = s * self.dilation[1] - self.padding[1]
-                of_columns, in_columns = _overlap(left, self.stride[1], x.shape[3], out.shape[3])
-                written = out[:, :, of_rows, of_columns]
-                torch.maximum(written, x[:, :, in_rows, in_columns], out=written)
-
-
-def _overlap(first: int, stride: int, size: int, outputs: int) -> tuple[slice, slice]:
-    """Return the outputs i whose input first + i * stride is one of ``size``, and these inputs."""
-    start = max(-(first // stride), 0)
-    stop = max(min(outputs, (size - 1 - first) // stride + 1), start)
-    return slice(start, stop), slice(
-        first + start * stride, first + max(stop - 1, start) * stride + (stop > start), stride
-    )
+        x, sides = band.xs[0], []
+        starts = self.padding[1], band.starts[0] - band.low * self.stride[0] + self.padding[0]
+        for dimension, before in zip((1, 0), starts, strict=True):  # columns, then rows, as F.pad takes them
+            extent = self.dilation[dimension] * (self.kernel[dimension] - 1) + 1
+            last = (band.out.shape[2 + dimension] - 1) * self.stride[dimension] + extent
+            sides += [before, last - before - x.shape[2 + dimension]]
+        padded = F.pad(x, sides, value=-torch.inf)
+        band.out.copy_(F.max_pool2d(padded, self.kernel, self.stride, 0, self.dilation))
 
 
 @dataclass(kw_only=True)
@@ -380,7 +367,7 @@ class Padding(Operator):
                 rows = x[:, :, int(wanted[first]) - start :][:, :, : len(inside)]
                 band.out[:, :, first : first + len(inside)].copy_(F.pad(rows, (left, right, 0, 0), value=self.value))
             return
-        rows = x.index_select(2, torch.from_numpy(wanted - start))
+        rows = x.index_select(2, torch.from_numpy(wanted - start).to(x.device))
         band.out.copy_(F.pad(rows, (left, right, 0, 0), self.mode) if left or right else rows)
 
 
@@ -426,12 +413,12 @@ class Resize(Operator):
         if self.mode == "nearest":
             if width != x.shape[3]:
                 x = aten.upsample_nearest2d.default(x, [x.shape[2], width], None, self.scales[1])
-            torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start), out=band.out)
+            torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start).to(x.device), out=band.out)
             return
         x = aten.upsample_bilinear2d.default(x, [x.shape[2], width], self.align_corners, None, self.scales[1])
-        above = x.index_select(2, torch.from_numpy(self.above[rows] - start))
-        below = x.index_select(2, torch.from_numpy(self.below[rows] - start))
-        weights = torch.from_numpy(self.weights[rows]).to(x.dtype).view(1, 1, -1, 1)
+        above = x.index_select(2, torch.from_numpy(self.above[rows] - start).to(x.device))
+        below = x.index_select(2, torch.from_numpy(self.below[rows] - start).to(x.device))
+        weights = torch.from_numpy(self.weights[rows]).to(x.device, x.dtype).view(1, 1, -1, 1)
         torch.lerp(above, below, weights, out=band.out)
 
 
@@ -454,7 +441,7 @@ class Moments(Operator):
     groups: int
 
     def new_result(self) -> Tensor:
-        return torch.zeros(self.shape[0], self.groups, 2, dtype=torch.float64)
+        return torch.zeros(self.shape[0], self.groups, 2, dtype=torch.float64, device=self.device)
 
     def compute(self, band: Band) -> None:
         n, channels, height, width = band.xs[0].shape

@@ -32,7 +32,7 @@ class Call(dict[int, Any]):
     def __init__(self, schedule: Schedule, leaves: Sequence[Any]) -> None:
         super().__init__()
         self.schedule, self.leaves = schedule, leaves
-        self.arena = workspace_of(schedule.arena_bytes, torch.device("cpu"), True)
+        self.arena = workspace_of(schedule.arena_bytes, schedule.captured.device, True)
         self.bases = (ctypes.c_void_p * (len(schedule.operators) + _FIRST_VALUE))()
         self.bases[_ARENA] = self.arena.data_ptr()
 
@@ -100,6 +100,7 @@ class _Recorder:
     def __init__(self, call: Call, *, joins: bool) -> None:
         self.call, self.schedule, self.joins = call, call.schedule, joins
         self.program, self.owner = Program(), 0
+        self.is_native = self.schedule.captured.device.type == "cpu" and steps.is_available()
         self.steps: list[ProgramStep] = []  # not yet in the program
 
     def make_results(self) -> None:
@@ -131,7 +132,7 @@ class _Recorder:
             made = rows_of(self.call, index, k)
             if made is None:
                 continue
-            own = running.steps_of(self.call, index, made) if steps.is_available() else []
+            own = running.steps_of(self.call, index, made) if self.is_native else []
             if own:
                 self._run_steps(own)
             else:
@@ -199,7 +200,7 @@ def _run_barrier(call: Call, index: int) -> None:
 
 def _make_result(call: Call, index: int) -> None:
     one, memory_format = call.schedule.operators[index], call.schedule.captured.direct_results[index]
-    call[index] = torch.empty(one.shape, dtype=one.dtype, memory_format=memory_format)
+    call[index] = torch.empty(one.shape, dtype=one.dtype, device=one.device, memory_format=memory_format)
 
 
 def _make_sums(call: Call, index: int) -> None:

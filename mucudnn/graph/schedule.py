@@ -204,14 +204,14 @@ class Schedule:
 
     def count(self, arguments: tuple[Any, ...]) -> None:
         """Run once, and raise ``outside_bytes`` to what torch's allocator counts, if it counts more than predicted."""
-        workspace_of(self.arena_bytes, torch.device("cpu"), True)
+        workspace_of(self.arena_bytes, self.captured.device, True)
         for segment in self.plan.segments:
             for one in self.operators[segment.start : segment.stop]:
                 if isinstance(one, Convolution) and one.keeps and (algorithm := one.algorithm(segment.cut)) is not None:
                     one.prepared(algorithm, torch.empty(0))  # kept filters are not the call's
         gc.collect()  # what is freed during the call counts against it
         found: list[Any] = []
-        peak = peak_allocated_bytes(lambda: found.append(self.run(arguments)))
+        peak = peak_allocated_bytes(lambda: found.append(self.run(arguments)), self.captured.device.type)
         own = {one.untyped_storage().data_ptr(): one.nbytes for one in tree_leaves(found) if isinstance(one, Tensor)}
         for given in tree_leaves(arguments):
             if isinstance(given, Tensor):

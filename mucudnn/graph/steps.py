@@ -300,7 +300,7 @@ def _is_float(*tensors: Tensor) -> bool:
 
 def perform(one: Operator, band: Band) -> None:
     """Compute a band by steps in C++ if there are any, otherwise by torch."""
-    made = steps_of(one, band) if is_available() else []
+    made = steps_of(one, band) if one.device.type == "cpu" and is_available() else []
     if made:
         run_steps(made, (ctypes.c_void_p * 1)())
     else:

@@ -36,7 +36,7 @@ def operator_costs(captured: Captured, index: int, clock: Clock) -> Costs:
     if isinstance(one, Barrier):
         try:
             call = partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes}.__getitem__)
-            time_s, allocated = _measured(call, clock)
+            time_s, allocated = _measured(call, clock, one.device)
         except Exception:  # torch may raise anything for random operands
             return Costs()
         return Costs(call_s=time_s, scratch_bytes=max(allocated - one.nbytes, 0))
@@ -72,7 +72,7 @@ def _run(array: Any, kept: object) -> None:
 def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clock) -> Costs:
     """Return the costs of bands, from those of two heights. call: makes the call for a height."""
     heights = sorted({min(rows, one.rows) for rows in _ROWS})
-    found = [_measured(call(height), clock) for height in heights]
+    found = [_measured(call(height), clock, one.device) for height in heights]
     (first_s, first_bytes), (last_s, last_bytes) = found[0], found[-1]
     if len(heights) == 1:
         return Costs(row_s=first_s / heights[0], scratch_bytes=first_bytes)
@@ -86,8 +86,8 @@ def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clo
     )
 
 
-def _measured(call: Callable[[], object], clock: Clock) -> tuple[float, int]:
-    allocated = peak_allocated_bytes(call)
+def _measured(call: Callable[[], object], clock: Clock, device: torch.device) -> tuple[float, int]:
+    allocated = peak_allocated_bytes(call, device.type)
     return min(clock.time(call, 1) for _ in range(_CALLS)), allocated
 
 
@@ -102,11 +102,11 @@ def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
         first, last = _read(reach, low, low + height)
         _, channels, _, width = operators[reach.source].shape
         shape = (1, channels, last - first, width)
-        xs.append(_random(shape, operators[reach.source].dtype))
+        xs.append(_random(shape, operators[reach.source]))
         starts.append(first)
     wholes = {whole: _some(operators[whole]) for whole in one.wholes}
     shape = 1, one.shape[1], height, one.shape[3]
-    out = one.new_result() if isinstance(one, Moments) else _random(shape, one.dtype)
+    out = one.new_result() if isinstance(one, Moments) else _random(shape, one)
     return Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
 
 
@@ -115,11 +115,13 @@ def _read(reach: Reach, low: int, high: int) -> tuple[int, int]:
 
 
 def _some(operator: Operator) -> Any:
-    return operator.new_result() + 1 if isinstance(operator, Moments) else _random(operator.shape, operator.dtype)
+    return operator.new_result() + 1 if isinstance(operator, Moments) else _random(operator.shape, operator)
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    made = torch.rand(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+def _random(shape: tuple[int, ...], like: Operator) -> Tensor:
+    """Return a tensor of a shape, of the dtype and on the device of an operator's result."""
+    is_float = like.dtype.is_floating_point
+    made = (torch.rand if is_float else torch.zeros)(shape, device=like.device).to(like.dtype)
     return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
 
 

@@ -52,6 +52,7 @@ class ConvolutionChoices:
         self.convolutions: Mapping[int, Convolution] = {
             index: one for index, one in enumerate(captured.operators) if isinstance(one, Convolution)
         }
+        self.tasks: dict[int, Task] = {}  # of convolutions that are tuned
         self.tuned: dict[Task, TunedProblem] = {}
         self.in_place: dict[ConvProblem, _Seconds] = {}
         self.band_costs: dict[tuple[ConvProblem, str, int], Costs] = {}
@@ -140,6 +141,8 @@ class ConvolutionChoices:
 
     def _variants(self, index: int, of_torch: Costs) -> tuple[_Variant, ...]:
         """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
+        if not self.tasks:
+            return ((None, None),)
         one = self.convolutions[index]
         ours = self._fastest(one)
         if one.rows == 1:
@@ -171,8 +174,8 @@ class ConvolutionChoices:
 
     def tuned_problems(self) -> Iterator[tuple[str, TunedProblem]]:
         """Yield the name of each convolution with what was measured of it."""
-        for index, one in self.convolutions.items():
-            yield one.name, self.tuned[self.tasks[index]]
+        for index, task in self.tasks.items():
+            yield self.convolutions[index].name, self.tuned[task]
 
     def _tuning_config(self) -> Config:
         limit = self.config.workspace_limit

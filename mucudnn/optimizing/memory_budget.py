@@ -106,12 +106,12 @@ def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config
     Returns the model itself, with a warning, if its graph cannot be captured or computes something else.
 
     Raises ``InfeasibleError`` with the smallest budget that would do, ``InvalidInputError`` for a model in training
-    mode, ``UnavailableError`` for one on another device than the CPU, and the errors of ``tune``.
+    mode, ``UnavailableError`` for one on another device than the CPU or CUDA, and the errors of ``tune``.
     """
     require_inference(model, "memory_budget")
     device = device_of_convolutions(model)
-    if device.type != "cpu":
-        raise UnavailableError(f"a memory budget is for models on the CPU, and this one is on {device}: leave it out")
+    if device.type not in ("cpu", "cuda"):
+        raise UnavailableError(f"a memory budget is for models on the CPU and on CUDA, and this one is on {device}")
     try:
         return _banded(model, sample_inputs, config, progress)
     except NotCapturedError as error:
@@ -154,11 +154,12 @@ class _Fitting:
         self.captured = capture(self.model, self.arguments)
         if not any(isinstance(one, Convolution) for one in self.captured.operators):
             raise NotCapturedError("it has no convolution of images")
-        with machine_and_database(self.config) as (machine, database):
+        with machine_and_database(self.config, self.captured.device.type) as (machine, database):
             self.choices = ConvolutionChoices(self.captured, self.config, machine, database, self.progress)
-            self.choices.tune()
-            if self._may_run_whole():
-                self.choices.measure_in_place(self.arguments)
+            if self.captured.device.type == "cpu":  # elsewhere torch's own run
+                self.choices.tune()
+                if self._may_run_whole():
+                    self.choices.measure_in_place(self.arguments)
             graph = solver_graph(self.captured, *self.choices.costs())
             front = plans(graph)
             contenders = self._contenders(graph, front)
@@ -216,7 +217,7 @@ class _Fitting:
         with torch.no_grad():
             if self.config.confirm is not False and self._may_run_whole():
                 baseline = partial(self.model, *self.arguments)
-                torch_bytes, expected = _peak_bytes(baseline)
+                torch_bytes, expected = _peak_bytes(baseline, self.captured.device)
             else:
                 baseline = runs[0]
             self._require_right(contenders[0], expected)
@@ -239,6 +240,8 @@ class _Fitting:
             one.nbytes if isinstance(one, Barrier) else prod(one.shape) * one.dtype.itemsize
             for one in self.captured.operators
         )
+        if self.captured.device.type == "cuda":
+            return bool(every < torch.cuda.mem_get_info(self.captured.device)[0] / 2)
         return bool(every < psutil.virtual_memory().available / 2)
 
     def _require_right(self, schedule: Schedule, expected: Any) -> None:
@@ -265,10 +268,10 @@ def _relative_error(found: Tensor, expected: Tensor) -> float:
     return float(torch.linalg.vector_norm(found - expected)) / (norm or 1.0)
 
 
-def _peak_bytes(call: Any) -> tuple[int, Any]:
+def _peak_bytes(call: Any, device: torch.device) -> tuple[int, Any]:
     """Return the peak of the bytes that a call allocates beside its results, and the results."""
     kept: list[Any] = []
-    peak = peak_allocated_bytes(lambda: kept.append(call()))
+    peak = peak_allocated_bytes(lambda: kept.append(call()), device.type)
     return peak - sum(one.nbytes for one in tree_leaves(kept[0]) if isinstance(one, Tensor)), kept[0]
 
 

@@ -269,8 +269,9 @@ def test_networks_are_fused_whole(network: str, size: int) -> None:
 
 def test_optimize_tunes_what_is_fused(tmp_path: Path) -> None:
     model, x = learned(Calls(lambda m, x: m.relu(m.norm(m.conv(x)) + x))).float(), torch.randn(2, 3, 6, 6)
-    config = mucudnn.Config(fuse=True, time_limit="10ms", database=tmp_path / "m.sqlite", cache_budget="1MiB")
-    ours: Any = mucudnn.optimize(model, x, config)
+    database = tmp_path / "m.sqlite"
+    config = mucudnn.Config(operations="forward", time_limit="10ms", database=database, cache_budget="1MiB")
+    ours: Any = mucudnn.optimize(fuse(model, x), x, config)
     assert type(ours.conv.convolution) is mucudnn.Conv2d
     assert type(model.conv) is nn.Conv2d
     assert [tuned.problem.operation for tuned in ours.conv.convolution.tuned] == [mucudnn.Operation.FORWARD]
@@ -297,8 +298,9 @@ class Alike(nn.Module):
 
 
 def test_equal_convolutions_are_tuned_apart_where_unlike_things_follow_them(tmp_path: Path) -> None:
-    config = mucudnn.Config(fuse=True, time_limit="10ms", database=tmp_path / "m.sqlite")
-    ours = mucudnn.optimize(Alike().eval(), torch.randn(2, 3, 6, 6), config)
+    config = mucudnn.Config(operations="forward", time_limit="10ms", database=tmp_path / "m.sqlite")
+    x = torch.randn(2, 3, 6, 6)
+    ours = mucudnn.optimize(fuse(Alike().eval(), x), x, config)
     report = mucudnn.report(ours)
     assert {name: tuned.epilogue for name, tuned in report.layers} == {
         "one.convolution": WithEpilogue("ReLU"),
