@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -58,12 +58,12 @@ class ConvolutionChoices:
         self.band_costs: dict[tuple[ConvProblem, str, int], Costs] = {}
 
     def tune(self) -> None:
-        """Tune the convolutions."""
+        """Tune the convolutions, unless all are torch's own, since no algorithm runs bands."""
+        if self._tuning.algorithms is None:
+            return
         self.tasks = {index: self._task_of(one) for index, one in self.convolutions.items()}
         tasks = list(dict.fromkeys(self.tasks.values()))
-        tuning = tune_tasks(
-            tasks, self._tuning_config(), progress=self.progress, machine=self.machine, database=self.database
-        )
+        tuning = tune_tasks(tasks, self._tuning, progress=self.progress, machine=self.machine, database=self.database)
         self.tuned = dict(zip(tasks, tuning.problems, strict=True))
         self._tune_leanest()
         self._keep_filters()
@@ -76,7 +76,7 @@ class ConvolutionChoices:
             for name in _leanest(task.problem) - measured:
                 wanted.setdefault(name, []).append(task)
         for name, tasks in wanted.items():
-            config = replace(self._tuning_config(), algorithms=(name,), thorough=True)
+            config = replace(self._tuning, algorithms=(name,), thorough=True)
             tuning = tune_tasks(tasks, config, progress=self.progress, machine=self.machine, database=self.database)
             for task, tuned in zip(tasks, tuning.problems, strict=True):
                 known = self.tuned[task]
@@ -85,6 +85,8 @@ class ConvolutionChoices:
     def measure_in_place(self, arguments: tuple[Any, ...]) -> None:
         """Time the fastest algorithms, and torch's own, in calls of the whole graph, unless these are long."""
         fastest = {index: self._fastest(one) for index, one in self.convolutions.items()}
+        if any(self.tuned[self.tasks[index]].problem != one.problem for index, one in self.convolutions.items()):
+            return  # some were measured on bands, since their tensors are larger than the budget
         if sum(_seconds(self.convolutions[index], of[0]) for index, of in fastest.items() if of) > _LONGEST_IN_PLACE_S:
             return
         for index, of in fastest.items():
@@ -177,10 +179,14 @@ class ConvolutionChoices:
         for index, task in self.tasks.items():
             yield self.convolutions[index].name, self.tuned[task]
 
-    def _tuning_config(self) -> Config:
-        limit = self.config.workspace_limit
+    @cached_property
+    def _tuning(self) -> Config:
+        """The config of tuning, which measures only algorithms that run bands, and torch's own."""
+        limit, problems = self.config.workspace_limit, {one.problem for one in self.convolutions.values()}
+        names = [one.name for one in algorithms()] if self.config.algorithms is None else self.config.algorithms
         return replace(
             self.config,
+            algorithms=tuple(name for name in names if any(_runs_bands(name, problem) for problem in problems)) or None,
             operations=tuple(Operation),
             memory_budget=None,
             workspace_limit=None if limit == "headroom" else limit,
@@ -197,7 +203,7 @@ class ConvolutionChoices:
         return self._task(problem, n)
 
     def _task(self, problem: ConvProblem, n: int) -> Task:
-        limit = self._tuning_config().workspace_limit_bytes
+        limit = self._tuning.workspace_limit_bytes
         return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
 
     def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
@@ -267,11 +273,7 @@ def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share:
 
 def _leanest(problem: ConvProblem) -> set[str]:
     """Return the algorithms that run bands with the smallest prepared filter."""
-    offered = [
-        one
-        for one in algorithms()
-        if not one.is_last_resort and one.supports(problem) is None and _runs_bands(one.name, problem)
-    ]
+    offered = [one for one in algorithms() if not one.is_last_resort and _runs_bands(one.name, problem)]
     sizes = [one.workspace(problem, 1).prepared_bytes for one in offered]
     return {one.name for one, size in zip(offered, sizes, strict=True) if size == min(sizes)}
 
@@ -282,8 +284,9 @@ def _algorithm_of(measured: Measurement | None) -> Algorithm | None:
 
 def _runs_bands(name: str, problem: ConvProblem) -> bool:
     algorithm = algorithm_named(name)
-    rows = problem.h, problem.y_shape(1)[2]
-    return algorithm.device_type == "cpu" and algorithm.band(problem, 1, rows, problem.padding[0]) is not None
+    if algorithm.device_type != "cpu" or algorithm.supports(problem) is not None:
+        return False
+    return algorithm.band(problem, 1, (problem.h, problem.y_shape(1)[2]), problem.padding[0]) is not None
 
 
 def band_problem(problem: ConvProblem, rows: int) -> ConvProblem | None:
