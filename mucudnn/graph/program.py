@@ -100,7 +100,7 @@ class _Recorder:
     def __init__(self, call: Call, *, joins: bool) -> None:
         self.call, self.schedule, self.joins = call, call.schedule, joins
         self.program, self.owner = Program(), 0
-        self.is_native = self.schedule.captured.device.type == "cpu" and steps.is_available()
+        self.runs_cpp = self.schedule.captured.device.type == "cpu" and steps.is_available()
         self.steps: list[ProgramStep] = []  # not yet in the program
 
     def make_results(self) -> None:
@@ -132,7 +132,7 @@ class _Recorder:
             made = rows_of(self.call, index, k)
             if made is None:
                 continue
-            own = running.steps_of(self.call, index, made) if self.is_native else []
+            own = running.steps_of(self.call, index, made) if self.runs_cpp else []
             if own:
                 self._run_steps(own)
             else:
