@@ -267,15 +267,15 @@ class Schedule:
     def run(self, arguments: tuple[Any, ...]) -> Any:
         """Return the model's output for arguments of the captured shapes."""
         call = Call(self, flattened(arguments))
-        strides = (
-            one.stride() if isinstance(one, Tensor) and one.layout is torch.strided else None for one in call.leaves
-        )
-        key = torch.get_num_threads(), *strides
+        tensors = [one for one in call.leaves if isinstance(one, Tensor) and one.layout is torch.strided]
+        key = torch.get_num_threads(), *(one.stride() for one in tensors)
         program = self._programs.get(key)
-        if program is None:
-            self._programs[key] = record(call)
-        else:
+        if program is not None:
             program.run(call)
+        elif len({one.untyped_storage().data_ptr() for one in tensors}) < len(tensors):
+            record(call)  # whose addresses do not tell arguments apart that share memory, as later ones may not
+        else:
+            self._programs[key] = record(call)
         return call.results()
 
     @torch.no_grad()

@@ -84,6 +84,8 @@ class ConvolutionChoices:
 
     def measure_in_place(self, arguments: tuple[Any, ...]) -> None:
         """Time the fastest algorithms, and torch's own, in calls of the whole graph, unless these are long."""
+        if not self.tasks:
+            return
         fastest = {index: self._fastest(one) for index, one in self.convolutions.items()}
         if any(self.tuned[self.tasks[index]].problem != one.problem for index, one in self.convolutions.items()):
             return  # some were measured on bands, since their tensors are larger than the budget

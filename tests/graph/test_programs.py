@@ -135,6 +135,25 @@ def test_threads_and_numbers_of_threads() -> None:
             torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
 
 
+class Difference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.relu(self.first(x)) - F.relu(self.second(y))
+
+
+def test_arguments_that_share_memory() -> None:
+    model, x, y = Difference().eval(), torch.randn(1, 3, 8, 8), torch.randn(1, 3, 8, 8)
+    captured = capture(model, (x, y))
+    graph = solver_graph(captured, {index: (Costs(),) for index in range(len(captured.operators))}, {})
+    schedule = Schedule(captured, graph, each_by_itself(graph))
+    with torch.no_grad():
+        for given in ((x, x), (x, y), (y, y), (y, x)):
+            torch.testing.assert_close(schedule.run(given), model(*given))
+
+
 def test_copies_of_a_model_that_has_run(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 1)).eval(), torch.randn(1, 3, 20, 18)
     config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")

@@ -62,8 +62,7 @@ def some_plans(front: tuple[Plan, ...], random: Random) -> list[Plan]:
 
 def uses_vectors(captured: Captured) -> bool:
     """Return whether torch computes an exponential, whose bits depend on where its vectors begin."""
-    computed = [one for one in captured.operators if isinstance(one, Local)]
-    return any("gelu" in str(one.target) for one in computed)
+    return any("gelu" in str(one.target) for one in captured.operators if isinstance(one, Local))
 
 
 def peak_beside(found: list[Tensor], call: Callable[[], object]) -> int:
@@ -98,7 +97,7 @@ def _check(seed: int, *, ours: bool) -> None:
             scale = exact.abs().max().item() + 1e-3
             error, torchs_error = ((one - exact).abs().max().item() / scale for one in (own, of_torch))
             assert error <= max(2 * torchs_error, 3e-6), f"seed {seed}, {plan}"
-        if ours and earlier is not None and not uses_vectors(captured):
+        if ours and steps.is_available() and earlier is not None and not uses_vectors(captured):
             assert all(map(torch.equal, found, earlier)), f"seed {seed}: bits depend on the bands, {plan}"
         earlier = found
 
