@@ -5,7 +5,7 @@
 
 extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
   static const int64_t numbers[] = {
-      sizeof(TensorArgument), sizeof(Geometry), sizeof(EpilogueArgument), sizeof(Stage), sizeof(Step),
+      sizeof(TensorArgument), sizeof(Geometry), sizeof(EpilogueArgument), sizeof(Stage), sizeof(program::Step),
       LARGEST_SIZE, NO_MEMORY,
       FLOAT32, BFLOAT16, FLOAT16, FLOAT64,
       IDENTITY, RELU, RELU6, SILU,

@@ -3,6 +3,8 @@
 #include "program/normalization.h"
 #include "program/windows.h"
 
+using namespace program;
+
 namespace {
 
 int64_t convolve(const Step& step, char* const* bases) {

@@ -3,7 +3,11 @@
 
 #include "common/stage.h"
 
-enum Kind : int64_t { CONVOLUTION, COPY, ELEMENTWISE, MAX_POOL, AVERAGE_POOL, RESIZE, SHUFFLE, MOMENTS, NORMALIZE, SCALE };
+namespace program {
+
+enum Kind : int64_t {
+  CONVOLUTION, COPY, ELEMENTWISE, MAX_POOL, AVERAGE_POOL, RESIZE, SHUFFLE, MOMENTS, NORMALIZE, SCALE
+};
 
 // An address: `offset` bytes behind the entry `base` of the table that a call passes. Base 0 is the null pointer, so
 // that an offset from it is an address.
@@ -64,3 +68,5 @@ struct Rows {
       : first(view.place.in<float>(bases)), stride_n(view.stride_n), stride_h(view.stride_h) {}
   float* at(int64_t n, int64_t h) const { return first + n * stride_n + h * stride_h; }
 };
+
+}  // namespace program
