@@ -288,6 +288,9 @@ class AveragePool(Operator):
 
     def compute(self, band: Band) -> None:
         x, skipped = band.xs[0], band.low - band.starts[0] // self.stride[0]
+        if self.kernel == x.shape[2:] and not any(self.padding) and self.divisor is None:
+            band.out.copy_(x.mean((2, 3), keepdim=True))  # more precise than a sum in order
+            return
         y = F.avg_pool2d(x, self.kernel, self.stride, self.padding, self.ceil_mode, self.counts_padding, self.divisor)
         band.out.copy_(y[:, :, skipped : skipped + band.high - band.low])
 
