@@ -57,9 +57,10 @@ def local_operator(builder: Builder, node: Node) -> Operator | None:
         of = value.meta["val"] if isinstance(known, Ref) else known
         operand = _operand(known, of, described["shape"])
         if isinstance(known, Ref):
-            index = builder.image(value) if operand.has_rows else None
-            operand = replace(operand, value=known.index if index is None else index)
-            (sources if operand.has_rows else wholes).append(known.index if index is None else index)
+            image = builder.image(value) if operand.has_rows else None
+            index = known.index if image is None else image
+            operand = replace(operand, value=index)
+            (sources if operand.has_rows else wholes).append(index)
         return operand
 
     try:

@@ -20,12 +20,12 @@ _State: TypeAlias = tuple[list[Tensor | None], list[int], list[int]]
 
 
 class BandedModel(nn.Module):
-    """A model in ``eval()`` whose calls stay within a number of bytes, beside parameters, arguments and results.
+    """A model in ``eval()`` that runs as a graph; with a memory budget, each call stays within its bytes.
 
-    It computes what ``model`` computes, for inputs of the shapes and dtypes that it was tuned for. For others, and
-    where gradients are recorded, ``model`` itself runs, as it does if one of its parameters or buffers has changed
-    since; this is said once. schedules: by signature of the arguments; None where ``model`` itself is faster and within
-    the bytes. findings: what was chosen and why, for
+    The bytes are beside parameters, arguments and results. It computes what ``model`` computes, for inputs of the
+    shapes and dtypes that it was tuned for. For others, where gradients are recorded, under autocast, and after one of its
+    parameters or buffers has changed, ``model`` itself runs, and this is said once. schedules: by signature of the
+    arguments; None where ``model`` itself is faster and within the bytes. findings: what was chosen and why, for
     ``report``.
     """
 
@@ -58,7 +58,7 @@ class BandedModel(nn.Module):
         """Switch to ``eval()`` mode; raise ``InvalidInputError`` otherwise."""
         if mode:
             raise InvalidInputError(
-                "a model within a memory budget is for inference only: train the model that was given to "
+                "a model that runs as a graph is for inference only: train the model that was given to "
                 "mucudnn.optimize, which is the attribute 'model'"
             )
         return super().train(mode)

@@ -49,7 +49,7 @@ class Fitted:
 
     front: every plan worth having, from the least memory to the least time. whole_run: beside torch's own; None if it
     was not run. torch_bytes: the peak of the model's own call; None if it was not run. convolutions: what was measured
-    of each, of all rows and of bands.
+    of each.
     """
 
     schedule: Schedule
