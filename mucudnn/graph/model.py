@@ -23,8 +23,8 @@ class BandedModel(nn.Module):
     """A model in ``eval()`` that runs as a graph; with a memory budget, each call stays within its bytes.
 
     The bytes are beside parameters, arguments and results. It computes what ``model`` computes, for inputs of the
-    shapes and dtypes that it was tuned for. For others, where gradients are recorded, under autocast, and after one of its
-    parameters or buffers has changed, ``model`` itself runs, and this is said once. schedules: by signature of the
+    shapes and dtypes that it was tuned for. For others, where gradients are recorded, under autocast, and after one of
+    its parameters or buffers has changed, ``model`` itself runs, and this is said once. schedules: by signature of the
     arguments; None where ``model`` itself is faster and within the bytes. findings: what was chosen and why, for
     ``report``.
     """
