@@ -1,7 +1,7 @@
 """Interleaved timing of contestants: each round times every contestant, so that slow phases of the machine affect all.
 
 PyTorch's own convolution is a contestant with the user's settings and, on CUDA, in benchmark mode. On CUDA each of
-these variants runs in its own thread. The CUDA variants have not run on a GPU yet.
+these variants runs in its own thread.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from mucudnn.words.torch_settings import TorchSettings
 
 # CUDA's caching allocator returns blocks of multiples of 512 bytes. Blocks of at most 1 MiB are split to size; larger
 # blocks keep a remainder of up to 1 MiB, which depends on what is cached. This follows ``should_split`` of torch's
-# ``CUDACachingAllocator.cpp``, with the defaults of ``PYTORCH_CUDA_ALLOC_CONF``. Not run on a GPU yet.
+# ``CUDACachingAllocator.cpp``, with the defaults of ``PYTORCH_CUDA_ALLOC_CONF``.
 BLOCK_BYTES = 512
 MOST_IN_SMALL_POOL_BYTES = 2**20
 MOST_UNCUT_BYTES = 2**20

@@ -1,4 +1,4 @@
-"""Compiles and launches CUDA C++ with CuPy (NVRTC). Not run on a GPU yet.
+"""Compiles and launches CUDA C++ with CuPy (NVRTC).
 
 CuPy is optional and imported lazily. CuPy compiles for the current device, caches the result for each device and on
 disk (``~/.cupy/kernel_cache``), and launches with the driver's ``cuLaunchKernel``. A launch allocates no device memory

@@ -1,4 +1,4 @@
-"""Builds and executes cuDNN plans on the current CUDA device. Nothing in this file has been run on a GPU yet."""
+"""Builds and executes cuDNN plans on the current CUDA device."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Devices whose engines cuDNN can list: the current device, or one that is described by its properties only.
 
-``devices/`` has descriptions in cuDNN's JSON format. In the description of the H200, the driver version, the memory
-size and the clocks are guesses. Driver version and memory size have not changed any list of engines seen so far; the
-clocks change the order, and occasionally the engines. The description should be replaced by ``Device.properties_json``
-of a real H200. For described devices, cuDNN does not list the engines that depend on cuBLASLt.
+``devices/`` has descriptions in cuDNN's JSON format: the ``Device.properties_json`` of real devices. For described
+devices, cuDNN does not list the engines that depend on cuBLASLt, nor a few others.
 """
 
 from __future__ import annotations

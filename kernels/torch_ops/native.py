@@ -6,8 +6,7 @@ one of torch's kernels. Slicing must not change the backend, so oneDNN's forward
 cannot be called by name: a micro-batch is then supported only if torch picks the same backend as for ``_LARGE_BATCH``
 samples. On CUDA that is mostly cuDNN, which chooses one of its engines for each size.
 
-cuDNN's forward writes into y; all other operations and backends allocate a result, which is copied. The CUDA part has
-not run on a GPU yet.
+cuDNN's forward writes into y; all other operations and backends allocate a result, which is copied.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With ``torch.backends.cudnn.benchmark``, torch times the engines that cuDNN proposes at the first use of a size
 (``benchmark_limit`` engines; 0 for all), and keeps the fastest. Torch caches its choice per thread, with or without a
 search, and does not repeat it when the setting changes. Each limit therefore has its own thread here, so that its
-choices do not affect the user's own convolutions. Nothing in this module has been run on a GPU yet.
+choices do not affect the user's own convolutions.
 """
 
 from __future__ import annotations

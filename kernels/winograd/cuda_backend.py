@@ -3,7 +3,7 @@
 The stages are not fused: the transformed tiles, (a / m)^2 times as large as the image, and their products pass through
 memory. The scratch buffer therefore grows with the micro-batch, and stays in the cache if the micro-batch is small.
 Images and filters are read and written in either memory format without a copy. Half precision is computed in float32,
-subject to ``torch.backends.cuda.matmul``. Not run on a GPU yet.
+subject to ``torch.backends.cuda.matmul``.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 _FORWARD, _BACKWARD = "convolution", "convolution_backward"
 _LEAST_TORCH = "2.9"
+_TORCHS_REGISTRATION = "/aten/src/ATen/Register"  # in the names of the files that torch generates
 _inner_convolution: Kernel = torch._convolution
 
 
@@ -133,12 +135,12 @@ def _fetched(operator: str, device_type: str) -> Kernel:
 def _require_unreplaced(operator: str, device_type: str) -> None:
     """Raise ``UnavailableError`` if another package has registered a kernel of this operator for this device type.
 
-    Torch itself has one kernel for all devices.
+    Torch's own are for all devices, or registered by its generated ``RegisterCUDA``.
     """
     qualified, key = f"aten::{operator}", device_type.upper()
     registered = torch._C._dispatch_dump(qualified).splitlines()
     of_device = [line for line in registered if line.startswith((f"{key}:", f"{key} (inactive):"))]
-    if len(of_device) > len(_libraries):
+    if sum(_TORCHS_REGISTRATION not in line for line in of_device) > len(_libraries):
         raise UnavailableError(
             f"{qualified} is replaced by another package on {device_type}, and cannot be wrapped: use mucudnn.optimize"
         )
@@ -207,8 +209,10 @@ def _install() -> None:
         return
     hooks = [_Hook(operator, device) for operator in (_FORWARD, _BACKWARD) for device in DEVICE_TYPES]
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for hook in hooks:
-        library.impl(hook.operator, hook.function(), hook.device_type.upper())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")  # that is the purpose
+        for hook in hooks:
+            library.impl(hook.operator, hook.function(), hook.device_type.upper())
     _hooks[:], _libraries[:] = hooks, [library]
 
 

@@ -134,8 +134,7 @@ def computed_without_libraries() -> Iterator[None]:
     """Compute torch's own convolutions on GPUs without cuDNN in the block, as a reference for cuDNN's results.
 
     Deterministic mode is off in the block, since torch's deterministic mode calls cuBLAS only if an environment
-    variable is set. The mode is not set by ``torch.use_deterministic_algorithms``, which would load the compiler. Not
-    run on a GPU yet.
+    variable is set. The mode is not set by ``torch.use_deterministic_algorithms``, which would load the compiler.
     """
     import torch
 

@@ -1,7 +1,6 @@
 """One convolution on a GPU: every engine that cuDNN offers, every algorithm, their results and their memory.
 
-``pytest -m gpu`` runs what needs a GPU; the same tests run on the CPU, where a stand-in executes cuDNN's plans. Nothing
-here has been run on a GPU yet.
+``pytest -m gpu`` runs what needs a GPU; the same tests run on the CPU, where a stand-in executes cuDNN's plans.
 """
 
 from __future__ import annotations
@@ -29,8 +28,11 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import random_operands
+from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.measuring.whole_runs import run_torch
+from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -41,6 +43,9 @@ BATCH_SIZE = 7
 SPLIT = (4, 2, 1)
 # Far beyond what any of cuDNN's engines rounds to: what is only imprecise, the tuner bars.
 WRONG = {"float64": 1e-9, "float32": 1e-2, "bfloat16": 5e-2, "float16": 2e-2}
+# Of cuDNN 9.19 on an H200: wrong for 5x5 filters, contiguous, where there are 1 or 7 samples of 13x13, and right for 8.
+# Tuning bars them.
+FAULTY_ENGINES = {"cudnn:70", "cudnn:78"}
 ENGINES_SECONDS = 60.0  # for the engines one by one: some are compiled when they are first used
 PROBLEMS = {
     "3x3": ConvProblem(Operation.FORWARD, 16, 14, 14, 32, 3, 3, padding=(1, 1)),
@@ -114,7 +119,12 @@ def test_every_engine_is_the_convolution(
         pytest.skip(f"the {ENGINES_SECONDS:g} s for all engines one by one are over")
     engines = engines_of(problem, [BATCH_SIZE])
     assert engines
-    assert all_wrong(engines, lambda engine: why_wrong(engine, problem, [BATCH_SIZE], device)) == {}
+    wrong = all_wrong(engines, lambda engine: why_wrong(engine, problem, [BATCH_SIZE], device))
+    assert {name: reason for name, reason in wrong.items() if name not in FAULTY_ENGINES} == {}
+    for engine in engines:
+        if engine.name in wrong:
+            with pytest.raises(UnsoundError):
+                Workbench(problem, BATCH_SIZE, device).relative_error(Candidate(problem, engine, BATCH_SIZE))
 
 
 @pytest.mark.parametrize("problem", cases(names=("3x3", "odd")))
@@ -260,7 +270,7 @@ def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str, engin
 @pytest.mark.parametrize("problem", [p for p in cases(("float32",), ("3x3", "5x5")) if "filter" in p.id])
 def test_deterministic_engines_give_the_same_bits(problem: ConvProblem, device: str, engines_of: Engines) -> None:
     with cudnn_settings(deterministic=True):
-        engines = engines_of(problem, [BATCH_SIZE])
+        engines = [engine for engine in engines_of(problem, [BATCH_SIZE]) if engine.name not in FAULTY_ENGINES]
     assert engines
     assert all(engine.deterministic for engine in engines)
     operands = random_operands(problem, BATCH_SIZE, device)

@@ -1,7 +1,6 @@
 """Tuned modules and models on a GPU: training, CUDA graphs, ``torch.compile``, streams, threads, several devices.
 
 ``pytest -m gpu`` runs what needs a GPU; the same tests run on the CPU, where a graph is a call and all streams are one.
-Nothing here has been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support.always_ours import choose_always_ours
 from support.command_line import HEADING, invoke, rows
 from support.cuda.either_device import captured, new_stream, wait_for_all
 from support.problems.nets import conv_net
@@ -25,7 +25,6 @@ import mucudnn
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.accuracy.equality import train_in_turns
-from mucudnn.tuning import choose as choosing
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library w
 
 N, C, K, SIZE = 4, 16, 24, 14
 OURS = {"cuda": ("cudnn",), "cpu": ("gemm",)}  # on the CPU there is no source of engines
-TIME_LIMIT = "500ms"  # of a problem: on a GPU torch's own, which comes first, must leave time to build an engine
+TIME_LIMIT = {"cuda": "10s", "cpu": "500ms"}  # of a problem: on a GPU engines are built, and some compiled
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}  # sums of a few hundred products of normal numbers, in any order
 
 
@@ -49,11 +48,11 @@ def no_tf32() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def whether_faster_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compared here are results: so ours are chosen even where torch is as fast."""
-    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
+    choose_always_ours(monkeypatch)
 
 
 def config(device: str, **choices: Any) -> Config:
-    return Config(**({"algorithms": OURS[device], "time_limit": TIME_LIMIT} | choices))
+    return Config(**({"algorithms": OURS[device], "time_limit": TIME_LIMIT[device]} | choices))
 
 
 def tuned(module: nn.Module, x: Tensor, **choices: Any) -> nn.Module:
@@ -123,7 +122,7 @@ def test_a_step_takes_no_more_memory_than_the_limit_allows(device: str) -> None:
 def test_the_command_tunes_and_measures_nothing_twice(device: str, tmp_path: Path, database: Path) -> None:
     (tmp_path / "layers.csv").write_text(HEADING + f"one,{C},{SIZE},{SIZE},{K},3,3,1,1,1,1\n")
     written = tmp_path / "tuned.json"
-    arguments = ("tune", tmp_path / "layers.csv", "--batch", 2, "--device", device, "--time-limit", TIME_LIMIT)
+    arguments = ("tune", tmp_path / "layers.csv", "--batch", 2, "--device", device, "--time-limit", TIME_LIMIT[device])
     options = ("--algorithms", ",".join(OURS[device]), "--json", written)
     seen = []
     for _ in range(2):

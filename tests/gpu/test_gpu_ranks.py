@@ -1,7 +1,7 @@
 """Ranks on GPUs: they tune together, train as torch does, and ``cuda:1`` is a device like ``cuda:0``.
 
 With two GPUs ranks have one each, over NCCL. With one, what gloo can do for tensors of a GPU two ranks do on it
-together, and the rest one rank over NCCL. The bodies run on the CPU, too; nothing here has been run on a GPU yet.
+together, and the rest one rank over NCCL. The bodies run on the CPU, too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.always_ours import choose_always_ours
 from support.command_line import invoke, one_layer, rows
 from support.ranks import training
 from support.ranks.group import Ranks
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net
 
 import mucudnn
-from mucudnn.tuning import choose as choosing
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -89,7 +89,7 @@ def test_what_one_device_measured_the_other_of_its_kind_uses(
     device: str, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second device is not the current one."""
-    monkeypatch.setattr(choosing, "is_gain", lambda run: True)
+    choose_always_ours(monkeypatch)
     torchs, config = Net().double(), Config(algorithms="gemm")
     x = torch.randn(4, 3, 10, 10, dtype=torch.float64)
     expected, measured, chosen = torchs(x), [], []

@@ -282,3 +282,13 @@ def test_a_kernel_that_another_package_has_replaced_is_refused_in_words() -> Non
             others._destroy()
         with wrapped(Recorder().wrapper):
             pass
+
+
+def test_a_kernel_that_torch_itself_registers_for_a_device_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does for ``convolution_backward`` on CUDA."""
+    line = "CUDA: registered at /pytorch/build/aten/src/ATen/RegisterCUDA_0.cpp:1 :: (Tensor _0) -> Tensor _0 [ boxed ]"
+    monkeypatch.setattr(torch._C, "_dispatch_dump", lambda name: line)
+    assert callable(torchs_kernel("convolution_backward", "cuda"))
+    monkeypatch.setattr(torch._C, "_dispatch_dump", lambda name: "CUDA: registered at another.cpp:1 :: (none)")
+    with pytest.raises(UnavailableError, match="another package"):
+        torchs_kernel("convolution_backward", "cuda")

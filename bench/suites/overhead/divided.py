@@ -5,7 +5,7 @@ micro-batch. Both are run from Python. On CUDA both are also replayed from a CUD
 only the device is timed.
 
 The overhead consists of allocating the workspace, the algorithm's ``open`` and ``close``, and bookkeeping in Python. A
-step of BACKWARD_FILTER includes the addition of its dw to the sum. Not run on a GPU yet.
+step of BACKWARD_FILTER includes the addition of its dw to the sum.
 """
 
 from __future__ import annotations

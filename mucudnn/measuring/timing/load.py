@@ -255,7 +255,7 @@ def known_rate() -> float:
 
 
 class _GpuUse:
-    """Counter of the seconds for which a GPU has throttled itself, updated at each call. Not run on a GPU yet."""
+    """Counter of the seconds for which a GPU has throttled itself, updated at each call."""
 
     def __init__(self, uuid: str) -> None:
         self._reasons = partial(current_reasons, uuid)

@@ -1,4 +1,4 @@
-"""Reasons why a GPU runs slower than it could, from NVML, which comes with every driver. Not run on a GPU yet."""
+"""Reasons why a GPU runs slower than it could, from NVML, which comes with every driver."""
 
 from __future__ import annotations
 

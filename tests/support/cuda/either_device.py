@@ -27,11 +27,16 @@ def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEng
 def buildable_engines(problem: ConvProblem, sizes: Sequence[int], refused: list[str]) -> list[CudnnEngine]:
     """Those whose plans cuDNN builds for every size that they support; the names of the others are added to `refused`.
 
-    cuDNN's heuristics propose engines of which it then refuses to finalize a plan. Raises ``CudnnError`` where a plan
-    cannot be built for another reason than that it is not supported.
+    cuDNN's heuristics propose engines of which it then refuses to finalize a plan, or one that adds in place. Raises
+    ``CudnnError`` where a plan cannot be built for another reason than that it is not supported.
     """
     offered = offered_engines(problem, sizes)
-    unsupported = [engine for engine in offered if not all(_builds(engine, problem, n) for n in sizes)]
+    unsupported = [
+        engine
+        for engine in offered
+        if all(engine.supports_micro_batch(problem, n) is not None for n in sizes)
+        or not all(_builds(engine, problem, n) for n in sizes)
+    ]
     refused += [engine.name for engine in unsupported]
     return [engine for engine in offered if engine not in unsupported]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
+from support.always_ours import choose_always_ours
 from support.problems.tuned_by_hand import ran
 from support.ranks.group import error_of
 from support.ranks.ways_of_training import EAGER, ONLY_ON_A_GPU, WAYS, Net, Way, batch, trained
@@ -18,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 import mucudnn
 from mucudnn.enabling import switch
 from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.tuning import choose as choosing
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
 
@@ -29,7 +29,7 @@ class Trainer:
     """Trains in the ways of torch. measured: how many problems this rank has measured so far."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        self.config = Config(database=folder / "all.sqlite", algorithms="gemm", confirm=False)
+        self.config = Config(database=folder / "all.sqlite", algorithms="gemm", confirm=False, thorough=True)
         self.device, self.measured = device, 0
 
     def net(self, dtype: torch.dtype = torch.float64) -> Net:
@@ -41,7 +41,8 @@ class Trainer:
         ours = self.net(dtype)
         x, _ = batch(0, ours.first.weight)
         mucudnn.optimize(ours, x, self.config, progress=self._count)
-        assert [str(one) for _, one in mucudnn.report(ours).layers if one.configuration.is_baseline] == []
+        torchs = [str(one) for _, one in mucudnn.report(ours).layers if one.configuration.is_baseline]
+        assert not torchs, "\n".join(torchs)
         for module in ours.modules():
             if isinstance(module, TunedModule) and module.choices is not None:
                 module.choices.executables.clear()
@@ -124,7 +125,8 @@ def difference(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 def train(rank: int, folder: Path, device: str, names: Sequence[str]) -> Mapping[str, Found]:
     """What a rank finds that trains in the ways of these names, and what all of them choose together."""
     trainer, ways = Trainer(folder, device), {**WAYS, **ONLY_ON_A_GPU}
-    with patch.object(choosing, "is_gain", lambda run: True):  # ours runs, whether it is faster or not
+    with pytest.MonkeyPatch.context() as patch:
+        choose_always_ours(patch)
         found = {"shared": trainer.shared()}
         for name in names:
             if name in ways:

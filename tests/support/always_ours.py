@@ -1,0 +1,33 @@
+"""Makes tuning choose something of ours, whether it is faster than PyTorch's own or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from mucudnn.tuning import choose as choosing
+from mucudnn.words.results import Measurement, MicroConfig
+from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
+
+
+def choose_always_ours(patch: pytest.MonkeyPatch) -> None:
+    """For tests whose results are compared: on a GPU PyTorch's own is often the fastest."""
+    account: Callable[..., Any] = choosing._account
+    near: Callable[..., Any] = choosing.contenders_near
+
+    def account_of_ours(task: Task, measurements: Sequence[Measurement]) -> Any:
+        return account(task, _ours(measurements, task.batch_size) or measurements)
+
+    def near_of_ours(fastest: Any, measurements: Sequence[Measurement], batch_size: int, *more: Any) -> Any:
+        return near(fastest, _ours(measurements, batch_size) or measurements, batch_size, *more)
+
+    patch.setattr(choosing, "_account", account_of_ours)
+    patch.setattr(choosing, "contenders_near", near_of_ours)
+    patch.setattr(choosing, "is_gain", lambda run: True)
+
+
+def _ours(measurements: Sequence[Measurement], batch_size: int) -> list[Measurement]:
+    return [m for m in measurements if m.micro_config != MicroConfig(TORCHS_OWN, batch_size)]
