@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace,
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.solver.bands import Cut, Reach
+from mucudnn.solver.placement import aligned
 from mucudnn.words.problem import ConvProblem, Operation
 
 
@@ -103,14 +104,10 @@ class Convolution(Operator):
 
     def prepared(self, algorithm: Algorithm, buffer: Tensor) -> Tensor:
         """Return the filter prepared for all bands, in the buffer, 1-D uint8, or kept from an earlier call."""
-        if not self.keeps:
-            algorithm.open(self.problem, self.weight, buffer)
-            return buffer
-        if algorithm.name not in self._kept:
-            kept = lasting_buffer(algorithm.workspace(self.problem, 1).prepared_bytes)
-            algorithm.open(self.problem, self.weight, kept)
-            self._kept[algorithm.name] = kept
-        return self._kept[algorithm.name]
+        if self.keeps:
+            return self._kept[algorithm.name]
+        algorithm.open(self.problem, self.weight, buffer)
+        return buffer
 
     def forget(self) -> None:
         """Free the prepared filters that are kept."""
@@ -160,3 +157,17 @@ class Convolution(Operator):
                 x = F.pad(x, (0, 0, above, below))
             y = F.conv2d(x, self.weight, self.bias, problem.stride, padding, problem.dilation, problem.groups)
         band.out.copy_(self._epilogue(band).apply(y))
+
+
+def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:
+    """Prepare the filters that are kept between calls, of convolutions with the algorithms that run them.
+
+    Those that are new are in one buffer: separately, most would be too small for huge pages.
+    """
+    new = [(one, algorithm) for one, algorithm in used if one.keeps and algorithm.name not in one._kept]
+    sizes = [algorithm.workspace(one.problem, 1).prepared_bytes for one, algorithm in new]
+    buffer, end = lasting_buffer(sum(map(aligned, sizes))), 0
+    for (one, algorithm), size in zip(new, sizes, strict=True):
+        kept = one._kept[algorithm.name] = buffer[end : end + size]
+        algorithm.open(one.problem, one.weight, kept)
+        end += aligned(size)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import flattened
-from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.convolution import Convolution, keep_filters
 from mucudnn.graph.operators import Band, Barrier, Moments, Operator
 from mucudnn.graph.program import Call, Program, record
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -205,10 +205,7 @@ class Schedule:
     def count(self, arguments: tuple[Any, ...]) -> None:
         """Run once, and raise ``outside_bytes`` to what torch's allocator counts, if it counts more than predicted."""
         workspace_of(self.arena_bytes, self.captured.device, True)
-        for segment in self.plan.segments:
-            for one in self.operators[segment.start : segment.stop]:
-                if isinstance(one, Convolution) and one.keeps and (algorithm := one.algorithm(segment.cut)) is not None:
-                    one.prepared(algorithm, torch.empty(0))  # kept filters are not the call's
+        self._keep_filters()  # which are not the call's
         if self.captured.device.type == "cuda":
             self.run(arguments)  # what libraries need in their first call only is not counted
         gc.collect()  # what is freed during the call counts against it
@@ -219,6 +216,15 @@ class Schedule:
             if isinstance(given, Tensor):
                 own.pop(given.untyped_storage().data_ptr(), None)
         self.outside_bytes = max(peak - sum(own.values()), self.outside_bytes)
+
+    def _keep_filters(self) -> None:
+        used = (
+            (one, algorithm)
+            for segment in self.plan.segments
+            for one in self.operators[segment.start : segment.stop]
+            if isinstance(one, Convolution) and (algorithm := one.algorithm(segment.cut)) is not None
+        )
+        keep_filters(used)
 
     def _predicted_outside_bytes(self) -> int:
         """Return the most bytes of barriers' results, and of what torch needs for a step, that are alive together."""
@@ -274,7 +280,9 @@ class Schedule:
         program = self._programs.get(key)
         if program is not None:
             program.run(call)
-        elif len({one.untyped_storage().data_ptr() for one in tensors}) < len(tensors):
+            return call.results()
+        self._keep_filters()
+        if len({one.untyped_storage().data_ptr() for one in tensors}) < len(tensors):
             record(call)  # whose addresses do not tell arguments apart that share memory, as later ones may not
         else:
             self._programs[key] = record(call)
@@ -285,6 +293,7 @@ class Schedule:
         """Return the seconds of each operator in a call, by index, one after another."""
         call = Call(self, flattened(arguments))
         if self._timed is None:
+            self._keep_filters()
             self._timed = record(call, joins=False)
             call = Call(self, call.leaves)
         return self._timed.timed(call)
