@@ -1,4 +1,4 @@
-"""Measures the peak memory of a training step: in torch's allocator, and as resident memory of a process."""
+"""Measures the peak memory of a step of a model: in torch's allocator, and as resident memory of a process."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -
     return peak_allocated_bytes(step, device_type)
 
 
-def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: bool = False) -> int:
-    """Return the peak resident bytes of a new process during a training step, including the bytes of the model.
+def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: bool = False, trains: bool = True) -> int:
+    """Return the peak resident bytes of a new process during a step, including the bytes of the model.
 
     The process first runs a warm-up step, whose peak is ignored. is_compiled: compile the model in the warm-up, so that
-    the temporary memory of ``torch.compile`` is ignored, too.
+    the temporary memory of ``torch.compile`` is ignored, too. trains: see ``repeatable_step``.
 
     The process returns freed blocks of 1 MiB and more to the system at once. By default glibc keeps up to 32 MiB of
     freed memory, and fragments, which made the peak vary by a fifth from run to run, even with PyTorch's own
@@ -62,7 +62,7 @@ def resident_peak_bytes(model: nn.Module, sample_input: Any, *, is_compiled: boo
         raise UnavailableError("peak resident memory is read from /proc, which only Linux has: ask for 0 runs")
     with Apart() as apart, _environment(_GIVING_BACK):
         handed = apart.handed((model, sample_input))
-        return apart.start(partial(_resident_peak, handed, torch.get_num_threads(), is_compiled)).found
+        return apart.start(partial(_resident_peak, handed, torch.get_num_threads(), is_compiled, trains)).found
 
 
 @contextmanager
@@ -101,22 +101,31 @@ def _status_bytes(field: str) -> int:
     return int(line.split()[1]) * 2**10
 
 
-def _resident_peak(handed: Callable[[], tuple[nn.Module, Any]], threads: int, is_compiled: bool) -> Ready[int]:
+def _resident_peak(
+    handed: Callable[[], tuple[nn.Module, Any]], threads: int, is_compiled: bool, trains: bool
+) -> Ready[int]:
     torch.set_num_threads(threads)
     model, sample_input = handed()
-    step = repeatable_step(torch.compile(model) if is_compiled else model, sample_input)
+    step = repeatable_step(torch.compile(model) if is_compiled else model, sample_input, trains=trains)
     step()
     _RESET.write_text("5")  # Reset the peak to the current resident size.
     step()
     return Ready(step, _status_bytes("VmHWM"))
 
 
-def repeatable_step(model: Any, sample_input: Any) -> Callable[[], None]:
-    """Return a function that runs a forward and a backward pass and resets gradients to None, without an optimizer."""
+def repeatable_step(model: Any, sample_input: Any, *, trains: bool = True) -> Callable[[], None]:
+    """Return a function that runs a forward and a backward pass and resets gradients to None, without an optimizer.
+
+    trains: if false, the function only calls the model, and records no gradients.
+    """
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
 
     def step() -> None:
         training_step(model, arguments)
         model.zero_grad(set_to_none=True)
 
-    return step
+    @torch.no_grad()
+    def call() -> None:
+        model(*arguments)
+
+    return step if trains else call

@@ -1,4 +1,4 @@
-"""Memory and time of a model's training step with torch's convolutions and with mucudnn's, eager and compiled.
+"""Memory and time of a model's step with torch's convolutions and with mucudnn's, eager and compiled.
 
 Each contestant has its own process, and their steps are interleaved. Models with mucudnn's convolutions are tuned
 beforehand, so that no process holds memory that only tuning needs.
@@ -64,13 +64,15 @@ def benchmark_memory(
     clock: Clock | None = None,
     progress: Progress = silent,
 ) -> None:
-    """Measure memory and time of training steps of copies of ``model``; write rows into the folder ``out``.
+    """Measure memory and time of steps of copies of ``model``; write rows into the folder ``out``.
 
     Nothing is measured if the folder already has the rows. A step is a forward pass, the sum of the output, and a
-    backward pass, without an optimizer, whose costs are the same for all. arguments: all arguments of the model, first
-    x: (N, C, H, W) in ``memory_format``. rounds: time samples of each contestant, each of one or more steps. runs:
-    processes for each resident peak, which is their median; 0 to skip it, as on CUDA. variants: measured in addition to
-    torch's own; None for all that the device has. clock: times the steps, not tuning; None for a wall clock.
+    backward pass, without an optimizer, whose costs are the same for all. With ``config.memory_budget`` it is a call of
+    the model, which is in ``eval()``, and mucudnn is measured without a budget, too. arguments: all arguments of the
+    model, first x: (N, C, H, W) in ``memory_format``. rounds: time samples of each contestant, each of one or more
+    steps. runs: processes for each resident peak, which is their median; 0 to skip it, as on CUDA. variants: measured
+    in addition to torch's own; None for all that the device has. clock: times the steps, not tuning; None for a wall
+    clock.
 
     A contestant that fails gets a row with the reason. Raises the errors of ``open_folder``, ``optimize`` and
     ``resident_peak_bytes``, ``InvalidInputError`` for a model on several devices or an unsupported variant, and
@@ -79,6 +81,8 @@ def benchmark_memory(
     device = device_of(model)
     runs = runs if has_resident_peak(device.type) else 0
     contestants = _contestants(config, chosen_variants(variants, device.type))
+    if variants is None and not _trains(config):  # a model in bands is not compiled
+        contestants = [one for one in contestants if one[0] is not Variant.MUCUDNN_COMPILE]
     settings = {
         "input_shape": list(arguments[0].shape),
         "rounds": rounds,
@@ -103,17 +107,18 @@ def _measured(
     given: Subject, contestants: Sequence[_Contestant], rounds: int, runs: int, clock: Clock, progress: Progress
 ) -> tuple[list[Entrant[int]], list[int | None]]:
     """Measure the contestants; return them and their resident peaks. given: model and arguments before tuning."""
+    trains = all(config is None or _trains(config) for _, config in contestants)
     with Apart() as place:
         subjects = dict(_subjects(*given, contestants, share_of(progress, 0.0, 0.5)))
         handed = {config: place.handed(subject) for config, subject in subjects.items()}
         entrants = list[Entrant[int]]()
         for index, (variant, config) in enumerate(contestants):
             progress(f"{variant} gets ready", 0.5 + 0.2 * index / len(contestants))
-            job = StepJob(handed[config], variant, torch.get_num_threads(), clock)
+            job = StepJob(handed[config], variant, torch.get_num_threads(), clock, trains)
             entrants.append(Entrant.started(place, job))
         progress("peaks of memory", 0.7)
-        peaks = _resident_peaks(contestants, entrants, subjects, runs)
-        progress("training steps", 0.9)
+        peaks = _resident_peaks(contestants, entrants, subjects, runs, trains)
+        progress("training steps" if trains else "calls", 0.9)
         for _ in sampled(entrants, rounds):
             pass
         require_torch(entrants[0])
@@ -123,9 +128,12 @@ def _measured(
 def _contestants(config: Config, variants: Sequence[Variant]) -> list[_Contestant]:
     """Return the contestants, pairs of a variant and its config, which is None for torch's convolutions.
 
-    Unless the config has the default workspace limit, uncompiled mucudnn is also measured with the default.
+    Unless the config has the default workspace limit, uncompiled mucudnn is also measured with the default; if it has a
+    memory budget, without one.
     """
     contrast = replace(config, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=None)
+    if not _trains(config):
+        contrast = replace(config, memory_budget=None, fuse=True)
     found = list[_Contestant]()
     for variant in variants:
         found.append((variant, config if variant.is_ours else None))
@@ -152,6 +160,7 @@ def _resident_peaks(
     entrants: Sequence[Entrant[int]],
     subjects: Mapping[Config | None, Subject],
     runs: int,
+    trains: bool,
 ) -> list[int | None]:
     """Return each contestant's peak resident bytes, the median over ``runs`` new processes; None if it failed.
 
@@ -161,7 +170,7 @@ def _resident_peaks(
     for _ in range(runs):
         for own, (variant, config), entrant in zip(peaks, contestants, entrants, strict=True):
             if not entrant.failure:
-                own.append(resident_peak_bytes(*subjects[config], is_compiled=variant.is_compiled))
+                own.append(resident_peak_bytes(*subjects[config], is_compiled=variant.is_compiled, trains=trains))
     return [median_high(own) if own else None for own in peaks]
 
 
@@ -172,7 +181,7 @@ def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], re
         str(variant),
         entrant.samples_s,
         policy=None if config is None else str(config.policy),
-        limit_bytes=None if config is None or config.has_headroom_limit else config.workspace_limit_bytes,
+        limit_bytes=None if config is None else _limit_bytes(config),
         failure=entrant.failure,
         more={
             "allocator_peak_bytes": entrant.found,
@@ -182,14 +191,25 @@ def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], re
     )
 
 
+def _trains(config: Config) -> bool:
+    return config.memory_budget is None
+
+
+def _limit_bytes(config: Config) -> int | None:
+    if config.has_headroom_limit or not _trains(config):
+        return config.memory_budget_bytes
+    return config.workspace_limit_bytes
+
+
 Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, already tuned for mucudnn's contestants, and its arguments
 
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """A picklable job for another process: prepares a contestant's training step and measures its peak memory.
+    """A picklable job for another process: prepares a contestant's step and measures its peak memory.
 
     subject: returns the contestant's own copy of the model and its arguments. threads: of torch. clock: of the steps.
+    trains: whether a step trains, or only calls the model.
 
     A call of the job compiles the model if needed and returns the step to time and its peak bytes in torch's allocator.
     Raises any error of compiling and of a step.
@@ -199,12 +219,13 @@ class StepJob:
     variant: Variant
     threads: int
     clock: Clock
+    trains: bool
 
     def __call__(self) -> Ready[int]:
         torch.set_num_threads(self.threads)
         model, arguments = self.subject()
         called: Any = torch.compile(model) if self.variant.is_compiled else model
-        step, device = repeatable_step(called, arguments), device_of(model)
+        step, device = repeatable_step(called, arguments, trains=self.trains), device_of(model)
         run = partial(_run, device, self.variant is Variant.TORCH_BENCHMARK)
         return Ready(step, run(lambda: allocator_peak_bytes(step, device.type)), run, self.clock)
 
@@ -225,20 +246,21 @@ def memory_tables(folder: ResultFolder) -> Iterator[Table | str]:
     torchs = folder.lines[0]
     n = torchs["batch_size"]
     columns = ("allocator peak", "ratio", "resident peak", "ratio", "step ms", "images/s", "speedup")
-    printed = new_table(f"{torchs['network']}, batch {n}: one training step", ("convolutions",), columns)
+    step = "one call" if folder.header.settings.get("memory_budget") else "one training step"
+    printed = new_table(f"{torchs['network']}, batch {n}: {step}", ("convolutions",), columns)
     lines = []
     for line in folder.lines:
         if line["failure"]:
             printed.add_row(_name(line), line["failure"])
             lines.append(f"{_name(line)}: {line['failure']}")
             continue
-        step = WholeRun.of(torchs["samples_s"], line["samples_s"])
-        speedup = "" if line is torchs else f"{ratio(step.speedup)} ± {step.noise:.2f}"
+        run = WholeRun.of(torchs["samples_s"], line["samples_s"])
+        speedup = "" if line is torchs else f"{ratio(run.speedup)} ± {run.noise:.2f}"
         peaks = (cell for name in _PEAKS for cell in _peak(line[name], torchs[name]))
-        printed.add_row(_name(line), *peaks, milliseconds(step.time_s), images_per_s(n, step.time_s), speedup)
+        printed.add_row(_name(line), *peaks, milliseconds(run.time_s), images_per_s(n, run.time_s), speedup)
         if line is not torchs:
             needed = line["allocator_peak_bytes"] / torchs["allocator_peak_bytes"]
-            lines.append(f"{_name(line)}: {needed:.3f} of PyTorch's memory, {ratio(step.speedup)} as fast")
+            lines.append(f"{_name(line)}: {needed:.3f} of PyTorch's memory, {ratio(run.speedup)} as fast")
     yield printed
     counted = "allocator: on top of parameters, buffers and input"
     if runs := folder.header.settings["runs"]:

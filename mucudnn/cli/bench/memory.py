@@ -1,4 +1,4 @@
-"""``mucudnn bench memory``: the peak memory and the time of a training step."""
+"""``mucudnn bench memory``: the peak memory and the time of a training step, or of a call within a memory budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mucudnn.words.problem import MemoryFormat
     parameters.several(Variant),
     "Variants to compare with PyTorch's own; default: all that the device supports.",
 )
-@options.config(options.memory_bounds("headroom", headroom=True), *options.MEASURING)
+@options.config(options.memory_bounds("headroom", headroom=True), "memory_budget", *options.MEASURING)
 @options.threads
 @options.device
 @outputs("json", "out")
@@ -49,8 +49,11 @@ def memory(
     own PyTorch model (with --input 3x224x224). mucudnn runs within the headroom or the given limit, and also with a
     limit of 64 MiB. Each variant has its own process, and their steps are interleaved. Shows the peak of PyTorch's
     allocator, that of the whole process, and the time of a step. Rows in the folder of --out are not measured again.
+
+    With --memory-budget a call of the model for inference takes the place of the training step, and mucudnn runs within
+    the budget and without one.
     """
-    from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
+    from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model, settle_statistics
     from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
     from mucudnn.running.environment import current_environment
     from mucudnn.tracing.own_step import undisturbed
@@ -60,8 +63,12 @@ def memory(
     chosen_variants(variants, device)
     current_environment(device)  # fails early if the device is missing
     model, arguments = seeded_model(source, batch or 1, device, input_shape=input_shape, memory_format=memory_format)
-    with undisturbed(model), blamed_in_training(source, arguments[0].shape):
-        training_step(model, arguments)  # fails early if the model cannot be trained
+    if config.memory_budget is not None:
+        settle_statistics(model, arguments)
+        model.eval()
+    else:
+        with undisturbed(model), blamed_in_training(source, arguments[0].shape):
+            training_step(model, arguments)  # fails early if the model cannot be trained
     # Child processes inherit the path
     with outputs.shown(memory_tables) as folder, importable(source), progress_bar() as progress:
         benchmark_memory(

@@ -21,6 +21,7 @@ from mucudnn.bench.contests.variants import Variant
 from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
 from mucudnn.bench.suites import memory as memory_benchmark
 from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
+from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
 
@@ -122,6 +123,19 @@ def test_a_limit_stands_beside_a_budget_and_a_failed_contestant_is_reported(
     table, words = map(printed, memory_tables(found))
     assert "torch-compile: no compiler" in words
     assert "no compiler" in table
+
+
+def test_calls_within_a_memory_budget_stand_beside_calls_without(tmp_path: Path) -> None:
+    if reason := loaded_build().why_not_compiled:
+        pytest.skip(f"only compiled algorithms run bands in few bytes: {reason}")
+    config = Config(memory_budget="20KiB", algorithms=("implicit-gemm",), time_limit="20ms", confirm=False)
+    found = measured(tmp_path, replace(config, database=tmp_path / "database.sqlite"), tiny().eval())
+    assert [name for name, _ in who(found)] == ["torch-compile", "mucudnn", "mucudnn"]
+    torchs, _, ours, _ = found.lines
+    assert ours["bound"] == "memory budget 20 KiB"
+    y_bytes = 2 * 8 * 10 * 10 * 4
+    assert ours["allocator_peak_bytes"] - y_bytes <= 20 * 2**10 < torchs["allocator_peak_bytes"] - y_bytes
+    assert "tiny, batch 2: one call" in printed(next(memory_tables(found)))
 
 
 def test_without_torch_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
