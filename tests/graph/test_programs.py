@@ -155,7 +155,8 @@ def test_arguments_that_share_memory() -> None:
 
 
 def test_copies_of_a_model_that_has_run(tmp_path: Path) -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 1)).eval(), torch.randn(1, 3, 20, 18)
+    layers = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 1)
+    model, x = nn.Sequential(*layers, nn.Softmax(2)).eval(), torch.randn(1, 3, 20, 18)
     config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")
     fitted = mucudnn.optimize(model, x, config, progress=False)
     assert isinstance(fitted, BandedModel)
