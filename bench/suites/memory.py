@@ -186,13 +186,17 @@ def _row(subject: Mapping[str, Any], one: _Contestant, entrant: Entrant[int], re
         more={
             "allocator_peak_bytes": entrant.found,
             "resident_peak_bytes": resident_bytes,
-            "bound": None if config is None else memory_bound(config),
+            "bound": None if config is None else _bound(config),
         },
     )
 
 
 def _trains(config: Config) -> bool:
     return config.memory_budget is None
+
+
+def _bound(config: Config) -> str:
+    return "without a memory budget" if config.fuse and _trains(config) else memory_bound(config)
 
 
 def _limit_bytes(config: Config) -> int | None:

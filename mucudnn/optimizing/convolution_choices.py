@@ -14,6 +14,7 @@ from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.allocation import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operator_costs import convolution_costs, every_cost, key_of, operator_costs
@@ -24,8 +25,9 @@ from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress
-from mucudnn.words.results import Measurement
+from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
+from mucudnn.words.torch_settings import TORCHS_OWN
 
 _BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
@@ -65,22 +67,38 @@ class ConvolutionChoices:
         tasks = list(dict.fromkeys(self.tasks.values()))
         tuning = tune_tasks(tasks, self._tuning, progress=self.progress, machine=self.machine, database=self.database)
         self.tuned = dict(zip(tasks, tuning.problems, strict=True))
-        self._tune_leanest()
+        self._time_leanest()
         self._keep_filters()
 
-    def _tune_leanest(self) -> None:
-        """Measure the algorithms with the smallest prepared filters too, which tuning drops where others are faster."""
-        wanted: dict[str, list[Task]] = {}
-        for task, tuned in self.tuned.items():
-            measured = {one.micro_config.algorithm for one in tuned.measurements}
-            for name in _leanest(task.problem) - measured:
-                wanted.setdefault(name, []).append(task)
-        for name, tasks in wanted.items():
-            config = replace(self._tuning, algorithms=(name,), thorough=True)
-            tuning = tune_tasks(tasks, config, progress=self.progress, machine=self.machine, database=self.database)
-            for task, tuned in zip(tasks, tuning.problems, strict=True):
-                known = self.tuned[task]
-                self.tuned[task] = replace(known, measurements=(*known.measurements, *tuned.measurements))
+    def _time_leanest(self) -> None:
+        """Time the algorithms with the smallest prepared filters too, which tuning drops where others are faster.
+
+        They add up the same products as torch's own convolution, and count as precise as that.
+        """
+        for index, task in self.tasks.items():
+            known = self.tuned[task]
+            measured = {one.micro_config.algorithm: one.relative_error for one in known.measurements}
+            failed = {one.micro_config.algorithm for one in known.failures if not one.is_passed_over}
+            error = measured.get(TORCHS_OWN, 0.0)
+            leanest = _leanest(task.problem, self._tuning.algorithms or ()) - {*measured} - failed
+            timed = [self._timed(index, task, name, error) for name in leanest]
+            self.tuned[task] = replace(known, measurements=(*known.measurements, *timed))
+
+    def _timed(self, index: int, task: Task, name: str, error: float) -> Measurement:
+        """Return the times of an algorithm for a task, from bands. error: of its results."""
+        one, algorithm, problem = self.convolutions[index], algorithm_named(name), task.problem
+        needed = algorithm.workspace(problem, task.batch_size)
+        prepared = aligned_buffer(needed.prepared_bytes)
+        opened = partial(algorithm.open, problem, one.weight, prepared)
+        rows = problem.h if one.is_transposed else problem.y_shape(1)[2]
+        return Measurement(
+            MicroConfig(name, task.batch_size),
+            setup_s=min(self.machine.clock.time(opened, 1) for _ in range(2)),
+            step_s=self._band_costs(index, name).seconds(rows * task.batch_size),
+            prepared_bytes=needed.prepared_bytes,
+            scratch_bytes=needed.scratch_bytes,
+            relative_error=error,
+        )
 
     def measure_in_place(self, arguments: tuple[Any, ...]) -> None:
         """Time the fastest algorithms, and torch's own, in calls of the whole graph, unless these are long."""
@@ -152,7 +170,8 @@ class ConvolutionChoices:
         if one.rows == 1:
             in_bands = ours
         else:
-            in_bands = [replace(of, step_s=self._band_costs(index, of).seconds(_BAND_ROWS)) for of in ours]
+            costs = ((of, self._band_costs(index, of.micro_config.algorithm)) for of in ours)
+            in_bands = [replace(of, step_s=each.seconds(_BAND_ROWS)) for of, each in costs]
         is_whole = self.tuned[self.tasks[index]].problem == one.problem
         torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
         found: list[_Variant] = []
@@ -169,8 +188,8 @@ class ConvolutionChoices:
         smallest = min(ours, key=_size, default=None)
         return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
 
-    def _band_costs(self, index: int, of: Measurement) -> Costs:
-        one, name = self.convolutions[index], of.micro_config.algorithm
+    def _band_costs(self, index: int, name: str) -> Costs:
+        one = self.convolutions[index]
         key = one.problem, name, len(one.sources)
         if key not in self.band_costs:
             self.band_costs[key] = convolution_costs(self.captured, index, algorithm_named(name), self.machine.clock)
@@ -210,7 +229,9 @@ class ConvolutionChoices:
 
     def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
         one = self.convolutions[index]
-        return self._with_buffers(one, of, min(_BAND_ROWS, one.rows), self._band_costs(index, of))
+        return self._with_buffers(
+            one, of, min(_BAND_ROWS, one.rows), self._band_costs(index, of.micro_config.algorithm)
+        )
 
     def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
         one = self.convolutions[index]
@@ -273,9 +294,10 @@ def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share:
     return min(smaller, key=seconds, default=smallest)
 
 
-def _leanest(problem: ConvProblem) -> set[str]:
-    """Return the algorithms that run bands with the smallest prepared filter."""
-    offered = [one for one in algorithms() if not one.is_last_resort and _runs_bands(one.name, problem)]
+def _leanest(problem: ConvProblem, names: Sequence[str]) -> set[str]:
+    """Return the algorithms, of those of these names, that run bands with the smallest prepared filter."""
+    named = (algorithm_named(name) for name in names)
+    offered = [one for one in named if not one.is_last_resort and _runs_bands(one.name, problem)]
     sizes = [one.workspace(problem, 1).prepared_bytes for one in offered]
     return {one.name for one, size in zip(offered, sizes, strict=True) if size == min(sizes)}
 

@@ -27,7 +27,7 @@ from mucudnn.words.problem import MemoryFormat
     parameters.several(Variant),
     "Variants to compare with PyTorch's own; default: all that the device supports.",
 )
-@options.config(options.memory_bounds("headroom", headroom=True), "memory_budget", *options.MEASURING)
+@options.config(options.memory_bounds("headroom", headroom=True), "memory_budget", "cache_budget", *options.MEASURING)
 @options.threads
 @options.device
 @outputs("json", "out")
@@ -51,7 +51,7 @@ def memory(
     allocator, that of the whole process, and the time of a step. Rows in the folder of --out are not measured again.
 
     With --memory-budget a call of the model for inference takes the place of the training step, and mucudnn runs within
-    the budget and without one.
+    the budget and without one. Filters that --cache-budget keeps between calls are not in the allocator's peak.
     """
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model, settle_statistics
     from mucudnn.bench.suites.memory import benchmark_memory, memory_tables
