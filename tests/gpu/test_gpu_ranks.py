@@ -7,7 +7,6 @@ together, and the rest one rank over NCCL. The bodies run on the CPU, too.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +21,7 @@ from support.ranks.group import Ranks
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net
 
 import mucudnn
+from mucudnn.bench.folders.reading import read_result_file
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 TOGETHER_ON_ONE_GPU = ("ddp", "sync_batch_norm")  # all-reduces, broadcasts and all-gathers only
 OF_WAYS = [*WAYS, *ONLY_ON_A_GPU]
-TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9", "--device", "cuda")
+TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9")
 QUICK = ("--batch", "2", "--rounds", "2", "--time-limit", "200ms")
 Found = Sequence[Mapping[str, Any]]  # by rank
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -125,12 +125,18 @@ def test_the_command_deals_out_over_devices(device: str, tmp_path: Path, databas
     assert len({problem for problem, *_ in rows(database)}) == len(Operation)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("communication", list(Communication))
-def test_ranks_are_equal_and_steps_are_split(communication: Communication, tmp_path: Path) -> None:
-    ranks, out = min(2, torch.cuda.device_count()), tmp_path / "out.json"
-    result = invoke(*TRAINED, *QUICK, "--ranks", ranks, "--communication", communication.value, "--json", out)
+@pytest.mark.parametrize(
+    ("device", "communication"),
+    [
+        ("cpu", Communication.ALLREDUCE),
+        *(pytest.param("cuda", communication, marks=pytest.mark.gpu) for communication in Communication),
+    ],
+)
+def test_ranks_are_equal_and_steps_are_split(device: str, communication: Communication, tmp_path: Path) -> None:
+    ranks, out = min(2, torch.cuda.device_count()) if device == "cuda" else 1, tmp_path / "out.json"
+    how = ("--device", device, "--ranks", ranks, "--communication", communication.value)
+    result = invoke(*TRAINED, *QUICK, *how, "--json", out)
     assert result.exit_code == 0, (result.output, result.exception)
-    for step in json.loads(out.read_text())["steps"]:
-        assert (step["ranks"], step["equal"]) == (ranks, step["compared"])
-        assert min(step[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "other_s")) > 0
+    for line in read_result_file(out).lines:
+        assert (line["ranks"], line["equal"]) == (ranks, line["compared"])
+        assert min(line[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s")) > 0
