@@ -35,6 +35,13 @@ ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
 ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")
 OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
 PHASES = (1, 2, 4)  # numbers of open, step and close
+# Of programs: kinds of steps, what an elementwise step does with its second operand, and functions.
+STEPS = (
+    *("convolution", "copy", "elementwise", "max_pool", "average_pool", "resize", "shuffle", "moments", "normalize"),
+    "scale",
+)
+COMBINATIONS = (None, "add", "multiply")
+FUNCTIONS = (*ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu")
 
 _PRODUCTS = ("floats", "pairs", "tiles")  # in the order of enum Products (common/pairs.h)
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
@@ -191,7 +198,7 @@ def _path(build: str) -> Path | None:
 def _abi() -> list[int]:
     """Return the numbers on which Python and the C++ code must agree, in the order of the function ``mucudnn_abi``."""
     structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage, ProgramStep)]
-    enums = (ELEMENTS, ACTIVATIONS, OPERATIONS)
+    enums = (ELEMENTS, FUNCTIONS, OPERATIONS, STEPS, COMBINATIONS)
     numbers = (number for each in enums for number in range(len(each)))
     return [*structures, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]
 

@@ -31,14 +31,19 @@ from mucudnn.graph.operators import (
     Shuffle,
     aten,
 )
-from mucudnn.kernels.compiled.library import ACTIVATIONS, Place, ProgramStep, View, library, loaded_build
+from mucudnn.kernels.compiled.library import (
+    ACTIVATIONS,
+    COMBINATIONS,
+    FUNCTIONS,
+    STEPS,
+    Place,
+    ProgramStep,
+    View,
+    library,
+    loaded_build,
+)
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
 
-(_CONVOLUTION, _COPY, _ELEMENTWISE, _MAX_POOL, _AVERAGE_POOL, _RESIZE, _SHUFFLE, _MOMENTS, _NORMALIZE, _SCALE) = range(
-    10
-)
-_NONE, _ADD, _MULTIPLY = range(3)
-_FUNCTIONS = (*ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu")
 _COUNTS_PADDING, _COUNTS_IMAGE = 0, -1
 _FUNCTION_OF = {
     aten.relu.default: "ReLU",
@@ -72,7 +77,7 @@ def array_of(steps: Sequence[ProgramStep]) -> Any:
 
 def copy_step(to: Tensor, source: Tensor) -> ProgramStep:
     """Return a step that copies a tensor into another of the same shape, of any strides."""
-    return _step(_COPY, to, source, numbers=(to.itemsize,))
+    return _step("copy", to, source, numbers=(to.itemsize,))
 
 
 def convolution_steps(
@@ -88,7 +93,8 @@ def convolution_steps(
     bias = 0 if one.bias is None else one.bias.data_ptr()
     does_all = fuses(algorithm, one.problem) and not one.is_transposed
     takes_bias = not one.is_transposed
-    made = _step(_CONVOLUTION, out, x, added if does_all else None, operation=activation if does_all else 0)
+    made = _step("convolution", out, x, added if does_all else None)
+    made.operation = activation if does_all else 0
     made.entry, made.stage = stage.entry
     addresses = one.weight.data_ptr(), bias if takes_bias else 0, prepared, scratch
     made.places[:] = [Place(0, address) for address in addresses]
@@ -98,9 +104,9 @@ def convolution_steps(
         return []
     steps = [made]
     if one.bias is not None and not takes_bias:
-        steps.append(_step(_ELEMENTWISE, out, out, _repeated(one.bias.view(1, -1, 1, 1), out), operation=_ADD))
+        steps.append(_step("elementwise", out, out, _repeated(one.bias.view(1, -1, 1, 1), out), combination="add"))
     if added is not None or activation:
-        steps.append(_elementwise(out, out, added, _NONE if added is None else _ADD, one.activation))
+        steps.append(_elementwise(out, out, added, None if added is None else "add", one.activation))
     return steps
 
 
@@ -134,28 +140,28 @@ def _(one: Local, band: Band) -> list[ProgramStep]:
     if function is not None:
         slope = one.args[1] if function == "leaky_relu" and len(one.args) > 1 else 0.01
         values = (slope, 0.0) if function == "leaky_relu" else (1.0, 0.0)
-        return [_elementwise(band.out, band.xs[0], None, _NONE, function, values)]
+        return [_elementwise(band.out, band.xs[0], None, None, function, values)]
     if one.target in (aten.add.Tensor, aten.mul.Tensor) and not one.kwargs and len(one.args) == 2:
         return _sum_or_product(one, band)
     return []
 
 
 def _sum_or_product(one: Local, band: Band) -> list[ProgramStep]:
-    operation = _ADD if one.target is aten.add.Tensor else _MULTIPLY
+    combination = "add" if one.target is aten.add.Tensor else "multiply"
     first, second = (_operand(one, value, band) for value in one.args)
     if not isinstance(first, Tensor) or first.shape != band.out.shape:
         first, second = second, first
     if not isinstance(first, Tensor) or first.shape != band.out.shape:
         return []
     if isinstance(second, (int, float)):
-        values = (1.0, float(second)) if operation == _ADD else (float(second), 0.0)
-        return [_elementwise(band.out, first, None, _NONE, None, values)]
+        values = (1.0, float(second)) if combination == "add" else (float(second), 0.0)
+        return [_elementwise(band.out, first, None, None, None, values)]
     if not isinstance(second, Tensor) or not _is_float(second):
         return []
     if second.shape == band.out.shape:
-        return [_elementwise(band.out, first, second, operation, None)]
+        return [_elementwise(band.out, first, second, combination, None)]
     if second.dim() == 4 and second.shape[1] == band.out.shape[1] and second.shape[2:] == (1, 1):
-        return [_step(_ELEMENTWISE, band.out, first, _repeated(second, band.out), operation=operation)]
+        return [_step("elementwise", band.out, first, _repeated(second, band.out), combination=combination)]
     return []
 
 
@@ -177,7 +183,7 @@ def _(one: MaxPool, band: Band) -> list[ProgramStep]:
         return []
     top = band.low * one.stride[0] - one.padding[0] - band.starts[0]
     numbers = *one.kernel, *one.stride, *one.dilation, top, -one.padding[1]
-    return [_step(_MAX_POOL, band.out, band.xs[0], numbers=numbers)]
+    return [_step("max_pool", band.out, band.xs[0], numbers=numbers)]
 
 
 @steps_of.register
@@ -188,7 +194,7 @@ def _(one: AveragePool, band: Band) -> list[ProgramStep]:
     divisor = one.divisor or (_COUNTS_PADDING if one.counts_padding else _COUNTS_IMAGE)
     height = one.height - band.starts[0]
     numbers = *one.kernel, *one.stride, 1, 1, top, -one.padding[1], height, *one.padding, divisor
-    return [_step(_AVERAGE_POOL, band.out, band.xs[0], numbers=numbers)]
+    return [_step("average_pool", band.out, band.xs[0], numbers=numbers)]
 
 
 @steps_of.register
@@ -199,7 +205,7 @@ def _(one: Resize, band: Band) -> list[ProgramStep]:
     above, below = (np.ascontiguousarray(some[rows] - band.starts[0]) for some in (one.above, one.below))
     left, right, weights_w = one.columns(band.xs[0].shape[3])
     tables = above, below, one.weights[rows].astype(np.float32), left, right, weights_w.astype(np.float32)
-    made = _step(_RESIZE, band.out, band.xs[0], numbers=(one.mode == "bilinear",))
+    made = _step("resize", band.out, band.xs[0], numbers=(one.mode == "bilinear",))
     made.tables[:] = [table.ctypes.data for table in tables]
     made.kept = tables
     return [made]
@@ -209,14 +215,14 @@ def _(one: Resize, band: Band) -> list[ProgramStep]:
 def _(one: Shuffle, band: Band) -> list[ProgramStep]:
     if one.factor < 0 or not _is_float(band.out, band.xs[0]):
         return []
-    return [_step(_SHUFFLE, band.out, band.xs[0], numbers=(one.factor, band.low - band.starts[0] * one.factor))]
+    return [_step("shuffle", band.out, band.xs[0], numbers=(one.factor, band.low - band.starts[0] * one.factor))]
 
 
 @steps_of.register
 def _(one: Moments, band: Band) -> list[ProgramStep]:
     if not _is_float(band.xs[0]):
         return []
-    made = _step(_MOMENTS, band.xs[0], band.xs[0], numbers=(one.groups,))
+    made = _step("moments", band.xs[0], band.xs[0], numbers=(one.groups,))
     made.out.place = Place(0, band.out[band.samples].data_ptr())
     return [made]
 
@@ -229,7 +235,7 @@ def _(one: Normalization, band: Band) -> list[ProgramStep]:
     totals, (_, channels, height, width) = band.wholes[one.wholes[0]][band.samples], one.shape
     groups = totals.shape[1]
     count = channels // groups * height * width
-    made = _step(_NORMALIZE, band.out, band.xs[0], numbers=(_FUNCTIONS.index(one.activation), groups, count))
+    made = _step("normalize", band.out, band.xs[0], numbers=(FUNCTIONS.index(one.activation), groups, count))
     made.places[:3] = [_place(totals), *(_place(tensor) for tensor in (one.weight, one.bias))]
     made.values[0] = one.eps
     return [made]
@@ -239,7 +245,7 @@ def _(one: Normalization, band: Band) -> list[ProgramStep]:
 def _(one: Scale, band: Band) -> list[ProgramStep]:
     if not _is_float(band.out, *band.xs):
         return []
-    made = _step(_SCALE, band.out, band.xs[0], numbers=(_FUNCTIONS.index(one.activation),))
+    made = _step("scale", band.out, band.xs[0], numbers=(FUNCTIONS.index(one.activation),))
     made.places[:2] = [_place(one.factor), _place(one.addend)]
     return [made]
 
@@ -248,25 +254,25 @@ def _elementwise(
     out: Tensor,
     x: Tensor,
     other: Tensor | None,
-    operation: int,
+    combination: str | None,
     function: str | None,
     values: tuple[float, float] = (1.0, 0.0),
 ) -> ProgramStep:
-    numbers = (_FUNCTIONS.index(function),)
-    return _step(_ELEMENTWISE, out, x, other, operation=operation, numbers=numbers, values=values)
+    numbers = (FUNCTIONS.index(function),)
+    return _step("elementwise", out, x, other, combination=combination, numbers=numbers, values=values)
 
 
 def _step(
-    kind: int,
+    kind: str,
     out: Tensor,
     x: Tensor,
     other: Tensor | None = None,
     *,
-    operation: int = 0,
+    combination: str | None = None,
     numbers: Sequence[int] = (),
     values: tuple[float, float] = (1.0, 0.0),
 ) -> ProgramStep:
-    made = ProgramStep(kind=kind, operation=operation, out=_view(out), x=_view(x))
+    made = ProgramStep(kind=STEPS.index(kind), operation=COMBINATIONS.index(combination), out=_view(out), x=_view(x))
     if other is not None:
         made.other = _view(other)
     made.numbers[: len(numbers)] = [int(number) for number in numbers]

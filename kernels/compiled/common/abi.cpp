@@ -8,8 +8,11 @@ extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
       sizeof(TensorArgument), sizeof(Geometry), sizeof(EpilogueArgument), sizeof(Stage), sizeof(program::Step),
       LARGEST_SIZE, NO_MEMORY,
       FLOAT32, BFLOAT16, FLOAT16, FLOAT64,
-      IDENTITY, RELU, RELU6, SILU,
+      IDENTITY, RELU, RELU6, SILU, program::SIGMOID, program::HARD_SIGMOID, program::HARD_SWISH, program::LEAKY_RELU,
       FORWARD, BACKWARD_DATA, BACKWARD_FILTER,
+      program::CONVOLUTION, program::COPY, program::ELEMENTWISE, program::MAX_POOL, program::AVERAGE_POOL,
+      program::RESIZE, program::SHUFFLE, program::MOMENTS, program::NORMALIZE, program::SCALE,
+      program::NONE, program::ADD, program::MULTIPLY,
       OPEN, STEP, CLOSE,
   };
   return numbers;

@@ -7,9 +7,6 @@
 
 namespace program {
 
-enum Operation : int64_t { NONE, ADD, MULTIPLY };
-enum Function : int64_t { SIGMOID = SILU + 1, HARD_SIGMOID, HARD_SWISH, LEAKY_RELU };  // after those of epilogues
-
 INLINE Vec at_most_6(Vec value) {
   value = value < 0.f ? Vec{} : value;
   return value > 6.f ? broadcast(6) : value;
