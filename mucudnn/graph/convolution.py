@@ -168,6 +168,7 @@ def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:
     sizes = [algorithm.workspace(one.problem, 1).prepared_bytes for one, algorithm in new]
     buffer, end = lasting_buffer(sum(map(aligned, sizes))), 0
     for (one, algorithm), size in zip(new, sizes, strict=True):
-        kept = one._kept[algorithm.name] = buffer[end : end + size]
+        kept = buffer[end : end + size]
         algorithm.open(one.problem, one.weight, kept)
+        one._kept.setdefault(algorithm.name, kept)  # another thread may have been first, and programs refer to its own
         end += aligned(size)
