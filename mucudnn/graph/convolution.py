@@ -145,7 +145,11 @@ class Convolution(Operator):
                 *(x, self.weight, self.bias, problem.stride, (0, columns)),
                 *((max(missing, 0), self.output_padding[1]), problem.groups, problem.dilation),
             )[:, :, skipped : skipped + height]
-        elif x.shape[2:] == self.shape[2:] == self.weight.shape[2:] == (1, 1) and problem.groups == 1:
+        elif (
+            x.shape[2:] == self.shape[2:] == self.weight.shape[2:] == (1, 1)
+            and problem.groups == 1
+            and not any(problem.padding)
+        ):
             y = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
         else:
             above = self.above(band)

@@ -104,5 +104,5 @@ def _check(seed: int, *, ours: bool) -> None:
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_random_models(ours: bool) -> None:
-    for seed in range(SEEDS):
+    for seed in (*range(SEEDS), 2840):  # in which padding alone is above a convolution of one pixel
         check(seed, ours=ours)
