@@ -196,13 +196,14 @@ def _trains(config: Config) -> bool:
 
 
 def _bound(config: Config) -> str:
-    return "without a memory budget" if config.fuse and _trains(config) else memory_bound(config)
+    is_contrast = config.fuse and _trains(config)  # models that train are not fused
+    return "without a memory budget" if is_contrast else memory_bound(config)
 
 
 def _limit_bytes(config: Config) -> int | None:
-    if config.has_headroom_limit or not _trains(config):
+    if not _trains(config):
         return config.memory_budget_bytes
-    return config.workspace_limit_bytes
+    return None if config.has_headroom_limit else config.workspace_limit_bytes
 
 
 Subject = tuple[nn.Module, tuple[Tensor, ...]]  # a model, already tuned for mucudnn's contestants, and its arguments

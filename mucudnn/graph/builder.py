@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,6 +14,17 @@ from torch.utils._pytree import tree_map
 from mucudnn.graph.operators import CPU, Copy, Operator, Ref
 
 Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
+
+
+def _operator_named(packet: str, overload: str) -> Any:
+    namespace, name = packet.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+# Torch's operators, which are part of a graph, cannot be pickled otherwise.
+copyreg.pickle(
+    torch._ops.OpOverload, lambda one: (_operator_named, (one._schema.name, one._schema.overload_name or "default"))
+)
 
 
 @dataclass

@@ -174,5 +174,5 @@ def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:
     for (one, algorithm), size in zip(new, sizes, strict=True):
         kept = buffer[end : end + size]
         algorithm.open(one.problem, one.weight, kept)
-        one._kept.setdefault(algorithm.name, kept)  # another thread may have been first, and programs refer to its own
+        one._kept.setdefault(algorithm.name, kept)  # programs refer to the first one's address
         end += aligned(size)

@@ -6,7 +6,6 @@ and computes a band exactly as it would compute the whole: padding is added only
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -22,17 +21,6 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.solver.bands import Indices, Reach
 
 aten = torch.ops.aten
-
-
-def _operator_named(packet: str, overload: str) -> Any:
-    namespace, name = packet.split("::")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-# Operators of torch cannot be pickled otherwise.
-copyreg.pickle(
-    torch._ops.OpOverload, lambda one: (_operator_named, (one._schema.name, one._schema.overload_name or "default"))
-)
 VIEWS = {aten.view.default, aten._unsafe_view.default}  # of tensors in another memory format, which may need a copy
 
 Shape = tuple[int, ...]

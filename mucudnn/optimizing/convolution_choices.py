@@ -85,7 +85,7 @@ class ConvolutionChoices:
             self.tuned[task] = replace(known, measurements=(*known.measurements, *timed))
 
     def _timed(self, index: int, task: Task, name: str, error: float) -> Measurement:
-        """Return the times of an algorithm for a task, from bands. error: of its results."""
+        """Return the times of an algorithm for a task, extrapolated from bands. error: its relative error."""
         one, algorithm, problem = self.convolutions[index], algorithm_named(name), task.problem
         needed = algorithm.workspace(problem, task.batch_size)
         prepared = aligned_buffer(needed.prepared_bytes)
@@ -228,10 +228,8 @@ class ConvolutionChoices:
         return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
 
     def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
-        one = self.convolutions[index]
-        return self._with_buffers(
-            one, of, min(_BAND_ROWS, one.rows), self._band_costs(index, of.micro_config.algorithm)
-        )
+        one, costs = self.convolutions[index], self._band_costs(index, of.micro_config.algorithm)
+        return self._with_buffers(one, of, min(_BAND_ROWS, one.rows), costs)
 
     def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
         one = self.convolutions[index]
@@ -295,7 +293,7 @@ def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share:
 
 
 def _leanest(problem: ConvProblem, names: Sequence[str]) -> set[str]:
-    """Return the algorithms, of those of these names, that run bands with the smallest prepared filter."""
+    """Return those of the named algorithms that run bands with the smallest prepared filter."""
     named = (algorithm_named(name) for name in names)
     offered = [one for one in named if not one.is_last_resort and _runs_bands(one.name, problem)]
     sizes = [one.workspace(problem, 1).prepared_bytes for one in offered]

@@ -135,7 +135,7 @@ def _fetched(operator: str, device_type: str) -> Kernel:
 def _require_unreplaced(operator: str, device_type: str) -> None:
     """Raise ``UnavailableError`` if another package has registered a kernel of this operator for this device type.
 
-    Torch's own are for all devices, or registered by its generated ``RegisterCUDA``.
+    Torch's own kernels are for all devices, except that it registers ``convolution_backward`` for CUDA separately.
     """
     qualified, key = f"aten::{operator}", device_type.upper()
     registered = torch._C._dispatch_dump(qualified).splitlines()
