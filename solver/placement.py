@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 ALIGNMENT_BYTES = 256
+_SMALL = 1 / 256  # of the arena: smaller buffers are not part of the integer program
+_LIMIT_S = 10.0  # of the integer program
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,42 +21,102 @@ class Buffer:
     end: int
 
 
-def place(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
+def place(
+    buffers: Sequence[Buffer], overlaps: Mapping[tuple[int, int], int] | None = None, limit_bytes: float = inf
+) -> tuple[list[int], int]:
     """Return the offset of each buffer, and the bytes of the arena.
 
-    Largest first, each into the smallest gap between the buffers placed before it that are alive together with it
-    (Pisarchyk and Lee, *Efficient Memory Management for Deep Neural Net Inference*, 2020, greedy by size). The arena
-    may be larger than the most bytes that are alive at the same time.
+    overlaps: the numbers of two buffers that may overlap although they are alive together, if the first starts at least
+    so many bytes behind the second.
+
+    Largest first, each where the arena grows least, into the smallest gap between the buffers placed before it that are
+    alive together with it (Pisarchyk and Lee, *Efficient Memory Management for Deep Neural Net Inference*, 2020, greedy
+    by size). The arena may be larger than the most bytes that are alive at the same time; if it is also larger than
+    ``limit_bytes``, the large buffers are placed by an integer program.
 
     >>> place([Buffer(512, 0, 1), Buffer(1024, 1, 2), Buffer(512, 2, 3)])
     ([1024, 0, 1024], 1536)
+    >>> place([Buffer(1024, 0, 1), Buffer(1024, 1, 2)], {(0, 1): 256})
+    ([256, 0], 1280)
     """
-    offsets, end = [0] * len(buffers), 0
-    placed: list[int] = []
-    for index in sorted(range(len(buffers)), key=lambda index: (-buffers[index].size_bytes, buffers[index].start)):
-        one = buffers[index]
-        others = [
-            (offsets[other], offsets[other] + aligned(buffers[other].size_bytes))
-            for other in placed
-            if buffers[other].start <= one.end and one.start <= buffers[other].end
+    arena = _Arena(buffers, overlaps or {})
+    offsets, size = arena.greedy({})
+    if size > limit_bytes:
+        large = [index for index, of_buffer in enumerate(arena.sizes) if of_buffer > size * _SMALL]
+        offsets, size = min((offsets, size), arena.greedy(arena.solved(large, size)), key=lambda found: found[1])
+    return offsets, size
+
+
+class _Arena:
+    """Buffers to be placed. sizes: aligned bytes. together: of each, those that are alive together with it."""
+
+    def __init__(self, buffers: Sequence[Buffer], overlaps: Mapping[tuple[int, int], int]) -> None:
+        self.buffers, self.sizes = buffers, [aligned(one.size_bytes) for one in buffers]
+        self.distances = {pair: aligned(distance) for pair, distance in overlaps.items()}
+        used = [(index, one) for index, one in enumerate(buffers) if one.size_bytes]
+        self.together = [
+            [other for other, its in used if other != index and its.start <= one.end and one.start <= its.end]
+            for index, one in enumerate(buffers)
         ]
-        offsets[index] = _smallest_gap(sorted(others), aligned(one.size_bytes))
-        end = max(end, offsets[index] + aligned(one.size_bytes))
-        if one.size_bytes:
-            placed.append(index)
-    return offsets, end
+
+    def gap(self, low: int, high: int) -> int:
+        """Return by how much a buffer starts at least behind another that starts below it."""
+        return min(self.sizes[low], self.distances.get((high, low), self.sizes[low]))
+
+    def greedy(self, placed: Mapping[int, int]) -> tuple[list[int], int]:
+        """Place all buffers that are not placed yet, and return the offsets and the bytes of the arena."""
+        offsets = dict(placed)
+        bottom = min(offsets.values(), default=0)
+        top = max((offset + self.sizes[index] for index, offset in offsets.items()), default=0)
+        left = [index for index in range(len(self.sizes)) if index not in placed]
+        for index in sorted(left, key=lambda index: (-self.buffers[index].size_bytes, self.buffers[index].start)):
+            others = [other for other in self.together[index] if other in offsets]
+            barred = [
+                (offsets[other] - self.gap(index, other), offsets[other] + self.gap(other, index)) for other in others
+            ]
+            offsets[index] = _best_start(barred, self.sizes[index], bottom, top)
+            bottom, top = min(bottom, offsets[index]), max(top, offsets[index] + self.sizes[index])
+        return [offsets[index] - bottom for index in range(len(offsets))], top - bottom
+
+    def solved(self, large: Sequence[int], size: int) -> dict[int, int]:
+        """Return offsets of large buffers in the smallest arena that an integer program finds in time.
+
+        It decides which of two buffers that are alive together is lower; the offsets follow. size: of an arena that is
+        large enough.
+        """
+        import pulp  # Imported here because it takes 0.1 s.
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
+            program, top = pulp.LpProblem("placement", pulp.LpMinimize), pulp.LpVariable("top", 0, 1)
+            starts = {index: pulp.LpVariable(f"start_{index}", 0, 1) for index in large}  # in units of size
+            program += top
+            for index in large:
+                program += starts[index] + self.sizes[index] / size <= top
+                for other in self.together[index]:
+                    if other in starts and other > index:
+                        is_above = pulp.LpVariable(f"above_{index}_{other}", cat="Binary")
+                        program += starts[index] + self.gap(index, other) / size <= starts[other] + 2 * (1 - is_above)
+                        program += starts[other] + self.gap(other, index) / size <= starts[index] + 2 * is_above
+            program.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=_LIMIT_S))
+        offsets: dict[int, int] = {}
+        for index in sorted(large, key=lambda index: starts[index].varValue or 0.0):
+            below = [offsets[other] + self.gap(other, index) for other in self.together[index] if other in offsets]
+            offsets[index] = max(below, default=0)
+        return offsets
 
 
 def aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _smallest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    """Return where the smallest gap between ranges, in order of their starts, begins that has room for ``size``."""
-    best, smallest, end = None, 0, 0
-    for start, stop in taken:
-        gap = start - end
-        if gap >= size and (best is None or gap < smallest):
-            best, smallest = end, gap
-        end = max(end, stop)
-    return end if best is None else best
+def _best_start(barred: Sequence[tuple[int, int]], size: int, bottom: int, top: int) -> int:
+    """Return where a buffer starts in the arena from ``bottom`` to ``top``, not inside the barred ranges."""
+    found: list[tuple[int, float, int]] = []
+    end = min([bottom, *(low for low, _ in barred)])
+    for low, high in [*sorted(barred), (inf, inf)]:
+        if low >= end:
+            growth = max(bottom - end, 0) + max(end + size - top, 0)
+            found.append((growth, low - end if end >= bottom else inf, -end))
+        end = max(end, high)  # type: ignore[assignment]
+    return -min(found)[2]

@@ -46,6 +46,20 @@ class Captured:
     def result_indices(self) -> frozenset[int]:
         return frozenset(one.index for one in self.results if isinstance(one, Ref))
 
+    def in_order(self, order: Sequence[int]) -> Captured:
+        """Return the graph that runs its operators in this order, which may have some of them more than once.
+
+        Each reads what ran last of those that it may read.
+        """
+        numbers: dict[int, int] = {}
+        made = Captured(self.samples, self.device, self.template)
+        for number, index in enumerate(order):
+            made.operators.append(self.operators[index].renumbered(numbers))
+            numbers[index] = number
+        made.results = [Ref(numbers[one.index]) if isinstance(one, Ref) else one for one in self.results]
+        made.direct_results = {numbers[index]: given for index, given in self.direct_results.items()}
+        return made
+
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return tree_map(leaves.__getitem__, self.template)
 

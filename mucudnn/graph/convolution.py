@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,9 +109,10 @@ class Convolution(Operator):
         algorithm.open(self.problem, self.weight, buffer)
         return buffer
 
-    def forget(self) -> None:
-        """Free the prepared filters that are kept."""
-        self._kept.clear()
+    def forget(self, but: Container[str] = ()) -> None:
+        """Free the prepared filters that are kept, but those of the named algorithms."""
+        for name in [name for name in self._kept if name not in but]:
+            del self._kept[name]
 
     def compute_ours(self, algorithm: Algorithm, band: Band, prepared: int, scratch: int) -> None:
         """Compute a band, whose tensors are dense, by an algorithm. prepared, scratch: addresses of buffers."""
@@ -166,9 +167,11 @@ class Convolution(Operator):
 def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:
     """Prepare the filters that are kept between calls, of convolutions with the algorithms that run them.
 
-    Those that are new are in one buffer: separately, most would be too small for huge pages.
+    Those that are new are in one buffer: separately, most would be too small for huge pages. Convolutions that a graph
+    has more than once share theirs.
     """
-    new = [(one, algorithm) for one, algorithm in used if one.keeps and algorithm.name not in one._kept]
+    every = {(id(one._kept), algorithm.name): (one, algorithm) for one, algorithm in used if one.keeps}
+    new = [(one, algorithm) for one, algorithm in every.values() if algorithm.name not in one._kept]
     sizes = [algorithm.workspace(one.problem, 1).prepared_bytes for one, algorithm in new]
     buffer, end = lasting_buffer(sum(map(aligned, sizes))), 0
     for (one, algorithm), size in zip(new, sizes, strict=True):

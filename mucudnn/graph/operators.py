@@ -6,16 +6,17 @@ and computes a band exactly as it would compute the whole: padding is added only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.solver.bands import Indices, Reach
@@ -74,6 +75,11 @@ class Operator:
         same = np.arange(self.rows)
         return tuple(Reach(source, same, same + 1) for source in self.sources)
 
+    def renumbered(self, numbers: Mapping[int, int]) -> Self:
+        """Return the operator with other indices of what it reads."""
+        sources, wholes = (tuple(map(numbers.__getitem__, some)) for some in (self.sources, self.wholes))
+        return replace(self, sources=sources, wholes=wholes)
+
     def compute(self, band: Band) -> None:
         """Compute a band."""
         raise NotImplementedError
@@ -114,6 +120,14 @@ class Barrier(Operator):
     @property
     def kind(self) -> object:
         return self.name  # each is measured
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Self:
+        def given(value: Any) -> Any:
+            return Ref(numbers[value.index]) if isinstance(value, Ref) else value
+
+        args, kwargs = tree_map(given, (self.args, self.kwargs))
+        aliases = tuple(map(numbers.__getitem__, self.aliases))
+        return replace(super().renumbered(numbers), args=args, kwargs=kwargs, aliases=aliases)
 
     def call(self, results: Callable[[int], Any]) -> Any:
         def given(value: Any) -> Any:
@@ -183,6 +197,14 @@ class Local(Operator):
     @property
     def kind(self) -> object:
         return str(self.target), len(self.sources)
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Self:
+        def given(value: Any) -> Any:
+            is_result = isinstance(value, Operand) and isinstance(value.value, int)
+            return replace(value, value=numbers[value.value]) if is_result else value
+
+        args, kwargs = tree_map(given, (self.args, self.kwargs))
+        return replace(super().renumbered(numbers), args=args, kwargs=kwargs)
 
     def compute(self, band: Band) -> None:
         given = dict(zip(self.sources, band.xs, strict=True))

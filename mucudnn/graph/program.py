@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -115,7 +115,8 @@ class _Recorder:
             self._do(partial(_take_input if isinstance(first, Input) else _run_barrier, index=segment.start))
         else:
             running = _Running(schedule, number, segment)
-            for item in running.beginning():
+            for index, item in running.beginning():
+                self._belongs_to(index)
                 self._do(item)
             for start in range(0, schedule.captured.samples, segment.cut.samples):
                 samples = slice(start, min(start + segment.cut.samples, schedule.captured.samples))
@@ -225,16 +226,14 @@ class _Running:
         self.layout, self.ranges = schedule.layouts[number], schedule.ranges[number]
         self.start = schedule.starts[number]
 
-    def beginning(self) -> list[_Item]:
-        """Return what makes sums over rows, and prepares filters that are not kept."""
-        schedule, items = self.schedule, list[_Item]()
+    def beginning(self) -> Iterator[tuple[int, _Item]]:
+        """Yield what makes sums over rows, and prepares filters that are not kept, by index of the operator."""
         for index in range(self.segment.start, self.segment.stop):
-            one = schedule.operators[index]
+            one = self.schedule.operators[index]
             if isinstance(one, Moments):
-                items.append(partial(_make_sums, index=index))
+                yield index, partial(_make_sums, index=index)
             if isinstance(one, Convolution) and one.algorithm(self.segment.cut) is not None and not one.keeps:
-                items.append(partial(self._prepared, index=index))
-        return items
+                yield index, partial(self._prepared, index=index)
 
     def _prepared(self, call: Call, index: int) -> Tensor:
         """Prepare a filter, unless that was done in an earlier call."""

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from mucudnn.graph.capture import flattened
 from mucudnn.graph.convolution import Convolution, keep_filters
 from mucudnn.graph.operators import Band, Barrier, Moments, Operator
 from mucudnn.graph.program import Call, Program, record
+from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.running.workspace import workspace_of
 from mucudnn.solver import bands
-from mucudnn.solver.bands import Costs, Cut, Plan, Ranges, Segment
+from mucudnn.solver.bands import Costs, Cut, Overlap, Overlaps, Plan, Ranges, Segment
 from mucudnn.solver.placement import Buffer, place
 
 
@@ -96,21 +98,32 @@ class Schedule:
     """A plan for a captured graph, ready to run.
 
     arena_bytes: what the arena has, which is allocated once. ``run`` may be called by several threads.
+
+    limit_bytes: more work is done for a schedule that would need more than this.
     """
 
-    def __init__(self, captured: Captured, graph: bands.Graph, plan: Plan) -> None:
+    def __init__(self, captured: Captured, graph: bands.Graph, plan: Plan, limit_bytes: float = inf) -> None:
         self.captured, self.graph, self.plan = captured, graph, plan
         self.operators = captured.operators
         self.ranges = [dict(self._ranges(segment)) for segment in plan.segments]
         self.layouts = [self._layout(*given) for given in zip(plan.segments, self.ranges, strict=True)]
-        self._place()
+        self.overlaps = [self._overlaps(*given) for given in zip(plan.segments, self.ranges, strict=True)]
         self.outside_bytes = self._predicted_outside_bytes()
+        self._place(limit_bytes - self.outside_bytes)
         self._programs: dict[Any, Program] = {}  # by number of threads, and strides of the arguments
         self._timed: Program | None = None
 
     def _ranges(self, segment: Segment) -> Iterator[tuple[int, Ranges]]:
         if not self.graph.operators[segment.start].is_barrier:
             yield from self.graph.ranges(segment.start, segment.stop, segment.cut)
+
+    def _overlaps(self, segment: Segment, ranges: Mapping[int, Ranges]) -> list[Overlap]:
+        """Return the results of a segment that are written over earlier ones."""
+        found: list[Overlap] = []
+        overlaps = Overlaps(self.graph, segment.stop, segment.cut)
+        for index, of_rows in ranges.items():  # from the last
+            found = overlaps.add(index, of_rows)
+        return found
 
     def _is_whole(self, index: int, segment: Segment) -> bool:
         return self.graph.is_whole(index, segment.stop)
@@ -180,7 +193,7 @@ class Schedule:
             return 0, self.operators[reach.source].shape[2]
         return int(reach.first[new]), int(reach.last[high - 1])
 
-    def _place(self) -> None:
+    def _place(self, limit_bytes: float) -> None:
         """Place whole results and the segments' blocks in the arena."""
         segment_of = {
             index: number for number, one in enumerate(self.plan.segments) for index in range(one.start, one.stop)
@@ -195,7 +208,13 @@ class Schedule:
                 indices.append(index)
                 buffers.append(Buffer(described.whole_bytes, number, end))
         blocks = [Buffer(layout.size_bytes, number, number) for number, layout in enumerate(self.layouts)]
-        offsets, self.arena_bytes = place([*buffers, *blocks])
+        numbers = {index: number for number, index in enumerate(indices)}
+        overlaps = {
+            (numbers[one.read], numbers[one.written]): one.distance_bytes
+            for of_segment in self.overlaps
+            for one in of_segment
+        }
+        offsets, self.arena_bytes = place([*buffers, *blocks], overlaps, limit_bytes)
         self.whole = {
             index: Place(offset, self.captured.samples, self.operators[index].rows)
             for index, offset in zip(indices, offsets, strict=False)
@@ -218,13 +237,21 @@ class Schedule:
         self.outside_bytes = max(peak - sum(own.values()), self.outside_bytes)
 
     def _keep_filters(self) -> None:
-        used = (
-            (one, algorithm)
-            for segment in self.plan.segments
-            for one in self.operators[segment.start : segment.stop]
-            if isinstance(one, Convolution) and (algorithm := one.algorithm(segment.cut)) is not None
-        )
-        keep_filters(used)
+        keep_filters((one, algorithm) for one, algorithm in self._algorithms() if algorithm is not None)
+
+    def forget_other_filters(self) -> None:
+        """Free the prepared filters that are kept for algorithms that this schedule does not run."""
+        used: dict[int, set[str]] = {}
+        for one, algorithm in self._algorithms():
+            used.setdefault(id(one._kept), set()).update(() if algorithm is None else (algorithm.name,))
+        for one, _ in self._algorithms():
+            one.forget(but=used[id(one._kept)])
+
+    def _algorithms(self) -> Iterator[tuple[Convolution, Algorithm | None]]:
+        for segment in self.plan.segments:
+            for one in self.operators[segment.start : segment.stop]:
+                if isinstance(one, Convolution):
+                    yield one, one.algorithm(segment.cut)
 
     def _predicted_outside_bytes(self) -> int:
         """Return the most bytes of barriers' results, and of what torch needs for a step, that are alive together."""
@@ -263,7 +290,8 @@ class Schedule:
                 if self.graph.last_use[index] >= (segment.start if index < segment.start else segment.stop)
             )
             extra = (self._extra_bytes(index, number) for index in range(segment.start, segment.stop))
-            found.append(whole + self.layouts[number].size_bytes + max(extra, default=0))
+            saved = sum(one.saved_bytes for one in self.overlaps[number])
+            found.append(whole + self.layouts[number].size_bytes + max(extra, default=0) - saved)
         return found
 
     @property

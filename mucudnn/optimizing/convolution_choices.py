@@ -188,6 +188,10 @@ class ConvolutionChoices:
         smallest = min(ours, key=_size, default=None)
         return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
 
+    def candidates(self, one: Convolution) -> list[Algorithm]:
+        """Return the fastest algorithms of a convolution, and the one with the smallest buffers."""
+        return [algorithm_named(of.micro_config.algorithm) for of in self._fastest(one)]
+
     def _band_costs(self, index: int, name: str) -> Costs:
         one = self.convolutions[index]
         key = one.problem, name, len(one.sources)
@@ -232,8 +236,11 @@ class ConvolutionChoices:
         return self._with_buffers(one, of, min(_BAND_ROWS, one.rows), costs)
 
     def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
-        one = self.convolutions[index]
-        costs = Costs(row_s=of.step_s / of.micro_config.micro_batch_size / one.rows)
+        one, name = self.convolutions[index], of.micro_config.algorithm
+        row_s = of.step_s / of.micro_config.micro_batch_size / one.rows
+        if len(one.sources) > 1 and name not in self.in_place.get(one.problem, {}):  # tuned without the addition
+            row_s = max(row_s, self._band_costs(index, name).row_s)
+        costs = Costs(row_s=row_s)
         return self._with_buffers(one, of, one.rows, costs)
 
     def _with_buffers(self, one: Convolution, of: Measurement, rows: int, costs: Costs) -> Costs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
+from math import inf, prod
+from operator import ne
 from typing import Any
 
 import psutil
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.model import BandedModel, signature_of
@@ -23,9 +25,11 @@ from mucudnn.measuring.timing.comparison import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.convolution_choices import ConvolutionChoices, each_by_itself
 from mucudnn.optimizing.fuse import require_inference
+from mucudnn.optimizing.refine import refined
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Graph, Plan, plans
+from mucudnn.solver.recompute import orders_within
 from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import machine_and_database
@@ -37,6 +41,10 @@ from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 from mucudnn.words.warning import warn
 
 _CONTENDERS = 4  # plans that are run whole
+_FEW_OPERATORS = 0.2  # of a graph: plans that differ in fewer are as fast as each other
+_OF_BUDGET = 0.85  # that predicted bytes shall not exceed where results are computed again
+_ENOUGH = 1.02  # predicted times within this factor of the fastest without a budget need no improvement
+_LESS, _MORE = 0.98, 1.01  # of the bytes of a plan that needs too much, and of a budget that is too small
 _NEAR = 1.15  # predicted times within this factor of the best may win
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
 _LARGEST_ERROR_OF_HALVES = 5e-2
@@ -100,6 +108,15 @@ class Fitted:
             yield f"  {names}: {format_bytes(of_segment)}{bands}{samples}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A plan, with the graph for which it was made: the model's own, or one that computes some results again."""
+
+    captured: Captured
+    graph: Graph
+    plan: Plan
+
+
 def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> nn.Module:
     """Return a module that computes what the model computes within ``config.memory_budget``, for these inputs.
 
@@ -160,34 +177,72 @@ class _Fitting:
                 self.choices.tune()
                 if self._may_run_whole():
                     self.choices.measure_in_place(self.arguments)
-            graph = solver_graph(self.captured, *self.choices.costs())
-            front = plans(graph)
-            contenders = self._contenders(graph, front)
+            self.costs = self.choices.costs()
+            self.graph = solver_graph(self.captured, *self.costs)
+            self.own = [_Option(self.captured, self.graph, plan) for plan in plans(self.graph)]
+            options = self._options(self.budget)
+            contenders = self._contenders(options)
             if not contenders:
-                raise self._infeasible(graph, front)
-            return self._fastest(machine, front, contenders)
+                raise self._infeasible(options)
+            return self._fastest(machine, tuple(one.plan for one in _front(options)), contenders)
 
     # Choice
 
-    def _contenders(self, graph: Graph, front: Sequence[Plan]) -> list[Schedule]:
+    def _options(self, budget: int | None) -> list[_Option]:
+        """Return the plans from the fastest on, with those that compute results again for the sake of the budget."""
+        repeating = []
+        if budget is not None:
+            for order in orders_within(self.graph, int(budget * _OF_BUDGET), self.own[-1].plan.time_s * _ENOUGH):
+                captured = self.captured.in_order(order)
+                costs = ({number: some[i] for number, i in enumerate(order) if i in some} for some in self.costs)
+                graph = solver_graph(captured, *costs)
+                repeating += [_Option(captured, graph, plan) for plan in plans(graph)]
+        return sorted([*self.own, *_front(repeating)], key=lambda one: one.plan.time_s)
+
+    def _schedules_within(self, options: Sequence[_Option], budget: int | None) -> Iterator[Schedule]:
+        """Yield the schedules of options that are within the budget, by prediction."""
+        most = inf if budget is None else 2 * budget  # predictions are not exact
+        for option in options:
+            predicted = option.plan.memory_bytes
+            if predicted > most:
+                continue
+            limit_bytes = inf if budget is None or predicted > budget else budget
+            schedule = Schedule(option.captured, option.graph, option.plan, limit_bytes)
+            if budget is None or schedule.needed_bytes <= budget:
+                yield schedule
+            elif limit_bytes == budget:  # and placing it took a second
+                most = predicted * _LESS
+
+    def _contenders(self, options: Sequence[_Option]) -> list[Schedule]:
         """Return the plans to run whole: the fastest predicted within the budget, and others that may be faster."""
+        whole = replace(self.own[-1], plan=replace(self.own[-1].plan, segments=each_by_itself(self.graph).segments))
         ready: list[Schedule] = []
-        fastest = None
-        whole = replace(each_by_itself(graph), time_s=front[-1].time_s)
-        for plan in (whole, *reversed(front)):
-            if self.budget is not None and plan.memory_bytes > 2 * self.budget:  # predictions are not exact
-                continue
-            if fastest is not None and (plan.time_s > fastest * _NEAR or len(ready) == _CONTENDERS):
+        for schedule in self._schedules_within([whole, *options], self.budget):
+            if ready and (schedule.plan.time_s > ready[0].plan.time_s * _NEAR or len(ready) == _CONTENDERS):
                 break
-            if any(_bands(plan) == _bands(other.plan) for other in ready):
+            if any(_are_alike(schedule, other) for other in ready):
                 continue
-            schedule = Schedule(self.captured, graph, plan)
+            self._count(schedule)
             if self.budget is None or schedule.needed_bytes <= self.budget:
-                self._count(schedule)
-            if self.budget is None or schedule.needed_bytes <= self.budget:
-                fastest = fastest or plan.time_s
                 ready.append(schedule)
+        ready += self._refined(ready)
         return ready
+
+    def _refined(self, ready: Sequence[Schedule]) -> Iterator[Schedule]:
+        """Yield the first schedule in bands with the algorithms that are fastest in these, if they are others."""
+        in_bands = (one for one in ready if any(segment.cut.bands > 1 for segment in one.plan.segments))
+        schedule = next(in_bands, None)
+        if schedule is None or not self.choices.tasks:
+            return
+        self.progress("timing convolutions in bands", 1.0)
+        every = enumerate(schedule.operators)
+        candidates = {i: self.choices.candidates(one) for i, one in every if isinstance(one, Convolution)}
+        limit_bytes = inf if self.budget is None else self.budget
+        found = refined(schedule, candidates, self.arguments, limit_bytes)
+        if found is not schedule:
+            self._count(found)
+            if found.needed_bytes <= limit_bytes:
+                yield found
 
     def _count(self, schedule: Schedule) -> None:
         """Run a schedule, and count what it needs. Raises ``NotCapturedError`` if it fails."""
@@ -198,17 +253,28 @@ class _Fitting:
         except Exception as error:  # torch's operators may raise anything
             raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
 
-    def _infeasible(self, graph: Graph, front: Sequence[Plan]) -> InfeasibleError:
-        schedules = [Schedule(self.captured, graph, plan) for plan in front[:_CONTENDERS]]
-        for schedule in schedules:
-            self._count(schedule)
-        least = min(schedule.needed_bytes for schedule in schedules)
+    def _infeasible(self, options: Sequence[_Option]) -> InfeasibleError:
+        """Return an error with the smallest budget that is found, and with which the search is sure to find a plan."""
+        least = self._least(options)
+        while True:
+            options = self._options(least)
+            if next(self._schedules_within(options, least), None) is not None:
+                break
+            least = max(self._least(options), int(least * _MORE))
         assert self.budget is not None
         return InfeasibleError(
             f"the memory budget is {exact_bytes(self.budget)}; with this input the model needs at least "
             f"{exact_bytes(least)} for activations and workspace, beside parameters, the input and the result",
             least,
         )
+
+    def _least(self, options: Sequence[_Option]) -> int:
+        """Return the bytes that the leanest options need."""
+        leanest = sorted(options, key=lambda one: one.plan.memory_bytes)[:_CONTENDERS]
+        schedules = [Schedule(one.captured, one.graph, one.plan, 0) for one in leanest]
+        for schedule in schedules:
+            self._count(schedule)
+        return min(schedule.needed_bytes for schedule in schedules)
 
     def _fastest(self, machine: Machine, front: tuple[Plan, ...], contenders: Sequence[Schedule]) -> Fitted:
         """Run the contenders in turns, beside the model itself if there is memory for it."""
@@ -230,6 +296,7 @@ class _Fitting:
         run = results[index]
         assert isinstance(run, WholeRun)
         whole_run = None if torch_bytes is None else run
+        contenders[index].forget_other_filters()
         return Fitted(
             contenders[index], front, self.budget, time_s, whole_run, torch_bytes, tuple(self.choices.tuned_problems())
         )
@@ -259,6 +326,15 @@ class _Fitting:
                 raise NotCapturedError("its graph gives other values")
 
 
+def _front(options: Sequence[_Option]) -> list[_Option]:
+    """Return the options that no other beats in both memory and time, from the least memory on."""
+    kept: list[_Option] = []
+    for one in sorted(options, key=lambda one: (one.plan.memory_bytes, one.plan.time_s)):
+        if not kept or one.plan.time_s < kept[-1].plan.time_s:
+            kept.append(one)
+    return kept
+
+
 def _relative_error(found: Tensor, expected: Tensor) -> float:
     """Return the relative L2 error; numbers that are not finite must be in the same places."""
     if not torch.equal(found.isfinite(), expected.isfinite()):
@@ -275,11 +351,13 @@ def _peak_bytes(call: Any, device: torch.device) -> tuple[int, Any]:
     return peak - sum(one.nbytes for one in tree_leaves(kept[0]) if isinstance(one, Tensor)), kept[0]
 
 
-def _bands(plan: Plan) -> tuple[int, ...]:
-    """Return what makes plans different in speed: where they cut, and into how many bands."""
-    return tuple(
-        number
-        for one in plan.segments
-        if one.cut.bands > 1
-        for number in (one.start, one.stop, one.cut.bands, one.cut.variant)
+def _are_alike(first: Schedule, second: Schedule) -> bool:
+    """Return whether two schedules run nearly all operators in the same number of bands, by the same algorithms."""
+    if len(first.operators) != len(second.operators):
+        return False
+    cuts = (
+        [(one.cut.bands, one.cut.variant) for one in schedule.plan.segments for _ in range(one.start, one.stop)]
+        for schedule in (first, second)
     )
+    differ: int = sum(map(ne, *cuts))
+    return differ <= _FEW_OPERATORS * len(first.operators)

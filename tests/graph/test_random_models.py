@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from random import Random
@@ -25,7 +25,8 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operator_costs import every_cost
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.solver.bands import Costs, Plan, plans
+from mucudnn.solver.bands import Costs, Graph, Plan, plans
+from mucudnn.solver.recompute import orders_within
 from tests.support.effort import how_many
 from tests.support.random_models import random_model
 
@@ -60,6 +61,26 @@ def some_plans(front: tuple[Plan, ...], random: Random) -> list[Plan]:
     return [front[0], front[-1], random.choice(front)]
 
 
+def recomputing_schedules(
+    captured: Captured, graph: Graph, costs: dict[int, tuple[Costs, ...]], random: Random
+) -> Iterator[Schedule]:
+    """Yield schedules, placed by the integer program, that compute some results more than once.
+
+    These are results that the solver chooses for a budget, and one at random.
+    """
+    budget = random.choice(plans(graph)).memory_bytes // 2
+    orders = list(orders_within(graph, budget, 0.0))[-1:]
+    rows = [i for i in graph.may_be_overwritten if any(reach for _, reach in graph.readers[i])]
+    if rows:
+        index = random.choice(rows)
+        before = random.choice([reader for reader, reach in graph.readers[index] if reach])
+        orders.append((*range(before), index, *range(before, len(graph))))
+    for order in orders:
+        repeating = captured.in_order(order)
+        of_order = solver_graph(repeating, {number: costs[index] for number, index in enumerate(order)}, {})
+        yield Schedule(repeating, of_order, random.choice(plans(of_order)), 0)
+
+
 def uses_vectors(captured: Captured) -> bool:
     """Return whether torch computes an exponential, whose bits depend on where its vectors begin."""
     return any("gelu" in str(one.target) for one in captured.operators if isinstance(one, Local))
@@ -82,12 +103,15 @@ def _check(seed: int, *, ours: bool) -> None:
     random = Random(seed)
     captured = capture(model, (x,))
     known = choose_algorithms(captured, random, ours=ours)
-    graph = solver_graph(captured, every_cost(captured, WallClock(), known), {})
+    costs = every_cost(captured, WallClock(), known)
+    graph = solver_graph(captured, costs, {})
     with torch.no_grad():
         expected, torchs = copy.deepcopy(model).double()(x.double()), model(x)
+    schedules = [Schedule(captured, graph, plan) for plan in some_plans(plans(graph), random)]
+    schedules += recomputing_schedules(captured, graph, costs, random)
     earlier: list[Tensor] | None = None
-    for plan in some_plans(plans(graph), random):
-        schedule = Schedule(captured, graph, plan)
+    for schedule in schedules:
+        plan = schedule.plan
         schedule.count((torch.zeros_like(x),))
         found: list[Tensor] = []
         assert peak_beside(found, partial(schedule.run, (x,))) <= schedule.needed_bytes, f"seed {seed}, {plan}"

@@ -81,6 +81,37 @@ def test_a_budget_that_is_too_small_names_the_smallest(quick: dict[str, Any]) ->
     assert peak_of(fitted, x)[0] <= least
 
 
+class UpsamplingBlock(nn.Module):
+    """A large tensor of a small one, which a group norm and a shortcut read: as in the decoder of a VAE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.larger = nn.Conv2d(16, 64, 3, padding=1)
+        self.norms = nn.ModuleList([nn.GroupNorm(4, 64), nn.GroupNorm(4, 32)])
+        self.first, self.second = nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.shortcut, self.last = nn.Conv2d(64, 32, 1), nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.larger(nn.functional.interpolate(x, scale_factor=2))
+        y = self.first(nn.functional.silu(self.norms[0](x)))
+        return self.last(self.second(nn.functional.silu(self.norms[1](y))) + self.shortcut(x))
+
+
+def test_results_are_computed_again_within_a_small_budget(quick: dict[str, Any]) -> None:
+    model, x = UpsamplingBlock().eval(), torch.randn(1, 16, 32, 32)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    large = 64 * 64 * 64 * 4  # bytes of the tensor that is read three times
+    fitted = mucudnn.optimize(model, x, Config(memory_budget=large, **quick), progress=False)
+    assert isinstance(fitted, BandedModel)
+    peak, y = peak_of(fitted, x)
+    assert peak <= large
+    assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+    names = [one.name for one in fitted.findings[0].schedule.operators]
+    assert names.count("conv2d") > 1
+    assert all(names.count(name) == 1 for name in ("conv2d_4", "group_norm, moments"))
+
+
 def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None:
     model, x = DnCNN(3, 8).eval(), torch.randn(1, 1, 24, 20)
     fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from random import Random
 
 import numpy as np
 import pytest
 
-from mucudnn.solver.bands import Costs, Graph, Operator, Reach, cuts, plans, segment_costs
+from mucudnn.solver.bands import (
+    Costs,
+    Cut,
+    Graph,
+    Operator,
+    Overlap,
+    Overlaps,
+    Ranges,
+    Reach,
+    cuts,
+    plan_within,
+    plans,
+    segment_costs,
+)
 from mucudnn.solver.placement import Buffer, aligned, place
+from mucudnn.solver.recompute import in_order, orders_within
 from mucudnn.words.errors import InvalidInputError
 from tests.support.effort import how_many
 
@@ -127,6 +142,51 @@ def test_bands_have_the_rows_that_their_readers_need() -> None:
                     assert rows.high[-1] == one.rows
 
 
+def test_results_are_written_over_rows_that_were_read() -> None:
+    """What a band writes never lies where it or a later band still reads."""
+    overlapping = 0
+    for seed in range(how_many(100, 2000)):
+        random = Random(seed)
+        graph = random_graph(random, 8)
+        stop = random.randint(1, len(graph))
+        if graph.operators[stop - 1].is_barrier:
+            continue
+        for cut in cuts(graph, stop):
+            overlaps = Overlaps(graph, stop, cut)
+            ranges = {}
+            for index, rows in graph.ranges(graph.starts(stop)[-1], stop, cut):
+                ranges[index] = rows
+                found = overlaps.add(index, rows)
+                taken = [number for one in found for number in (one.read, one.written)]
+                assert len(set(taken)) == len(taken), f"seed {seed}"
+                for one in found:
+                    assert one.read < index <= one.written
+                    assert graph.last_use[one.read] < stop
+                    check_overlap(graph, one, ranges, cut, f"seed {seed}, {cut}, {one}")
+                    overlapping += 1
+    assert overlapping
+
+
+def check_overlap(graph: Graph, one: Overlap, ranges: dict[int, Ranges], cut: Cut, what: str) -> None:
+    read, written = graph.operators[one.read], graph.operators[one.written]
+    both = max(written.whole_bytes, one.distance_bytes + read.whole_bytes)
+    assert one.saved_bytes == read.whole_bytes + written.whole_bytes - both > 0, what
+    ends, firsts = [], []  # of each step: the byte behind what was written, and the first byte that is read
+    for sample in range(0, graph.samples, cut.samples):
+        after = min(sample + cut.samples, graph.samples)
+        for k in range(cut.bands):
+            of_sample = after - 1 if cut.bands == 1 else sample
+            ends.append((of_sample * written.rows + int(ranges[one.written].high[k])) * written.row_bytes)
+            rows = [
+                0 if cut.bands == 1 else int(reach.first[int(ranges[reader].new[k])])
+                for reader, reach in graph.readers[one.read]
+                if reader in ranges and reach is not None and ranges[reader].computed[k]
+            ]
+            if rows:
+                firsts.append(one.distance_bytes + (sample * read.rows + min(rows)) * read.row_bytes)
+                assert max(ends) <= firsts[-1], what
+
+
 def test_placed_buffers_do_not_overlap() -> None:
     for seed in range(how_many(50, 500)):
         random = Random(seed)
@@ -134,16 +194,64 @@ def test_placed_buffers_do_not_overlap() -> None:
         for _ in range(random.randint(1, 12)):
             start = random.randint(0, 6)
             buffers.append(Buffer(random.randint(0, 3000), start, start + random.randint(0, 4)))
-        offsets, size = place(buffers)
-        for i, one in enumerate(buffers):
-            assert offsets[i] % 256 == 0
-            assert offsets[i] + one.size_bytes <= size
-            for j, other in enumerate(buffers[:i]):
-                together = one.start <= other.end and other.start <= one.end and one.size_bytes and other.size_bytes
-                apart = offsets[i] + one.size_bytes <= offsets[j] or offsets[j] + other.size_bytes <= offsets[i]
-                assert apart or not together, f"seed {seed}"
+        meet = [(i, j) for i, one in enumerate(buffers) for j, other in enumerate(buffers) if one.end == other.start]
+        behind = {pair: random.randint(0, 1000) for pair in meet if pair[0] != pair[1] and random.random() < 0.5}
+        behind = {pair: distance for pair, distance in behind.items() if pair[::-1] not in behind}
         alive = max(sum(aligned(b.size_bytes) for b in buffers if b.start <= t <= b.end) for t in range(12))
-        assert alive <= size
+        sizes = []
+        for limit in (float("inf"), 0) if seed % 5 == 0 else (float("inf"),):
+            offsets, size = place(buffers, behind, limit)
+            sizes.append(size)
+            for i, one in enumerate(buffers):
+                assert offsets[i] % 256 == 0
+                assert 0 <= offsets[i] <= offsets[i] + one.size_bytes <= size
+                for j, other in enumerate(buffers):
+                    together = one.start <= other.end and other.start <= one.end and one.size_bytes and other.size_bytes
+                    apart = offsets[i] + one.size_bytes <= offsets[j] or offsets[j] + other.size_bytes <= offsets[i]
+                    apart |= (i, j) in behind and offsets[i] >= offsets[j] + behind[i, j]
+                    apart |= (j, i) in behind and offsets[j] >= offsets[i] + behind[j, i]
+                    assert i == j or apart or not together, f"seed {seed}"
+            assert alive <= size or behind
+        assert sizes[-1] <= sizes[0]
+
+
+def test_an_integer_program_places_what_the_greedy_order_cannot() -> None:
+    sizes = (768, 3, 4), (768, 3, 3), (1024, 0, 1), (768, 1, 3), (512, 0, 1), (768, 2, 4)
+    buffers = [Buffer(*one) for one in sizes]
+    assert place(buffers)[1] == 3328
+    assert place(buffers, None, 3328)[1] == 3328  # which is enough
+    assert place(buffers, None, 3200)[1] == 3072 == 4 * 768  # alive together in step 3
+
+
+def test_a_result_is_computed_again_where_the_budget_asks_for_it() -> None:
+    """A large tensor of a small input, which two windows read, far from each other, and a barrier between them."""
+    made = [
+        Operator((), (), 0, 0, 0, (Costs(),)),
+        Operator((window(0, 64, 64, 1, 0, 1),), (), 64, 100, 6400, (Costs(row_s=1.0),)),
+        Operator((window(1, 64, 64, 1, 1, 3),), (), 64, 50, 3200, (Costs(row_s=1.0),)),
+        Operator((), (2,), 0, 0, 0, (Costs(call_s=1.0),)),
+        Operator((window(2, 64, 64, 1, 1, 3), window(1, 64, 64, 1, 0, 1)), (3,), 64, 50, 0, (Costs(row_s=1.0),)),
+    ]
+    graph = Graph([*made[:-1], replace(made[-1], is_result=True)], 1)
+    assert plans(graph)[0].memory_bytes > 9000
+    (order,) = orders_within(graph, 5000, 0.0)
+    assert order == (0, 1, 2, 3, 1, 4)
+    again = in_order(graph, order)
+    assert plans(again)[0].memory_bytes < 5000
+    assert plan_within(again, 5000).time_s == pytest.approx(4 * 64 + 1)
+    assert list(orders_within(graph, 5000, 1e9)) == [order]  # memory comes before time
+    assert not list(orders_within(graph, 20_000, 1e9))
+
+
+def test_the_plan_within_a_budget_is_of_the_front() -> None:
+    for seed in range(how_many(25, 400)):
+        graph = random_graph(Random(seed), 6)
+        for plan in plans(graph):
+            found = plan_within(graph, plan.memory_bytes)
+            assert found.excess_bytes == 0
+            assert max(found.needed) <= plan.memory_bytes, f"seed {seed}"
+            assert found.time_s == pytest.approx(plan.time_s), f"seed {seed}"
+        assert plan_within(graph, plans(graph)[0].memory_bytes - 1).excess_bytes > 0
 
 
 def test_a_chain_needs_few_rows() -> None:
