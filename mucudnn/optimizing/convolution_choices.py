@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from math import inf
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -43,7 +44,8 @@ class ConvolutionChoices:
     """The algorithms of each convolution of a graph.
 
     tuned: the measurements of problems. in_place: seconds of all rows of a problem, in calls of the whole graph, if it
-    is short. band_costs: of problems by algorithms, and by the number of their operands.
+    is short. band_costs: of problems by algorithms, and by the number of their operands. kept_bytes: what the cache
+    budget has for a prepared filter of a problem, where it is kept.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ConvolutionChoices:
         self.tuned: dict[Task, TunedProblem] = {}
         self.in_place: dict[ConvProblem, _Seconds] = {}
         self.band_costs: dict[tuple[ConvProblem, str, int], Costs] = {}
+        self.kept_bytes: dict[ConvProblem, int] = {}
 
     def tune(self) -> None:
         """Tune the convolutions, unless all are torch's own, since no algorithm runs bands."""
@@ -150,7 +153,7 @@ class ConvolutionChoices:
 
     def _keep_filters(self) -> None:
         """Keep prepared filters between calls where they save the most time for each byte of the cache budget."""
-        left = float("inf") if self.config.cache_budget_bytes is None else self.config.cache_budget_bytes
+        left = inf if self.config.cache_budget_bytes is None else self.config.cache_budget_bytes
         found = []
         for number, one in self.convolutions.items():
             if ours := self._ours(one):
@@ -160,6 +163,7 @@ class ConvolutionChoices:
         for _, _, size, one in sorted(found, key=lambda each: each[:2]):
             one.keeps = size <= left
             left -= size if one.keeps else 0
+            self.kept_bytes[one.problem] = size
 
     def _variants(self, index: int, of_torch: Costs) -> tuple[_Variant, ...]:
         """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
@@ -260,9 +264,14 @@ class ConvolutionChoices:
         """Return the measurements of our algorithms that run bands, in place where that was measured."""
         task = self._task_of(one)
         known = self.in_place.get(one.problem, {})
+        most = inf
+        if one.keeps and self.config.cache_budget_bytes is not None:
+            most = self.kept_bytes[one.problem]
         found = []
         for of in self.tuned[task].allowed_measurements:
             name = of.micro_config.algorithm
+            if of.prepared_bytes > most:
+                continue
             if of.micro_config.micro_batch_size == task.batch_size and _runs_bands(name, one.problem):
                 found.append(replace(of, step_s=known[name]) if name in known else of)
         return found

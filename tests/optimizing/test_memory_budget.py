@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.optimizing.convolution_choices import ConvolutionChoices
 from mucudnn.optimizing.memory_budget import fit_in_memory
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, InvalidInputError
@@ -154,6 +156,41 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
     again = Schedule(found.captured, found.graph, found.plan)
     again.count((x,))
     assert again.needed_bytes == found.needed_bytes, "filters that are kept are not the call's"
+
+
+def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(6, 24).eval(), torch.randn(1, 1, 96, 80)
+    for budget in (0, 40_000, 200_000):
+        fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget=budget, **quick), progress=False)
+        with torch.no_grad():
+            fitted(x)
+        schedule = fitted.findings[0].schedule
+        convolutions = [one for one in schedule.operators if isinstance(one, Convolution)]
+        kept = [one for convolution in convolutions for one in convolution._kept.values()]
+        assert sum(one.nbytes for one in kept) <= budget
+        assert kept or budget < 200_000
+
+
+def test_larger_filters_than_the_cache_has_room_for_are_no_candidates(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(4, 24).eval(), torch.randn(1, 1, 96, 80)
+    found: list[ConvolutionChoices] = []
+    tune = ConvolutionChoices.tune
+
+    def spy(self: ConvolutionChoices) -> None:
+        tune(self)
+        found.append(self)
+
+    with mock.patch.object(ConvolutionChoices, "tune", spy):
+        mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="1MiB", **quick), progress=False)
+    (choices,) = found
+    one = next(one for one in choices.convolutions.values() if one.problem.c == one.problem.k == 24)
+    sizes = {
+        algorithm.name: algorithm.workspace(one.problem, 1).prepared_bytes for algorithm in choices.candidates(one)
+    }
+    assert one.keeps
+    assert len({*sizes.values()}) > 1
+    choices.kept_bytes[one.problem] = least = min(sizes.values())
+    assert [sizes[algorithm.name] for algorithm in choices.candidates(one)] == [least]
 
 
 def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:
