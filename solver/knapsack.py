@@ -7,14 +7,14 @@ answer and breaks ties. All arithmetic of bounds and search is in whole numbers.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from mucudnn.solver.external import programs, pulp_without_warnings, run_program
 
 if TYPE_CHECKING:
     import pulp
@@ -162,14 +162,6 @@ def _within_bounds(choices: list[list[Row]], budget: int, price: _Price, chosen:
     return [[row for row in rows if price.cost(row) - least[i] <= slack] for i, rows in enumerate(choices)]
 
 
-def programs() -> list[str]:
-    """Return the names of the installed external solvers of integer programs, in the order in which to try them.
-
-    CBC comes with PuLP. HiGHS takes up to twice as long for easy problems (about 0.1 s), and far less for hard ones.
-    """
-    return ["HiGHS", "CBC"] if importlib.util.find_spec("highspy") else ["CBC"]
-
-
 def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list[str]) -> tuple[str, list[Row] | None]:
     """Run the external solvers until one finds a feasible answer; return the solver's description and the answer.
 
@@ -219,15 +211,10 @@ def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) 
 
     The answer is None if the solver found no feasible one.
     """
-    import pulp
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
+    with pulp_without_warnings() as pulp:
         names = [[f"x_{i}_{j}" for j in range(len(rows))] for i, rows in enumerate(core)]
         program, picks = integer_program(core, budget, names)
-        settings: dict[str, Any] = {"msg": False, "threads": 1, "gapRel": PROGRAM_GAP}
-        settings["timeLimit"] = None if math.isinf(limit_s) else limit_s
-        program.solve(pulp.HiGHS(**settings) if name == "HiGHS" else pulp.PULP_CBC_CMD(**settings))
+        run_program(program, name, limit_s, gapRel=PROGRAM_GAP)
     chosen = [
         [row for row, x in zip(rows, pick, strict=True) if (x.varValue or 0) > 0.5]
         for rows, pick in zip(core, picks, strict=True)

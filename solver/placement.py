@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+
+from mucudnn.solver.external import programs, pulp_without_warnings, run_program
 
 ALIGNMENT_BYTES = 256
 _SMALL = 1 / 256  # of the arena: smaller buffers are not part of the integer program
@@ -60,7 +61,7 @@ class _Arena:
         ]
 
     def gap(self, low: int, high: int) -> int:
-        """Return by how much a buffer starts at least behind another that starts below it."""
+        """Return the least distance from the start of the lower buffer to that of the higher one."""
         return min(self.sizes[low], self.distances.get((high, low), self.sizes[low]))
 
     def greedy(self, placed: Mapping[int, int]) -> tuple[list[int], int]:
@@ -81,13 +82,10 @@ class _Arena:
     def solved(self, large: Sequence[int], size: int) -> dict[int, int]:
         """Return offsets of large buffers in the smallest arena that an integer program finds in time.
 
-        It decides which of two buffers that are alive together is lower; the offsets follow. size: of an arena that is
-        large enough.
+        The program decides which of two buffers that are alive together is the lower one; the offsets follow from that.
+        size: of an arena that is large enough. If all solvers fail, the offsets are valid but not small.
         """
-        import pulp  # Imported here because it takes 0.1 s.
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
+        with pulp_without_warnings() as pulp:
             program, top = pulp.LpProblem("placement", pulp.LpMinimize), pulp.LpVariable("top", 0, 1)
             starts = {index: pulp.LpVariable(f"start_{index}", 0, 1) for index in large}  # in units of size
             program += top
@@ -98,7 +96,12 @@ class _Arena:
                         is_above = pulp.LpVariable(f"above_{index}_{other}", cat="Binary")
                         program += starts[index] + self.gap(index, other) / size <= starts[other] + 2 * (1 - is_above)
                         program += starts[other] + self.gap(other, index) / size <= starts[index] + 2 * is_above
-            program.solve(pulp.PULP_CBC_CMD(msg=False, timeLimit=_LIMIT_S))
+        for name in programs():
+            try:
+                run_program(program, name, _LIMIT_S)
+            except Exception:  # The greedy order does not need the external solver.
+                continue
+            break
         offsets: dict[int, int] = {}
         for index in sorted(large, key=lambda index: starts[index].varValue or 0.0):
             below = [offsets[other] + self.gap(other, index) for other in self.together[index] if other in offsets]

@@ -1,17 +1,17 @@
-"""Results computed again before they are read much later, instead of being kept until then.
+"""Recomputation: results that are freed early and computed again where they are read, instead of being kept.
 
-A tensor that is needed as a whole can be freed early, and computed again, band by band, where it is read, by a copy of
-the operators of its segment (the rematerialization of Chen et al., *Training Deep Nets with Sublinear Memory Cost*,
-2016, for inference). Which tensors these are is chosen greedily: each time one that is in use while much memory is, and
-brings the plan closest to the budget, or saves the most time within it.
+The operators that compute such a result occur more than once in the order of execution (compare Chen et al., *Training
+Deep Nets with Sublinear Memory Cost*, 2016). Results are chosen greedily, among the largest of the segments that need
+the most memory: each time the one that brings the plan closest to the budget, or saves the most time within it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from mucudnn.solver.bands import Graph, Planned, Segment, plan_within
+from mucudnn.solver.bands import Graph, Segment
+from mucudnn.solver.plans import Plan, plan_within
 
 _SEGMENTS, _CANDIDATES = 2, 3  # tried each time: those that need the most, and the largest results of each
 _MOST_TENSORS = 16
@@ -21,33 +21,48 @@ Order = tuple[int, ...]  # operators in order of execution, by index, some of th
 
 
 def orders_within(graph: Graph, budget_bytes: int, enough_s: float) -> Iterator[Order]:
-    """Yield orders of a graph's operators, each better than the one before, that compute results again.
+    """Yield orders of a graph's operators that recompute results, each better than the one before.
 
-    A plan of each needs less beyond the budget than one of the order before, or less time within it. enough_s: seconds
-    that need not be improved.
+    Better is a plan that exceeds the budget by fewer bytes, or a faster one that exceeds it by no more. enough_s: the
+    seconds of a plan within the budget that need not be improved.
     """
     order: Order = tuple(range(len(graph)))
-    best = plan_within(graph, budget_bytes)
+    best = _planned(graph, order, budget_bytes)
     for _ in range(_MOST_TENSORS):
-        if best.excess_bytes == 0 and best.time_s <= enough_s:
+        if best.excess_bytes == 0 and best.plan.time_s <= enough_s:
             return
-        for number in sorted(range(len(best.segments)), key=lambda number: -best.needed[number])[:_SEGMENTS]:
-            repeating = _repeating(graph, order, best, best.segments[number])
-            tried = [(plan_within(in_order(graph, one), budget_bytes), one) for one in repeating]
-            found = min(tried, key=lambda one: (one[0].excess_bytes, one[0].time_s), default=None)
-            if found is not None and _is_better(found[0], best):
+        largest = sorted(zip(best.needed, best.plan.segments, strict=True), key=lambda one: -one[0])
+        for _, segment in largest[:_SEGMENTS]:
+            tried = (_planned(graph, one, budget_bytes) for one in _repeating(graph, best, segment))
+            found = min(tried, key=lambda one: (one.excess_bytes, one.plan.time_s), default=best)
+            if _is_better(found, best):
                 break
         else:
             return
-        best, order = found
-        yield order
+        best = found
+        yield best.order
 
 
-def _is_better(found: Planned, best: Planned) -> bool:
-    """Return whether a plan needs less beyond the budget, or less time and no more memory."""
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An order with its plan. needed: the bytes of each segment. excess_bytes: beyond the budget, in all segments."""
+
+    order: Order
+    plan: Plan
+    needed: tuple[int, ...]
+    excess_bytes: int
+
+
+def _planned(graph: Graph, order: Order, budget_bytes: int) -> _Planned:
+    plan, needed = plan_within(in_order(graph, order), budget_bytes)
+    return _Planned(order, plan, needed, sum(max(size - budget_bytes, 0) for size in needed))
+
+
+def _is_better(found: _Planned, best: _Planned) -> bool:
     if found.excess_bytes < (1 - _LEAST_GAIN) * best.excess_bytes:
         return True
-    return found.excess_bytes <= best.excess_bytes and found.time_s < (1 - _LEAST_GAIN) * best.time_s
+    is_faster = found.plan.time_s < (1 - _LEAST_GAIN) * best.plan.time_s
+    return is_faster and found.excess_bytes <= best.excess_bytes
 
 
 def in_order(graph: Graph, order: Sequence[int]) -> Graph:
@@ -68,10 +83,11 @@ def in_order(graph: Graph, order: Sequence[int]) -> Graph:
     return Graph(made, graph.samples)
 
 
-def _repeating(graph: Graph, order: Order, planned: Planned, during: Segment) -> Iterator[Order]:
-    """Yield orders that also compute a result again that is needed as a whole during a segment: the largest first."""
+def _repeating(graph: Graph, planned: _Planned, during: Segment) -> Iterator[Order]:
+    """Yield orders that recompute one more of the results that are whole during a segment, the largest first."""
+    order = planned.order
     current = in_order(graph, order)
-    segment_of = {index: one for one in planned.segments for index in range(one.start, one.stop)}
+    segment_of = {index: one for one in planned.plan.segments for index in range(one.start, one.stop)}
     alive = [
         index
         for index in current.may_be_overwritten
@@ -89,9 +105,10 @@ def _repeating(graph: Graph, order: Order, planned: Planned, during: Segment) ->
 
 
 def _needed(graph: Graph, index: int, start: int, before: int) -> list[int]:
-    """Return the operators that compute a result again from what is there before an operator.
+    """Return the operators that recompute a result from what is in memory before operator ``before``.
 
-    These are those from ``start`` on, and earlier ones whose results are larger than what they read.
+    They are those of the result's own segment, which begins at ``start``, and earlier ones whose results are larger
+    than what they read.
     """
 
     def again(source: int) -> bool:
@@ -112,7 +129,7 @@ def _size(graph: Graph, index: int) -> int:
 
 
 def _without_unread(graph: Graph, order: Sequence[int]) -> Order:
-    """Return an order without operators whose results are computed again before they are read."""
+    """Return an order without operators whose results are recomputed before anything reads them."""
     kept: list[int] = []
     read: set[int] = set()
     for index in reversed(order):

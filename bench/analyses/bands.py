@@ -11,7 +11,7 @@ from mucudnn.bench.report.plots import ALARM_COLOUR, OURS_COLOUR, label, new_fig
 from mucudnn.bench.report.records import Record
 from mucudnn.bench.report.tables import milliseconds, new_table
 from mucudnn.optimizing.memory_budget import Fitted
-from mucudnn.solver.bands import Plan
+from mucudnn.solver.plans import Plan
 from mucudnn.words.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

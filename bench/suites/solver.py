@@ -24,8 +24,8 @@ from mucudnn.database.database import Database
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import current_environment
 from mucudnn.solver.division import solve_wd
+from mucudnn.solver.external import programs
 from mucudnn.solver.front import desirable_sets
-from mucudnn.solver.knapsack import programs
 from mucudnn.tuning.divide import Divided
 from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.graph.operators import Band, Operator, windows
+from mucudnn.graph.operators import Band, Operator
+from mucudnn.graph.windows import windows
 from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace, fuses
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.running.workspace import lasting_buffer
@@ -109,9 +110,9 @@ class Convolution(Operator):
         algorithm.open(self.problem, self.weight, buffer)
         return buffer
 
-    def forget(self, but: Container[str] = ()) -> None:
-        """Free the prepared filters that are kept, but those of the named algorithms."""
-        for name in [name for name in self._kept if name not in but]:
+    def forget(self, except_for: Container[str] = ()) -> None:
+        """Free the prepared filters that are kept, except for those of the named algorithms."""
+        for name in [name for name in self._kept if name not in except_for]:
             del self._kept[name]
 
     def compute_ours(self, algorithm: Algorithm, band: Band, prepared: int, scratch: int) -> None:
@@ -167,8 +168,8 @@ class Convolution(Operator):
 def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:
     """Prepare the filters that are kept between calls, of convolutions with the algorithms that run them.
 
-    Those that are new are in one buffer: separately, most would be too small for huge pages. Convolutions that a graph
-    has more than once share theirs.
+    Those that are new are in one buffer: separately, most would be too small for huge pages. Copies of a convolution in
+    a graph that recomputes its result share one.
     """
     every = {(id(one._kept), algorithm.name): (one, algorithm) for one, algorithm in used if one.keeps}
     new = [(one, algorithm) for one, algorithm in every.values() if algorithm.name not in one._kept]

@@ -15,22 +15,19 @@ from mucudnn.graph.builder import Builder, Node
 from mucudnn.graph.fusions import arguments_of, two
 from mucudnn.graph.operators import (
     VIEWS,
-    AveragePool,
     Concatenation,
     Copy,
     Local,
-    MaxPool,
     Moments,
     Normalization,
     Operand,
     Operator,
-    Padding,
     Ref,
-    Resize,
     Scale,
     Shuffle,
     aten,
 )
+from mucudnn.graph.windows import AveragePool, MaxPool, Padding, Resize
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 

@@ -22,8 +22,10 @@ from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.running.workspace import workspace_of
 from mucudnn.solver import bands
-from mucudnn.solver.bands import Costs, Cut, Overlap, Overlaps, Plan, Ranges, Segment
+from mucudnn.solver.bands import Costs, Cut, Ranges, Segment
+from mucudnn.solver.overlaps import Overlap, Overlaps
 from mucudnn.solver.placement import Buffer, place
+from mucudnn.solver.plans import Plan
 
 
 def solver_graph(
@@ -99,7 +101,7 @@ class Schedule:
 
     arena_bytes: what the arena has, which is allocated once. ``run`` may be called by several threads.
 
-    limit_bytes: more work is done for a schedule that would need more than this.
+    limit_bytes: buffers are placed by an integer program if the schedule would need more otherwise.
     """
 
     def __init__(self, captured: Captured, graph: bands.Graph, plan: Plan, limit_bytes: float = inf) -> None:
@@ -245,7 +247,7 @@ class Schedule:
         for one, algorithm in self._algorithms():
             used.setdefault(id(one._kept), set()).update(() if algorithm is None else (algorithm.name,))
         for one, _ in self._algorithms():
-            one.forget(but=used[id(one._kept)])
+            one.forget(except_for=used[id(one._kept)])
 
     def _algorithms(self) -> Iterator[tuple[Convolution, Algorithm | None]]:
         for segment in self.plan.segments:

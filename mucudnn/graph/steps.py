@@ -16,21 +16,19 @@ from torch import Tensor
 
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import (
-    AveragePool,
     Band,
     Concatenation,
     Copy,
     Local,
-    MaxPool,
     Moments,
     Normalization,
     Operand,
     Operator,
-    Resize,
     Scale,
     Shuffle,
     aten,
 )
+from mucudnn.graph.windows import AveragePool, MaxPool, Resize
 from mucudnn.kernels.compiled.library import (
     ACTIVATIONS,
     COMBINATIONS,

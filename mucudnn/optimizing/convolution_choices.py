@@ -20,7 +20,8 @@ from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operator_costs import convolution_costs, every_cost, key_of, operator_costs
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.solver.bands import Costs, Cut, Graph, Plan, Segment
+from mucudnn.solver.bands import Costs, Cut, Graph, Segment
+from mucudnn.solver.plans import Plan
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config

@@ -28,8 +28,9 @@ from mucudnn.optimizing.fuse import require_inference
 from mucudnn.optimizing.refine import refined
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
-from mucudnn.solver.bands import Graph, Plan, plans
-from mucudnn.solver.recompute import orders_within
+from mucudnn.solver.bands import Graph
+from mucudnn.solver.plans import Plan, plans, undominated
+from mucudnn.solver.recompute import in_order, orders_within
 from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import machine_and_database
@@ -42,9 +43,8 @@ from mucudnn.words.warning import warn
 
 _CONTENDERS = 4  # plans that are run whole
 _FEW_OPERATORS = 0.2  # of a graph: plans that differ in fewer are as fast as each other
-_OF_BUDGET = 0.85  # that predicted bytes shall not exceed where results are computed again
-_ENOUGH = 1.02  # predicted times within this factor of the fastest without a budget need no improvement
-_LESS, _MORE = 0.98, 1.01  # of the bytes of a plan that needs too much, and of a budget that is too small
+_ARENA_SHARE = 0.85  # of the budget that plans which recompute may need: overlaps make arenas larger than predicted
+_FAST_ENOUGH = 1.02  # of the fastest time without a budget: slower plans are compared with recomputation
 _NEAR = 1.15  # predicted times within this factor of the best may win
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
 _LARGEST_ERROR_OF_HALVES = 5e-2
@@ -96,7 +96,7 @@ class Fitted:
         if self.runs_torchs:
             yield "the model runs as it is, which is faster"
             return
-        operators = self.schedule.operators
+        operators, seen = self.schedule.operators, set[str]()
         for segment, of_segment in zip(self.schedule.plan.segments, self.schedule.segment_bytes, strict=True):
             if isinstance(operators[segment.start], Input):
                 continue
@@ -105,12 +105,15 @@ class Fitted:
             cut = segment.cut
             bands = f", {cut.bands} bands" + ("" if cut.keeps else ", rows computed again") if cut.bands > 1 else ""
             samples = f", {cut.samples} samples at once" if cut.samples < self.schedule.captured.samples else ""
-            yield f"  {names}: {format_bytes(of_segment)}{bands}{samples}"
+            again = [one.name for one in operators[segment.start : segment.stop] if one.name in seen]
+            seen.update(one.name for one in operators[segment.start : segment.stop])
+            recomputed = f"; recomputed: {'; '.join(again)}" if again else ""
+            yield f"  {names}: {format_bytes(of_segment)}{bands}{samples}{recomputed}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A plan, with the graph for which it was made: the model's own, or one that computes some results again."""
+    """A plan, with the graph for which it was made: the model's own, or one that recomputes some results."""
 
     captured: Captured
     graph: Graph
@@ -177,27 +180,27 @@ class _Fitting:
                 self.choices.tune()
                 if self._may_run_whole():
                     self.choices.measure_in_place(self.arguments)
-            self.costs = self.choices.costs()
-            self.graph = solver_graph(self.captured, *self.costs)
+            self.graph = solver_graph(self.captured, *self.choices.costs())
             self.own = [_Option(self.captured, self.graph, plan) for plan in plans(self.graph)]
             options = self._options(self.budget)
             contenders = self._contenders(options)
             if not contenders:
                 raise self._infeasible(options)
-            return self._fastest(machine, tuple(one.plan for one in _front(options)), contenders)
+            front = undominated((one.plan.memory_bytes, one.plan.time_s, one.plan) for one in options)
+            return self._fastest(machine, tuple(plan for _, _, plan in front), contenders)
 
     # Choice
 
     def _options(self, budget: int | None) -> list[_Option]:
-        """Return the plans from the fastest on, with those that compute results again for the sake of the budget."""
-        repeating = []
+        """Return the plans from the fastest on, with those that recompute results for the sake of the budget."""
+        recomputing = []
         if budget is not None:
-            for order in orders_within(self.graph, int(budget * _OF_BUDGET), self.own[-1].plan.time_s * _ENOUGH):
-                captured = self.captured.in_order(order)
-                costs = ({number: some[i] for number, i in enumerate(order) if i in some} for some in self.costs)
-                graph = solver_graph(captured, *costs)
-                repeating += [_Option(captured, graph, plan) for plan in plans(graph)]
-        return sorted([*self.own, *_front(repeating)], key=lambda one: one.plan.time_s)
+            enough_s = self.own[-1].plan.time_s * _FAST_ENOUGH
+            for order in orders_within(self.graph, int(budget * _ARENA_SHARE), enough_s):
+                captured, graph = self.captured.in_order(order), in_order(self.graph, order)
+                every = (_Option(captured, graph, plan) for plan in plans(graph))
+                recomputing += [(one.plan.memory_bytes, one.plan.time_s, one) for one in every]
+        return sorted([*self.own, *(one for _, _, one in undominated(recomputing))], key=lambda one: one.plan.time_s)
 
     def _schedules_within(self, options: Sequence[_Option], budget: int | None) -> Iterator[Schedule]:
         """Yield the schedules of options that are within the budget, by prediction."""
@@ -210,8 +213,8 @@ class _Fitting:
             schedule = Schedule(option.captured, option.graph, option.plan, limit_bytes)
             if budget is None or schedule.needed_bytes <= budget:
                 yield schedule
-            elif limit_bytes == budget:  # and placing it took a second
-                most = predicted * _LESS
+            elif limit_bytes == budget:  # the integer program failed, and would for a plan that needs as much
+                most = predicted * 0.98
 
     def _contenders(self, options: Sequence[_Option]) -> list[Schedule]:
         """Return the plans to run whole: the fastest predicted within the budget, and others that may be faster."""
@@ -254,13 +257,13 @@ class _Fitting:
             raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
 
     def _infeasible(self, options: Sequence[_Option]) -> InfeasibleError:
-        """Return an error with the smallest budget that is found, and with which the search is sure to find a plan."""
+        """Return an error with the smallest budget for which the same search finds a plan."""
         least = self._least(options)
         while True:
             options = self._options(least)
             if next(self._schedules_within(options, least), None) is not None:
                 break
-            least = max(self._least(options), int(least * _MORE))
+            least = max(self._least(options), int(least * 1.01))
         assert self.budget is not None
         return InfeasibleError(
             f"the memory budget is {exact_bytes(self.budget)}; with this input the model needs at least "
@@ -324,15 +327,6 @@ class _Fitting:
                     raise NotCapturedError(f"its graph gives other values, with a relative error of {error:.1e}")
             elif not (torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs):
                 raise NotCapturedError("its graph gives other values")
-
-
-def _front(options: Sequence[_Option]) -> list[_Option]:
-    """Return the options that no other beats in both memory and time, from the least memory on."""
-    kept: list[_Option] = []
-    for one in sorted(options, key=lambda one: (one.plan.memory_bytes, one.plan.time_s)):
-        if not kept or one.plan.time_s < kept[-1].plan.time_s:
-            kept.append(one)
-    return kept
 
 
 def _relative_error(found: Tensor, expected: Tensor) -> float:

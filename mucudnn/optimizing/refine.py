@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from statistics import mean
 from typing import Any
 
@@ -33,7 +34,7 @@ def refined(
     own = {index: _convolution(schedule, index).algorithm(cut) for index, (_, _, cut) in kinds.items()}
     offered = {index: [own[index], *(one for one in candidates[index] if one is not own[index])] for index in kinds}
     trials = [
-        (schedule_with(schedule, {index: of[min(number, len(of) - 1)] for index, of in offered.items()}), number)
+        (_schedule_with(schedule, {index: of[min(number, len(of) - 1)] for index, of in offered.items()}), number)
         for number in range(max(map(len, offered.values()), default=0))
     ]
     seconds: dict[object, dict[Algorithm | None, list[float]]] = {kind: {} for kind in kinds.values()}
@@ -47,12 +48,12 @@ def refined(
                     seconds[kind].setdefault(of[number], []).append(times[index])
         rounds += 1
     fastest = {kind: min(of, key=lambda one: mean(of[one])) for kind, of in seconds.items()}
-    found = schedule_with(schedule, {index: fastest[kind] for index, kind in kinds.items()}, limit_bytes)
+    found = _schedule_with(schedule, {index: fastest[kind] for index, kind in kinds.items()}, limit_bytes)
     return found if found.needed_bytes <= limit_bytes else schedule
 
 
-def schedule_with(
-    schedule: Schedule, algorithms: Mapping[int, Algorithm | None], limit_bytes: float = float("inf")
+def _schedule_with(
+    schedule: Schedule, algorithms: Mapping[int, Algorithm | None], limit_bytes: float = inf
 ) -> Schedule:
     """Return the schedule with other algorithms of its convolutions, which become another variant of their choices."""
     known = max(len(_convolution(schedule, index).choices) for index in algorithms)

@@ -25,8 +25,9 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.operator_costs import every_cost
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.solver.bands import Costs, Graph, Plan, plans
-from mucudnn.solver.recompute import orders_within
+from mucudnn.solver.bands import Costs, Graph
+from mucudnn.solver.plans import Plan, plans
+from mucudnn.solver.recompute import in_order, orders_within
 from tests.support.effort import how_many
 from tests.support.random_models import random_model
 
@@ -61,13 +62,8 @@ def some_plans(front: tuple[Plan, ...], random: Random) -> list[Plan]:
     return [front[0], front[-1], random.choice(front)]
 
 
-def recomputing_schedules(
-    captured: Captured, graph: Graph, costs: dict[int, tuple[Costs, ...]], random: Random
-) -> Iterator[Schedule]:
-    """Yield schedules, placed by the integer program, that compute some results more than once.
-
-    These are results that the solver chooses for a budget, and one at random.
-    """
+def recomputing_schedules(captured: Captured, graph: Graph, random: Random) -> Iterator[Schedule]:
+    """Yield schedules, placed by the integer program, that recompute what the solver chooses, and a random result."""
     budget = random.choice(plans(graph)).memory_bytes // 2
     orders = list(orders_within(graph, budget, 0.0))[-1:]
     rows = [i for i in graph.may_be_overwritten if any(reach for _, reach in graph.readers[i])]
@@ -76,9 +72,8 @@ def recomputing_schedules(
         before = random.choice([reader for reader, reach in graph.readers[index] if reach])
         orders.append((*range(before), index, *range(before, len(graph))))
     for order in orders:
-        repeating = captured.in_order(order)
-        of_order = solver_graph(repeating, {number: costs[index] for number, index in enumerate(order)}, {})
-        yield Schedule(repeating, of_order, random.choice(plans(of_order)), 0)
+        of_order = in_order(graph, order)
+        yield Schedule(captured.in_order(order), of_order, random.choice(plans(of_order)), 0)
 
 
 def uses_vectors(captured: Captured) -> bool:
@@ -103,12 +98,11 @@ def _check(seed: int, *, ours: bool) -> None:
     random = Random(seed)
     captured = capture(model, (x,))
     known = choose_algorithms(captured, random, ours=ours)
-    costs = every_cost(captured, WallClock(), known)
-    graph = solver_graph(captured, costs, {})
+    graph = solver_graph(captured, every_cost(captured, WallClock(), known), {})
     with torch.no_grad():
         expected, torchs = copy.deepcopy(model).double()(x.double()), model(x)
     schedules = [Schedule(captured, graph, plan) for plan in some_plans(plans(graph), random)]
-    schedules += recomputing_schedules(captured, graph, costs, random)
+    schedules += recomputing_schedules(captured, graph, random)
     earlier: list[Tensor] | None = None
     for schedule in schedules:
         plan = schedule.plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +100,7 @@ class UpsamplingBlock(nn.Module):
         return self.last(self.second(nn.functional.silu(self.norms[1](y))) + self.shortcut(x))
 
 
-def test_results_are_computed_again_within_a_small_budget(quick: dict[str, Any]) -> None:
+def test_results_are_recomputed_within_a_small_budget(quick: dict[str, Any]) -> None:
     model, x = UpsamplingBlock().eval(), torch.randn(1, 16, 32, 32)
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
@@ -111,6 +112,7 @@ def test_results_are_computed_again_within_a_small_budget(quick: dict[str, Any])
     assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
     names = [one.name for one in fitted.findings[0].schedule.operators]
     assert names.count("conv2d") > 1
+    assert re.search(r"; recomputed: .*conv2d", str(mucudnn.report(fitted)))
     assert all(names.count(name) == 1 for name in ("conv2d_4", "group_norm, moments"))
 
 

@@ -18,7 +18,8 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.operator_costs import every_cost
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.optimizing.refine import refined
-from mucudnn.solver.bands import Cut, Plan, Segment
+from mucudnn.solver.bands import Cut, Segment
+from mucudnn.solver.plans import Plan
 
 
 def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:

@@ -1,0 +1,196 @@
+"""Operators that read other rows than those that they write: pooling, padding, resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from mucudnn.graph.operators import Band, Operator, aten
+from mucudnn.solver.bands import Indices, Reach
+
+
+def windows(rows: int, height: int, stride: int, padding: int, extent: int) -> tuple[Indices, Indices]:
+    """Return the first and behind the last input row that each output row reads, of ``height``, through a window.
+
+    A window that lies in the padding reads the nearest row.
+    """
+    start = np.arange(rows) * stride - padding
+    first = np.clip(start, 0, height - 1)
+    return first, np.clip(start + extent, first + 1, height)
+
+
+@dataclass(kw_only=True)
+class AveragePool(Operator):
+    """Average pooling. kernel, stride, padding: of rows and of columns. divisor: None for the size of the window.
+
+    A band begins at a row from which the windows of torch's operator are those of the whole; rows beyond it are
+    dropped.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    ceil_mode: bool
+    counts_padding: bool
+    divisor: int | None
+    height: int = field(init=False)  # of the image
+
+    @property
+    def kind(self) -> object:
+        return "AveragePool", self.kernel, self.stride
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        rows, self.height = np.arange(self.rows), heights[0]
+        stride, padding = self.stride[0], self.padding[0]
+        first = np.clip((rows - ceil(padding / stride)) * stride, 0, self.height - 1)
+        last = np.clip(rows * stride - padding + self.kernel[0], first + 1, self.height)
+        return (Reach(self.sources[0], first, last),)
+
+    def compute(self, band: Band) -> None:
+        x, skipped = band.xs[0], band.low - band.starts[0] // self.stride[0]
+        if self.kernel == x.shape[2:] and not any(self.padding) and self.divisor is None:
+            band.out.copy_(x.mean((2, 3), keepdim=True))  # more precise than a sum in order
+            return
+        y = F.avg_pool2d(x, self.kernel, self.stride, self.padding, self.ceil_mode, self.counts_padding, self.divisor)
+        band.out.copy_(y[:, :, skipped : skipped + band.high - band.low])
+
+
+@dataclass(kw_only=True)
+class MaxPool(Operator):
+    """The largest number of each window.
+
+    kernel, stride, padding, dilation: of rows and of columns.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def kind(self) -> object:
+        return "MaxPool", self.kernel, self.stride
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        extent = self.dilation[0] * (self.kernel[0] - 1) + 1
+        return (Reach(self.sources[0], *windows(self.rows, heights[0], self.stride[0], self.padding[0], extent)),)
+
+    def compute(self, band: Band) -> None:
+        x, sides = band.xs[0], []
+        starts = self.padding[1], band.starts[0] - band.low * self.stride[0] + self.padding[0]
+        for dimension, before in zip((1, 0), starts, strict=True):  # columns, then rows, as F.pad takes them
+            extent = self.dilation[dimension] * (self.kernel[dimension] - 1) + 1
+            last = (band.out.shape[2 + dimension] - 1) * self.stride[dimension] + extent
+            sides += [before, last - before - x.shape[2 + dimension]]
+        padded = F.pad(x, sides, value=-torch.inf)
+        band.out.copy_(F.max_pool2d(padded, self.kernel, self.stride, 0, self.dilation))
+
+
+@dataclass(kw_only=True)
+class Padding(Operator):
+    """Padding of rows and columns by zeros, another value, or the image reflected or replicated.
+
+    sides: left, right, above, below, none negative.
+    """
+
+    sides: tuple[int, int, int, int]
+    mode: str
+    value: float
+
+    @property
+    def kind(self) -> object:
+        return "Padding", self.mode
+
+    def _source_rows(self, height: int) -> Indices:
+        """Return, for each row of the result, the row of the input it comes from, or -1."""
+        _, _, above, below = self.sides
+        rows = torch.arange(height, dtype=torch.float64).view(1, 1, height, 1)
+        if self.mode == "constant":
+            padded = F.pad(rows, (0, 0, above, below), value=-1)
+        else:
+            padded = F.pad(rows, (0, 0, above, below), self.mode)
+        return padded.flatten().long().numpy()
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        self.source_rows = rows = self._source_rows(heights[0])
+        first = np.where(rows < 0, heights[0], rows)
+        last = np.where(rows < 0, 0, rows + 1)
+        return (_monotone(self.sources[0], first, last),)
+
+    def compute(self, band: Band) -> None:
+        left, right, _, _ = self.sides
+        x, start = band.xs[0], band.starts[0]
+        wanted = self.source_rows[band.low : band.high]
+        if self.mode == "constant":
+            inside = np.flatnonzero(wanted >= 0)
+            if len(inside) < len(wanted):
+                band.out.fill_(self.value)
+            if len(inside):
+                first = int(inside[0])
+                rows = x[:, :, int(wanted[first]) - start :][:, :, : len(inside)]
+                band.out[:, :, first : first + len(inside)].copy_(F.pad(rows, (left, right, 0, 0), value=self.value))
+            return
+        rows = x.index_select(2, torch.from_numpy(wanted - start).to(x.device))
+        band.out.copy_(F.pad(rows, (left, right, 0, 0), self.mode) if left or right else rows)
+
+
+@dataclass(kw_only=True)
+class Resize(Operator):
+    """Nearest or bilinear resizing: columns by torch, then rows as sums of two.
+
+    The rows' coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index).
+    """
+
+    mode: str
+    align_corners: bool
+    scales: tuple[float | None, float | None]
+
+    @property
+    def kind(self) -> object:
+        return "Resize", self.mode
+
+    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+        self.above, self.below, self.weights = self._sources(heights[0], self.rows, self.scales[0])
+        return (_monotone(self.sources[0], self.above, self.below + 1),)
+
+    def columns(self, width: int) -> tuple[Indices, Indices, NDArray[np.float64]]:
+        """Return, for each column of the result, the columns of x on both sides, and the weight of the second."""
+        return self._sources(width, self.shape[3], self.scales[1])
+
+    def _sources(self, size: int, outputs: int, scale: float | None) -> tuple[Indices, Indices, NDArray[np.float64]]:
+        if self.mode == "nearest":
+            numbers = torch.arange(size, dtype=torch.float32).view(1, 1, size, 1)
+            near = aten.upsample_nearest2d.default(numbers, [outputs, 1], scale, None).flatten().long().numpy()
+            return near, near, np.zeros(outputs)
+        at = np.arange(outputs, dtype=np.float64)
+        if self.align_corners:
+            at = at * ((size - 1) / (outputs - 1) if outputs > 1 else 0.0)
+        else:
+            at = np.maximum((at + 0.5) * (1 / scale if scale else size / outputs) - 0.5, 0)
+        before = np.minimum(at.astype(np.int64), size - 1)
+        return before, np.minimum(before + 1, size - 1), np.clip(at - before, 0, 1)
+
+    def compute(self, band: Band) -> None:
+        x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
+        width = self.shape[3]
+        if self.mode == "nearest":
+            if width != x.shape[3]:
+                x = aten.upsample_nearest2d.default(x, [x.shape[2], width], None, self.scales[1])
+            torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start).to(x.device), out=band.out)
+            return
+        x = aten.upsample_bilinear2d.default(x, [x.shape[2], width], self.align_corners, None, self.scales[1])
+        above = x.index_select(2, torch.from_numpy(self.above[rows] - start).to(x.device))
+        below = x.index_select(2, torch.from_numpy(self.below[rows] - start).to(x.device))
+        weights = torch.from_numpy(self.weights[rows]).to(x.device, x.dtype).view(1, 1, -1, 1)
+        torch.lerp(above, below, weights, out=band.out)
+
+
+def _monotone(source: int, first: Indices, last: Indices) -> Reach:
+    """Return a reach whose rows do not decrease from one row of the result to the next, which contains the given."""
+    return Reach(source, np.minimum.accumulate(first[::-1])[::-1], np.maximum.accumulate(last))
