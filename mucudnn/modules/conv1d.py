@@ -31,7 +31,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
-        if not operator_takes(x, (2, 3)) or weight.dim() != 3:
+        if not operator_takes(x, weight, (2, 3)) or weight.dim() != 3:
             return None
         if x.dim() == 2:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)

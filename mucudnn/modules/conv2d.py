@@ -7,7 +7,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.modules.tuned_module import TunedModule, are_pairs, may_be_tuned, operator_takes, padded
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
@@ -46,30 +45,18 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
             self.filter_cache.release()
         return super().train(mode)
 
-    def fused(self, x: Tensor, epilogue: Epilogue) -> Tensor | None:
-        """Return y, in inference, with an epilogue (addition, activation) computed by the algorithm. x: (N, C, H, W).
-
-        Returns None if no tuned choice supports the epilogue, if gradients are needed, or if tensors are not plain:
-        then call the module and apply the epilogue.
-        """
-        if torch.is_grad_enabled() or not is_eager(x, self.weight, self.bias) or x.dim() != 4:
-            return None
-        return self._tuned_forward(x, self.weight, self.bias, epilogue)
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         tuned = self.choices is not None or self.filter_cache is not None
         y = self._tuned_forward(input, weight, bias) if tuned else None
         return super()._conv_forward(input, weight, bias) if y is None else y
 
-    def _tuned_forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue | None = None
-    ) -> Tensor | None:
+    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return y by the tuned choice; None if torch's convolution is to run.
 
-        Torch's convolution also handles unusual inputs and reports errors. epilogue: see ``fused``.
+        Torch's convolution also handles unusual inputs and reports errors.
         """
         is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
-        if not is_plain and not operator_takes(x, (3, 4)):
+        if not is_plain and not operator_takes(x, weight, (3, 4)):
             return None
         if x.dim() == 3:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
@@ -83,13 +70,11 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
         choices, filters = self.choices, self.filter_cache
         geometry = self.stride, padding, self.dilation, self.groups
         if filters is not None and is_plain and not (self.training or torch.is_grad_enabled()):
-            y = filters.convolve(x, weight, bias, geometry, epilogue)
+            y = filters.convolve(x, weight, bias, geometry)
             if y is not None:
                 return y
         if choices is None or not may_be_tuned(choices, x.shape):
             return None
-        if epilogue is not None:
-            return operators.computed(_FORWARD, x, weight, bias, geometry, choices, epilogue)
         if is_plain:
             return calls.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)

@@ -73,7 +73,7 @@ class Conv3d(TunedClass, torch.nn.Conv3d):
 
     def _divided_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return y, computed in micro-batches; None if torch's undivided one is to run, which also reports errors."""
-        if not operator_takes(x, (5, 5)) or not are_tuples(self.stride, self.dilation, length=3):
+        if not operator_takes(x, weight, (5, 5)) or not are_tuples(self.stride, self.dilation, length=3):
             return None
         x, padding = padded(self, x, weight)
         sizes = self._micro_batch_sizes(x)

@@ -47,7 +47,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
     def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
         """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
-        if not operator_takes(x, (3, 4)) or self.padding_mode != "zeros":
+        if not operator_takes(x, self.weight, (3, 4)) or self.padding_mode != "zeros":
             return None
         stride, dilation, weight = self.stride, self.dilation, self.weight
         padding: Any = self.padding
@@ -134,7 +134,8 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     of_x, of_w, of_bias = ctx.needs_input_grad[:3]
     stride, padding, output_padding, dilation, groups, tuning = ctx.rest
-    dy = dy.contiguous(memory_format=ctx.memory_format)  # as torch does
+    if not _is_batch_of_gradients(dy):
+        dy = dy.contiguous(memory_format=ctx.memory_format)  # as torch does
     if not is_backward_data(stride, output_padding):
         geometry = stride, padding, dilation, True, output_padding, groups
         wanted = of_x, of_w, of_bias
@@ -145,6 +146,12 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     dx = operators.conv2d(dy, w, None, *rest) if of_x else None
     dw = operators.conv2d_backward_filter(dy, w, x, *rest) if of_w else None
     return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
+
+
+def _is_batch_of_gradients(dy: Tensor) -> bool:
+    """Return whether dy is seen by a vmap, which knows no memory formats."""
+    is_batch: bool = torch._C._functorch.is_batchedtensor(dy) or torch._C._functorch.is_legacy_batchedtensor(dy)
+    return is_batch
 
 
 def _flops(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any, out_val: Tensor) -> int:

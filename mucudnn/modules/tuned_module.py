@@ -17,6 +17,8 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 from mucudnn.words.results import Configuration
 
+_TORCHS: Any = Tensor.__torch_function__
+_USUAL_FUNCTIONS = _TORCHS.__func__, torch._C._disabled_torch_function_impl
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 
@@ -69,19 +71,28 @@ class TunedModule(TunedClass):
     filter_cache: FilterCache | None = None
 
 
-def operator_takes(x: Tensor, dims: tuple[int, int]) -> bool:
+def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
     """Return whether our operators accept x: a dense, real tensor whose number of dimensions is one of ``dims``.
 
-    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, and if x is not a
-    tensor, for example a ``torch.fx.Proxy``. The operator checks weight and bias itself.
+    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, if x is not a tensor,
+    for example a ``torch.fx.Proxy``, if x or the weight handles torch's functions itself, and under ``torch.export``,
+    whose graphs are for programs without mucudnn. The operator checks weight and bias otherwise.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False
     if x.is_nested or x.layout is not torch.strided or x.is_meta:
         return False
     if torch.compiler.is_compiling():
-        return True
+        return not torch.compiler.is_exporting()
+    if _handles_functions(x) or _handles_functions(weight):
+        return False
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def _handles_functions(tensor: Tensor) -> bool:
+    """Return whether a tensor's class has its own ``__torch_function__``."""
+    function: Any = type(tensor).__torch_function__
+    return getattr(function, "__func__", function) not in _USUAL_FUNCTIONS
 
 
 def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from mucudnn.modules import fused
 from mucudnn.running import definition, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.eager import calls
@@ -126,8 +125,7 @@ class InPlaceTimes:
     def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Return the result of ``compute``, and add its time to the last recorded call.
 
-        Use it for the gradient of the bias, which torch computes with dw, and for epilogues (operations fused with the
-        convolution).
+        Use it for the gradient of the bias, which torch computes with dw.
         """
         result, *times = self._timed(compute, arguments)
         if self._thread.last is not None:
@@ -252,7 +250,6 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
         (definition, {"bias_gradient": partial(times.record_more, definition.bias_gradient)}),
         (calls, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
         (FilterCache, {"convolve": recorded_convolve}),
-        (fused, {"followed": partial(times.record_more, fused.followed), "run_fused": lambda *_: NotImplemented}),
     )
     with ExitStack() as stack:
         for owner, functions in places:

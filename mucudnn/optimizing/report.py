@@ -17,7 +17,6 @@ from mucudnn.graph.model import BandedModel
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv3d import UNDIVIDED, Conv3d, DividedOperation
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
-from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.alternatives import Alternative, stored_alternatives
@@ -51,10 +50,9 @@ class Report:
     inference. convolutions: number of convolutions of tunable classes. untuned: module name and the reason why torch's
     convolution runs. transposed: names of layers whose forward operation is backward data of their problem. divided:
     module name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one
-    for each part of the model that was optimized separately. fused: module name and the operations fused with its
-    convolution. unconfirmed: reasons why parts of the model were not compared. alternatives: other dtypes and memory
-    formats in which all these operations were measured on this machine, the fastest first. memory: how a model runs
-    within its memory budget, for each input that it was tuned for.
+    for each part of the model that was optimized separately. unconfirmed: reasons why parts of the model were not
+    compared. alternatives: other dtypes and memory formats in which all these operations were measured on this machine,
+    the fastest first. memory: how a model runs within its memory budget, for each input that it was tuned for.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -64,7 +62,6 @@ class Report:
     transposed: tuple[str, ...] = ()
     divided: tuple[tuple[str, DividedOperation], ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
-    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unconfirmed: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     memory: tuple[Fitted, ...] = ()
@@ -94,7 +91,6 @@ class Report:
         return "\n".join(
             (
                 *(f"{_named(name)}: {chosen}" for name, chosen in every),
-                *(f"{name}: fused with {', '.join(parts)}" for name, parts in self.fused),
                 *(f"{one.heading}: {one.details()}" for one in self.confirmations),
                 *(f"not confirmed: {reason}" for reason in self.unconfirmed),
                 *self._untuned_in_words(),
@@ -183,7 +179,6 @@ class Report:
         yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
             yield filled(left_out)
-        yield from self._fused_in_words()
         yield from self._divided_in_words()
         yield from self._untuned_in_words()
 
@@ -206,13 +201,6 @@ class Report:
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
         if unproven := next((f.reason for f in failures if f.is_unproven), None):
             yield filled(f"code of libraries was not tried: {unproven}")
-
-    def _fused_in_words(self) -> Iterator[str]:
-        """Yield a line that counts the fused convolutions, and how often each operation is fused with them."""
-        if self.fused:
-            counted = Counter(part for _, parts in self.fused for part in parts)
-            several = ", ".join(f"{part} in {count}" for part, count in counted.items())
-            yield filled(f"fused for inference: {len(self.fused)} convolutions; {several}")
 
     def _divided_in_words(self) -> Iterator[str]:
         """Yield a line for each ``Conv3d`` that runs in micro-batches."""
@@ -255,7 +243,6 @@ def report(model: torch.nn.Module) -> Report:
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
         tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
         tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
-        tuple((name, module.parts) for name, module in every if isinstance(module, FusedConvolution)),
         tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
         _alternatives([module for _, module in modules]),
     )

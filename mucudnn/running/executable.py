@@ -184,6 +184,17 @@ class Executable:
             return made
         return replace(made, bound=(made._in_cpp() if keeps_workspace else None) or made.run)
 
+    def with_strides(self, strides: tuple[int, ...]) -> Executable:
+        """Return the executable whose result has these strides, which differ only in dimensions of size 1."""
+        if strides == self.result.strides:
+            return self
+        made = replace(self, result=replace(self.result, strides=strides))
+        return (
+            made
+            if self.bound is None
+            else replace(made, bound=(made._in_cpp() if made.keeps_workspace else None) or made.run)
+        )
+
     @property
     def workspace_bytes(self) -> int:
         end: int = self.scratch.stop
@@ -308,7 +319,6 @@ class Executable:
             [(stage.bound, None if stage.is_cached else stage.prepared.start) for stage in self.stages],
             self.scratch,
             is_channels_last=problem.memory_format is MemoryFormat.CHANNELS_LAST,
-            fuses=all(stage.fuses for stage in self.stages),
             result=(result.shape, result.strides, result.dtype, torch.device(result.device_type)),
             new_large=result.new if result.is_large else None,
             otherwise=self.run,

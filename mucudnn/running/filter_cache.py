@@ -10,7 +10,6 @@ Filters are cached on the CPU only: on a GPU every call would have to wait for a
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -25,7 +24,6 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry
 from mucudnn.running.choices import ExecutableKey, executable_of
-from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import make_releasable, note_lack_of_memory
 from mucudnn.words.errors import LibraryError
@@ -71,16 +69,11 @@ def fingerprint(tensor: Tensor) -> int:
     return fingerprinted
 
 
-def _fingerprint_address() -> int:
-    return ctypes.cast(library().mucudnn_fingerprint, ctypes.c_void_p).value or 0
-
-
 class FilterCache:
     """Prepared filters of one module, made on first use and again whenever the filter's bytes change.
 
     The cache is thread-safe. A copy or pickle of a cache prepares its filters anew. x_shapes: shapes (N, C, H, W) with
-    a cached filter. keeps_workspace: see ``Choices``. kept: for each key of a call, a tuple that the C++ extension
-    (``hot_path.fused``) needs: fingerprint of the filter, address of the fingerprint function, prepared buffer.
+    a cached filter. keeps_workspace: see ``Choices``.
     """
 
     device_type = "cpu"
@@ -90,7 +83,6 @@ class FilterCache:
         self.x_shapes = frozenset(each.problem.x_shape(n) for each in self.filters for n in each.configurations)
         self.executables: dict[ExecutableKey, Executable | None] = {}
         self._of_problem = {each.problem: each for each in self.filters}
-        self.kept: dict[bytes, tuple[int, int, Tensor]] = {}
         self._prepared: dict[ConvProblem, _Prepared] = {}
         self._preparing = Lock()
         make_releasable(self)
@@ -101,7 +93,7 @@ class FilterCache:
     def release(self) -> None:
         """Free the memory of all prepared filters; the next call prepares them again."""
         with self._preparing:
-            self._prepared, self.kept = {}, {}
+            self._prepared = {}
 
     def unlock(self) -> None:
         """Reset the cache's lock in a forked process, since another thread may have held it."""
@@ -136,12 +128,8 @@ class FilterCache:
         if executable is None or not (epilogue is None or executable.takes(epilogue, x)):
             return None
         try:
-            source, buffer = self._prepared_from(w, executable)
-            y = executable.run(x, w, bias, buffer, epilogue)
-            key = known_key(Operation.FORWARD, x, w, bias, *geometry)
-            if key is not None:
-                self.kept[key] = source[0], _fingerprint_address(), buffer
-            return y
+            _, buffer = self._prepared_from(w, executable)
+            return executable.run(x, w, bias, buffer, epilogue)
         except LibraryError as error:
             say_once(f"{executable.problem}: {error}; its filter is not kept")
             return None
@@ -169,7 +157,6 @@ class FilterCache:
             if prepared is not None and prepared[0] == source:  # prepared by another thread in the meantime
                 return prepared
             self._prepared.pop(executable.problem, None)  # frees the old buffer unless it is in use
-            self.kept = {}
             copy = w.detach().clone()
             torch_format = TORCH_FORMATS[executable.problem.memory_format]
             buffer = executable.prepare(copy.contiguous(memory_format=torch_format))

@@ -2,9 +2,8 @@
 // executable, and the call of a bound executable. In Python each of these costs several times its useful work, most of
 // all in a training step, where little of the interpreter is in the caches when a convolution is called.
 //
-// It knows torch only through the objects that Python passes in, not through torch's headers: tensors describe
-// themselves by DLPack's exchange API, an independent standard. It handles only the common case; every other call goes
-// back to Python, which handles all cases.
+// It knows torch only through the objects that Python passes in, not through torch's headers (tensors.h). It handles only
+// the common case; every other call goes back to Python, which handles all cases.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -15,64 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "tensors.h"
+
 namespace {
-
-class Ref {  // owns a reference, or is empty
- public:
-  Ref() = default;
-  explicit Ref(PyObject* owned) : object_(owned) {}
-  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Ref& operator=(Ref&& other) noexcept {
-    std::swap(object_, other.object_);
-    return *this;
-  }
-  Ref(const Ref&) = delete;
-  ~Ref() { Py_XDECREF(object_); }
-  static Ref borrowed(PyObject* object) {
-    Py_XINCREF(object);
-    return Ref(object);
-  }
-  PyObject* get() const { return object_; }
-  PyObject* release() { return std::exchange(object_, nullptr); }
-  explicit operator bool() const { return object_ != nullptr; }
-
- private:
-  PyObject* object_ = nullptr;
-};
-
-// ---- DLPack (github.com/dmlc/dlpack), as far as it is used ----------------------------------------------------------
-
-constexpr uint32_t DLPACK_VERSION = 1;  // the major version; minor versions keep the structures below
-constexpr int32_t ON_CPU = 1;
-
-struct DataType {
-  uint8_t code, bits;
-  uint16_t lanes;
-};
-
-struct Described {  // a DLTensor, which borrows what it points to
-  void* data;
-  int32_t device_type, device_id, dims;
-  DataType dtype;
-  int64_t *shape, *strides;  // strides in elements
-  uint64_t byte_offset;
-
-  int64_t elements() const {
-    int64_t product = 1;
-    for (int32_t i = 0; i < dims; ++i) product *= shape[i];
-    return product;
-  }
-};
-
-struct ExchangeApi {
-  struct Header {
-    uint32_t major, minor;
-    Header* previous;
-  } header;
-  void *allocate, *to_managed, *from_managed;
-  int (*describe)(void* tensor, Described* out);  // 0, or -1 with a Python exception set
-  void* current_stream;
-};
 
 // ---- objects from Python --------------------------------------------------------------------------------------------
 
@@ -95,9 +39,6 @@ PyObject* dimensions_of_bias = nullptr;  // the dimensions of dy to sum over for
 
 struct Names {
   PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum, *contiguous;
-  PyObject *kept, *parameters, *weight, *bias, *training, *padding_mode, *zeros, *filter_cache, *choices;
-  PyObject* geometry[4];  // stride, padding, dilation, groups
-  PyObject* hooks[4];
 } names;
 
 using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch,
@@ -111,11 +52,6 @@ struct Stage {
 
 constexpr Py_ssize_t KEPT = -1;
 
-struct Epilogue {  // EpilogueArgument of kernels/compiled/common/abi.h
-  void* added;
-  int64_t bytes, activation;
-};
-
 enum Operation : long { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 
 struct Bound {
@@ -125,7 +61,6 @@ struct Bound {
   std::vector<Stage>* stages;
   Py_ssize_t scratch, workspace_bytes;
   int is_channels_last;     // all tensors are channels-last; otherwise contiguous
-  int fuses;                // whether every stage takes an epilogue
   PyObject* new_arguments;  // shape, strides, dtype and device of the result
   PyObject* new_names;      // keyword names of the last two
   PyObject* new_large;      // a function that allocates a large result, or None
@@ -210,39 +145,21 @@ PyObject* in_python(const Bound& bound, const Operands& operands) {
   return PyObject_Vectorcall(bound.otherwise, arguments, 3, nullptr);
 }
 
-// The epilogue: what is added to y, and the activation that follows. It is checked against y once y exists.
-struct Following {
-  Described of_added = {};
-  bool adds = false;
-  int64_t activation = 0;
-};
-
-bool is_alike(const Described& a, const Described& b) {
-  return a.dims == b.dims && a.dtype.code == b.dtype.code && a.dtype.bits == b.dtype.bits &&
-         std::memcmp(a.shape, b.shape, a.dims * sizeof(*a.shape)) == 0;
-}
-
-// Run a call. operands: described, with the shapes that the executable was bound for. kept: what another call prepared,
-// or null. Return null, with or without an exception, if Python has to run the call.
-PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, const Following* following) {
+// Run a call. operands: described, with the shapes that the executable was bound for. Return null, with or without an
+// exception, if Python has to run the call.
+PyObject* run_dense(const Bound& bound, const Operands& operands) {
   const bool is_forward = bound.operation == FORWARD;
   const bool reads_x = bound.operation != BACKWARD_DATA, reads_w = bound.operation != BACKWARD_FILTER;
   if ((reads_x && !is_dense(operands.of_x, bound.is_channels_last)) ||
       (reads_w && !is_dense(operands.of_w, bound.is_channels_last)) ||
       (operands.has_third() && !is_dense(operands.of_third, bound.is_channels_last && !is_forward)))
     return nullptr;
-  if (!kept && bound.has_kept_stage()) return nullptr;
+  if (bound.has_kept_stage()) return nullptr;
   Described of_workspace, of_result;
   const Ref workspace = workspace_of(bound, of_workspace);  // held, since another thread may release it meanwhile
   if (!workspace) return nullptr;
   Ref result = new_result(bound, operands, of_result);
   if (!result) return nullptr;
-  Epilogue epilogue = {};
-  if (following) {
-    const Described& added = following->of_added;
-    if (following->adds && !(is_alike(added, of_result) && is_dense(added, bound.is_channels_last))) return nullptr;
-    epilogue = {added.data, following->adds ? added.elements() * added.dtype.bits / 8 : 0, following->activation};
-  }
   char* const start = static_cast<char*>(of_workspace.data);
   void* const of_x = reads_x ? operands.of_x.data : of_result.data;
   void* const of_w = reads_w ? operands.of_w.data : of_result.data;
@@ -252,8 +169,7 @@ PyObject* run_dense(const Bound& bound, const Operands& operands, char* kept, co
   Py_BEGIN_ALLOW_THREADS;
   for (const Stage& stage : *bound.stages)
     is_refused = is_refused || stage.entry(stage.argument, of_x, of_w, of_y, of_bias,
-                                           stage.prepared == KEPT ? kept : start + stage.prepared,
-                                           start + bound.scratch, following ? &epilogue : nullptr) < 0;
+                                           start + stage.prepared, start + bound.scratch, nullptr) < 0;
   Py_END_ALLOW_THREADS;
   return is_refused ? nullptr : result.release();  // Python repeats the call and raises the error
 }
@@ -265,7 +181,7 @@ PyObject* run(const Bound& bound, Operands& operands) {
     if (!dense || !describe(dense.get(), operands.of_third)) return in_python(bound, operands);
     operands.third = dense.get();
   }
-  PyObject* result = run_dense(bound, operands, nullptr, nullptr);
+  PyObject* result = run_dense(bound, operands);
   return result ? result : in_python(bound, operands);
 }
 
@@ -282,9 +198,9 @@ PyObject* bound_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   long operation;
   PyObject *stages, *new_arguments, *new_names, *new_large, *otherwise;
   Py_ssize_t scratch, workspace_bytes;
-  int is_channels_last, fuses;
-  if (!PyArg_ParseTuple(arguments, "lO!nnppO!O!OO", &operation, &PyTuple_Type, &stages, &scratch, &workspace_bytes,
-                        &is_channels_last, &fuses, &PyTuple_Type, &new_arguments, &PyTuple_Type, &new_names,
+  int is_channels_last;
+  if (!PyArg_ParseTuple(arguments, "lO!nnpO!O!OO", &operation, &PyTuple_Type, &stages, &scratch, &workspace_bytes,
+                        &is_channels_last, &PyTuple_Type, &new_arguments, &PyTuple_Type, &new_names,
                         &new_large, &otherwise))
     return nullptr;
   if (PyTuple_GET_SIZE(new_arguments) != 4 || PyTuple_GET_SIZE(new_names) != 2)
@@ -298,7 +214,6 @@ PyObject* bound_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   bound.scratch = scratch;
   bound.workspace_bytes = workspace_bytes;
   bound.is_channels_last = is_channels_last;
-  bound.fuses = fuses;
   bound.new_large = Py_NewRef(new_large);
   bound.new_arguments = Py_NewRef(new_arguments);
   bound.new_names = Py_NewRef(new_names);
@@ -495,98 +410,6 @@ PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return PyTuple_Pack(4, results[0].get(), results[1].get(), results[2].get(), results[3].get());
 }
 
-// ---- a fused convolution in inference -------------------------------------------------------------------------------
-
-using Fingerprint = int64_t (*)(const void* data, int64_t size_bytes, int threads);
-
-// Return what another call prepared from a filter, by the key of the call: (fingerprint of the filter's bytes, address
-// of the fingerprint function, buffer). Empty if there is nothing or the filter has changed.
-Ref kept_buffer(PyObject* filters, PyObject* key, const Described& of_w, Described& of_buffer) {
-  const Ref all(PyObject_GetAttr(filters, names.kept));
-  if (!all || !PyDict_Check(all.get())) return Ref();
-  PyObject* found = PyDict_GetItemWithError(all.get(), key);
-  if (!found) return Ref();
-  Ref kept = Ref::borrowed(found);
-  long long expected;
-  Py_ssize_t address;
-  PyObject* buffer;
-  if (!PyArg_ParseTuple(found, "LnO", &expected, &address, &buffer) || !describe(buffer, of_buffer)) return Ref();
-  const Ref threads(PyObject_CallNoArgs(torch.get_num_threads));
-  const long count = threads ? PyLong_AsLong(threads.get()) : -1;
-  if (count < 1) return Ref();
-  const int64_t bytes = of_w.elements() * of_w.dtype.bits / 8;
-  const int64_t is = reinterpret_cast<Fingerprint>(address)(of_w.data, bytes, int(count));
-  return is == expected ? std::move(kept) : Ref();
-}
-
-// Run a call by the executable of one source. Return null, with or without an exception, if Python has to run it.
-PyObject* run_fused_by(PyObject* source, PyObject* key, const Operands& operands, const Following& following) {
-  const Ref executables(PyObject_GetAttr(source, names.executables));
-  if (!executables || !PyDict_Check(executables.get())) return nullptr;
-  PyObject* found = PyDict_GetItemWithError(executables.get(), key);
-  if (!found || found == Py_None) return nullptr;
-  const Ref executable = Ref::borrowed(found);
-  const Ref its_bound(PyObject_GetAttr(found, names.bound));
-  if (!its_bound || Py_TYPE(its_bound.get()) != bound_type) return nullptr;
-  const Bound& bound = *reinterpret_cast<Bound*>(its_bound.get());
-  if (!bound.fuses) return nullptr;
-  if (!bound.has_kept_stage()) return run_dense(bound, operands, nullptr, &following);
-  Described of_buffer;
-  const Ref kept = kept_buffer(source, key, operands.of_w, of_buffer);
-  return kept ? run_dense(bound, operands, static_cast<char*>(of_buffer.data), &following) : nullptr;
-}
-
-// Return whether calling the module in inference would only run its forward.
-bool is_called_as_it_stands(PyObject* attributes) {
-  for (PyObject* name : names.hooks) {
-    PyObject* hooks = PyDict_GetItemWithError(attributes, name);
-    if (!hooks || PyObject_Size(hooks) != 0) return false;
-  }
-  PyObject* mode = PyDict_GetItemWithError(attributes, names.padding_mode);
-  return mode && PyUnicode_Check(mode) && PyUnicode_Compare(mode, names.zeros) == 0 &&
-         PyDict_GetItemWithError(attributes, names.training) == Py_False;
-}
-
-// Run a fused call. arguments: the convolution, x, what is added or None, and the number of the activation.
-PyObject* run_fused(PyObject* const* arguments) {
-  const Ref attributes(PyObject_GenericGetDict(arguments[0], nullptr));
-  if (!attributes || !is_called_as_it_stands(attributes.get())) return nullptr;
-  const auto attribute = [&](PyObject* name) { return PyDict_GetItemWithError(attributes.get(), name); };
-  PyObject* parameters = attribute(names.parameters);
-  if (!parameters || !PyDict_Check(parameters)) return nullptr;
-  PyObject *of_weight = PyDict_GetItemWithError(parameters, names.weight),
-           *of_bias = PyDict_GetItemWithError(parameters, names.bias);
-  if (!of_weight || !of_bias) return nullptr;
-  const Ref w = Ref::borrowed(of_weight), bias = Ref::borrowed(of_bias);  // held: another thread may replace them
-  PyObject *x = arguments[1], *added = arguments[2], *rest[4];
-  for (int i = 0; i < 4; ++i)
-    if (!(rest[i] = attribute(names.geometry[i]))) return nullptr;
-  const int is_recorded = truth(Ref(PyObject_CallNoArgs(torch.is_grad_enabled)));
-  if (is_recorded || are_eager(x, w.get(), bias.get()) != 1) return nullptr;
-  Following following;
-  following.adds = added != Py_None;
-  following.activation = PyLong_AsLong(arguments[3]);
-  if (following.adds && (is_plain(added) != 1 || !describe(added, following.of_added))) return nullptr;
-  if (following.adds && following.of_added.device_type != ON_CPU) return nullptr;
-  Operands operands(x, w.get(), bias.get());
-  if (!operands.describe_all()) return nullptr;
-  const Ref key = key_of(PyTuple_GET_ITEM(torch.operations, FORWARD), operands, rest);
-  if (!key) return nullptr;
-  PyObject* filters = attribute(names.filter_cache);
-  if (filters && filters != Py_None) return run_fused_by(Ref::borrowed(filters).get(), key.get(), operands, following);
-  PyObject* choices = attribute(names.choices);
-  if (!choices || choices == Py_None) return nullptr;
-  return run_fused_by(Ref::borrowed(choices).get(), key.get(), operands, following);
-}
-
-PyObject* fused(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 4) return PyErr_Format(PyExc_TypeError, "it takes a convolution, x, what is added, and the activation");
-  PyObject* result = run_fused(arguments);
-  if (result) return result;
-  PyErr_Clear();  // lack of memory, for example: Python runs the call again and handles the error
-  return Py_NewRef(Py_NotImplemented);
-}
-
 PyObject* set_values_in_python(PyObject*, PyObject* function) {
   Py_XSETREF(values_in_python, Py_NewRef(function));
   Py_RETURN_NONE;
@@ -600,10 +423,8 @@ PyObject* set_up(PyObject*, PyObject* arguments) {
                         &PyDict_Type, &forward_ad, &workspace, &is_grad_enabled, &PyTuple_Type, &operations,
                         &PyTuple_Type, &unusual))
     return nullptr;
-  const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  const ExchangeApi* api = exchange_api(capsule);
   if (!api) return nullptr;
-  if (api->header.major != DLPACK_VERSION || !api->describe)
-    return PyErr_Format(PyExc_ValueError, "this torch describes tensors by another version of DLPack");
   torch = {reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor)),
            reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter)),
            api->describe,
@@ -632,8 +453,6 @@ PyMethodDef methods[] = {
      "Compute without autograd: operation, x, w, third, and the rest of the call."},
     {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
      "Compute the gradients of a convolution; NotImplemented where they are recorded, or not eager."},
-    {"fused", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(fused)), METH_FASTCALL,
-     "Run a convolution of a known executable with what follows it; NotImplemented: ask in Python."},
     {"set_values_in_python", set_values_in_python, METH_O, "Hand over what does the same as values, for all cases."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -669,23 +488,6 @@ bool intern_names() {
       {&names.needs_input_grad, "needs_input_grad"},
       {&names.sum, "sum"},
       {&names.contiguous, "contiguous"},
-      {&names.kept, "kept"},
-      {&names.parameters, "_parameters"},
-      {&names.weight, "weight"},
-      {&names.bias, "bias"},
-      {&names.training, "training"},
-      {&names.padding_mode, "padding_mode"},
-      {&names.zeros, "zeros"},
-      {&names.filter_cache, "filter_cache"},
-      {&names.choices, "choices"},
-      {&names.geometry[0], "stride"},
-      {&names.geometry[1], "padding"},
-      {&names.geometry[2], "dilation"},
-      {&names.geometry[3], "groups"},
-      {&names.hooks[0], "_forward_hooks"},
-      {&names.hooks[1], "_forward_pre_hooks"},
-      {&names.hooks[2], "_backward_hooks"},
-      {&names.hooks[3], "_backward_pre_hooks"},
   };
   for (const auto& [name, text] : all)
     if (!(*name = PyUnicode_InternFromString(text))) return false;

@@ -113,11 +113,6 @@ known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
 # not be called while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
 
-# Runs a fused convolution in inference, if its executable is cached and bound. Arguments: the ``Conv2d``, x, the tensor
-# to add to y (or None), and the libraries' number of the activation. Must not be called while torch compiles, or with
-# global module hooks. Returns NotImplemented if ``Conv2d.fused`` must run the call.
-fused: Callable[..., Any] = _call.fused if is_built else _run_nothing
-
 
 def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
     """Return the C++ module with the functions ``values`` and ``gradients``; None if it was not built.
@@ -136,7 +131,6 @@ def bound_in_cpp(
     scratch: slice,
     *,
     is_channels_last: bool,
-    fuses: bool,
     result: tuple[object, ...],
     new_large: Callable[[], Tensor] | None,
     otherwise: Bound,
@@ -144,9 +138,8 @@ def bound_in_cpp(
     """Return a C++ function that runs an executable on the CPU; None if that is not possible.
 
     stages: pairs of a stage and the offset of its prepared bytes in the workspace; None if they have a separate buffer.
-    scratch: range of the scratch at the end of the workspace. fuses: whether every stage supports epilogues. result:
-    shape, strides, dtype and device of the result. new_large: allocates a large result; None if the result is not
-    large.
+    scratch: range of the scratch at the end of the workspace. result: shape, strides, dtype and device of the result.
+    new_large: allocates a large result; None if the result is not large.
 
     otherwise: Python function that runs the executable on any operands. It is called if they are not dense, if this
     thread has no workspace yet, or if a stage needs a cached filter.
@@ -159,7 +152,7 @@ def bound_in_cpp(
             return None
         entries.append((*stage.entry, _KEPT if prepared is None else prepared))
     bound: Bound = _call.Bound(
-        *(_OPERATIONS.index(operation), tuple(entries), scratch.start, scratch.stop, is_channels_last, fuses),
+        *(_OPERATIONS.index(operation), tuple(entries), scratch.start, scratch.stop, is_channels_last),
         *(result, ("dtype", "device"), new_large, otherwise),
     )
     return bound
