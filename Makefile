@@ -4,7 +4,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 # Installation compiles these sources, so the environment depends on them.
-SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp)
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp mucudnn/running/eager/*.h mucudnn/graph/*.cpp)
 # Packages that make gpu needs in $(PYTHON).
 IMPORTED := torch numpy pandas psutil pulp click rich pytest
 

@@ -52,12 +52,16 @@ setup(
         for name, instruction_set in BUILDS.items()
     ]
     + [
-        Extension(
-            "mucudnn.running.eager._call",
-            sources=["mucudnn/running/eager/_call.cpp"],
-            extra_compile_args=["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", *SANITIZERS],
-            extra_link_args=SANITIZERS,
-            optional=True,
+        *(
+            Extension(
+                f"mucudnn.{name}",
+                sources=[f"mucudnn/{name.replace('.', '/')}.cpp"],
+                depends=["mucudnn/running/eager/tensors.h"],
+                extra_compile_args=["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", *SANITIZERS],
+                extra_link_args=SANITIZERS,
+                optional=True,
+            )
+            for name in ("running.eager._call", "graph._guards")
         ),
         Extension(  # preloaded into the proving process, never imported
             "mucudnn.measuring.proving._red_zones",

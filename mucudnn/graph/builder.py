@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from mucudnn.graph.operators import CPU, Copy, Operator, Ref
+from mucudnn.graph.sharing import View
 
 Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 
@@ -32,7 +33,9 @@ class Captured:
     """A model as a graph, for a batch of ``samples`` on a device.
 
     results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
-    direct_results: the results that operators write as the caller gets them, by index, with their memory format.
+    direct_results: the results that operators write as the caller gets them, by index, with their memory format. views:
+    the memory of each result,
+    by its number; strides: of the arguments of which a result is a view, which must have these.
     """
 
     samples: int
@@ -41,6 +44,8 @@ class Captured:
     operators: list[Operator] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     direct_results: dict[int, torch.memory_format] = field(default_factory=dict)
+    views: dict[int, View] = field(default_factory=dict)
+    strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def result_indices(self) -> frozenset[int]:
@@ -52,7 +57,7 @@ class Captured:
         Each reads what ran last of those that it may read.
         """
         numbers: dict[int, int] = {}
-        made = Captured(self.samples, self.device, self.template)
+        made = Captured(self.samples, self.device, self.template, views=self.views, strides=self.strides)
         for number, index in enumerate(order):
             made.operators.append(self.operators[index].renumbered(numbers))
             numbers[index] = number

@@ -13,11 +13,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mucudnn.graph.builder import Builder, Captured, Node
 from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
+from mucudnn.graph.guards import Guards
 from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
 from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Operator, Ref, Scale, aten
+from mucudnn.graph.sharing import result_views
 from mucudnn.running.hooks import has_hooks
-from mucudnn.words.errors import MucudnnError, first_line
+from mucudnn.words.errors import MucudnnError, first_line, no_images
 
 _IDENTITIES = {
     aten.dropout.default,
@@ -35,23 +37,39 @@ class NotCapturedError(MucudnnError):
 def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
     """Return the graph of a model in ``eval()`` for arguments of these shapes.
 
-    Raises ``NotCapturedError`` if torch.export cannot trace the model, if it changes its buffers, or if it has hooks.
+    Raises ``InvalidInputError`` if there are 0 images, and ``NotCapturedError`` if torch.export cannot trace the model,
+    if a call changes it, if it has hooks, or if the values of its tensors cannot be watched.
     """
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        raise NotCapturedError("there are hooks for all modules, which a graph does not call")
     for name, module in model.named_modules():
         if has_hooks(module):
             raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")
+    guards = Guards(model)
+    if guards.unguarded:
+        raise NotCapturedError(f"{guards.unguarded[0]} is a tensor of a kind whose values cannot be watched")
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export warns of its own code
             exported = torch.export.export(model, arguments, strict=False).run_decompositions({})
+            views = result_views(model, arguments, guards.tensors)
     except Exception as error:  # the model may raise anything
         raise NotCapturedError(f"torch.export cannot trace it: {type(error).__name__}: {first_line(error)}") from error
     signature = exported.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
         raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
+    if why := guards.why_not():
+        raise NotCapturedError(f"a call changes the model: {why}")
+    walk = _Walk(exported)
+    if walk.made.samples == 0:
+        raise no_images("")
     with torch.no_grad():
-        return _Walk(exported).build()
+        made = walk.build()
+    made.views = views
+    viewed = {view.of for view in views.values() if isinstance(view.of, int)}
+    made.strides = {number: leaf.stride() for number, leaf in enumerate(flattened(arguments)) if number in viewed}
+    return made
 
 
 class _Walk(Builder):

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import is_
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_flatten, tree_leaves
 
+from mucudnn.graph.guards import Guards
 from mucudnn.graph.schedule import Schedule
+from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.warning import say_once
+from mucudnn.words.warning import warn
 
 Signature = tuple[object, ...]
-_State: TypeAlias = tuple[list[Tensor | None], list[int], list[int]]
 
 
 class BandedModel(nn.Module):
     """A model in ``eval()`` that runs as a graph; with a memory budget, each call stays within its bytes.
 
     The bytes are beside parameters, arguments and results. It computes what ``model`` computes, for inputs of the
-    shapes and dtypes that it was tuned for. For others, where gradients are recorded, under autocast, and after one of
-    its parameters or buffers has changed, ``model`` itself runs, and this is said once. schedules: by signature of the
-    arguments; None where ``model`` itself is faster and within the bytes. findings: what was chosen and why, for
-    ``report``.
+    shapes and dtypes that it was tuned for. ``model`` itself runs for others, where gradients are recorded, in modes
+    that change what PyTorch's operators do, and while it is not as it was when it was tuned (``Guards``); a warning
+    says why, once for each reason. schedules: by signature of the arguments; None where ``model`` itself is faster and
+    within the bytes. findings: what was chosen and why, for ``report``.
     """
 
     def __init__(
@@ -35,24 +37,19 @@ class BandedModel(nn.Module):
         super().__init__()
         self.model = model
         self.schedules, self.findings = dict(schedules), tuple(findings)
-        owned = (of for module in model.modules() for of in (module._parameters, module._buffers))
-        self._places = [(of, name) for of in owned for name in of]
-        self._counts_writes = not any(one.is_inference() for one in chain(model.parameters(), model.buffers()))
-        self._tuned_for: _State | None = self._state()
+        self._guards: Guards | None = Guards(model)
+        self._said: set[str] = set()
         self.training = False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        signature = signature_of(arguments)
-        schedule = None if named else self.schedules.get(signature)
-        if schedule is None and not named and signature in self.schedules:
-            return self.model(*arguments)
-        why = self._why_not(schedule, arguments)
-        if schedule is None or why is not None:
-            say_once(f"{type(self.model).__name__} runs as it was, not as a tuned graph: {why}")
-            return self.model(*arguments, **named)
-        with torch.no_grad():
+        schedule, why = self._schedule_for(arguments, named)
+        if schedule is not None:
             return schedule.run(arguments)
+        if why is not None and why not in self._said:
+            self._said.add(why)
+            warn(f"{type(self.model).__name__} runs as it was, not as a tuned graph: {why}", RuntimeWarning)
+        return self.model(*arguments, **named)
 
     def train(self, mode: bool = True) -> Self:
         """Switch to ``eval()`` mode; raise ``InvalidInputError`` otherwise."""
@@ -66,51 +63,70 @@ class BandedModel(nn.Module):
     def extra_repr(self) -> str:
         return "\n".join(str(one) for one in self.findings)
 
-    def _why_not(self, schedule: Schedule | None, arguments: Sequence[Any]) -> str | None:
-        if schedule is None:
-            shapes = [tuple(one.shape) for one in tree_flatten(arguments)[0] if isinstance(one, Tensor)]
-            return f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
-        if torch.is_grad_enabled() and self._records(arguments):
+    def _schedule_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Schedule | None, str | None]:
+        """Return what runs a call; if the model itself does although it is not faster, the reason."""
+        if _is_watched():
+            return None, "autocast, a mode or a transform of PyTorch is active, such as torch.func's or a tracer"
+        leaves = _leaves(arguments)
+        signature = None if named else signature_of(arguments)
+        if signature not in self.schedules:
+            shapes = [tuple(one.shape) for one in leaves if isinstance(one, Tensor)]
+            return None, (
+                f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
+            )
+        schedule = self.schedules[signature]
+        why = None if schedule is None else self._why_not(schedule, leaves)
+        return (schedule, None) if why is None else (None, why)
+
+    def _why_not(self, schedule: Schedule, leaves: Sequence[Any]) -> str | None:
+        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        if not all(map(is_plain, tensors)):
+            return "an argument is of a subclass of Tensor, or a view that is negated or conjugated lazily"
+        if torch.is_grad_enabled() and any(one.requires_grad for one in chain(tensors, self.model.parameters())):
             return "gradients are recorded; call it in torch.no_grad()"
-        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-            return "it runs under autocast"
-        if self._has_changed():
-            return "a parameter or a buffer has changed; optimize it again"
-        return None
+        if any(leaves[number].stride() != of for number, of in schedule.captured.strides.items()):
+            return "a result is a view of an argument, which has other strides than the sample"
+        if self._guards is None:
+            return "it was copied after it had changed; optimize it again"
+        why = self._guards.why_not()
+        return None if why is None else f"{why}; optimize it again"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tuned_for": None if self._has_changed() else ()}
+        is_as_noted = self._guards is not None and self._guards.why_not() is None
+        return self.__dict__ | {"_guards": is_as_noted}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self._tuned_for is not None:  # a copy has other addresses
-            self._tuned_for = self._state()
-
-    def _records(self, arguments: Sequence[Any]) -> bool:
-        leaves = chain(tree_flatten(arguments)[0], self.model.parameters())
-        return any(isinstance(one, Tensor) and one.requires_grad for one in leaves)
-
-    def _state(self) -> _State:
-        """Return the model's parameters and buffers, numbers that change when torch writes to them, and addresses."""
-        tensors = [of.get(name) for of, name in self._places]
-        there = [one for one in tensors if one is not None]
-        written = [one._version for one in there] if self._counts_writes else []
-        return tensors, written, [one.data_ptr() for one in there]
-
-    def _has_changed(self) -> bool:
-        if self._tuned_for is None:
-            return True
-        (tensors, *numbers), (current, *current_numbers) = self._tuned_for, self._state()
-        return numbers != current_numbers or not all(map(is_, tensors, current))
+        self._guards = Guards(self.model) if self._guards else None  # a copy has other addresses
 
 
-def signature_of(arguments: Sequence[Any]) -> Signature:
+def _is_watched() -> bool:
+    """Return whether something changes what PyTorch's operators do; a default device does not."""
+    if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
+        return True
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+        return True
+    if not torch._C._len_torch_function_stack():
+        return False
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
+def _leaves(arguments: tuple[Any, ...]) -> Sequence[Any]:
+    return arguments if all(isinstance(one, Tensor) for one in arguments) else tree_leaves(arguments)
+
+
+def signature_of(arguments: tuple[Any, ...]) -> Signature:
     """Return what the arguments of two calls must have in common to be run by the same schedule."""
-    leaves, spec = tree_flatten(tuple(arguments))
-    return (str(spec), *(_described(leaf) for leaf in leaves))
+    if all(isinstance(one, Tensor) for one in arguments):
+        return tuple(map(_described, arguments))
+    leaves, spec = tree_flatten(arguments)
+    return (str(spec), *map(_described, leaves))
 
 
 def _described(leaf: Any) -> object:
     if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.layout
+        return leaf.shape, leaf.dtype, leaf.device, leaf.layout
     return type(leaf), repr(leaf)

@@ -15,8 +15,8 @@ from torch import Tensor
 from mucudnn.graph import steps
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Input, Moments, Ref
+from mucudnn.graph.sharing import unshared
 from mucudnn.kernels.compiled.library import ProgramStep
-from mucudnn.running.workspace import workspace_of
 from mucudnn.solver.bands import Segment
 
 if TYPE_CHECKING:
@@ -29,10 +29,9 @@ _Item: TypeAlias = Callable[["Call"], object]
 class Call(dict[int, Any]):
     """One call of a schedule: the results that are alive by index, and the table of their addresses."""
 
-    def __init__(self, schedule: Schedule, leaves: Sequence[Any]) -> None:
+    def __init__(self, schedule: Schedule, leaves: Sequence[Any], arena: Tensor) -> None:
         super().__init__()
-        self.schedule, self.leaves = schedule, leaves
-        self.arena = workspace_of(schedule.arena_bytes, schedule.captured.device, True)
+        self.schedule, self.leaves, self.arena = schedule, leaves, arena
         self.bases = (ctypes.c_void_p * (len(schedule.operators) + _FIRST_VALUE))()
         self.bases[_ARENA] = self.arena.data_ptr()
 
@@ -47,15 +46,9 @@ class Call(dict[int, Any]):
 
     def results(self) -> Any:
         captured = self.schedule.captured
-        return captured.unflatten([self._result(one) for one in captured.results])
-
-    def _result(self, result: Any) -> Any:
-        if not isinstance(result, Ref):
-            return result
-        value = self[result.index]
-        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() == self.arena.untyped_storage().data_ptr():
-            return value.clone()
-        return value
+        values = [self[one.index] if isinstance(one, Ref) else one for one in captured.results]
+        taken = {self.arena.untyped_storage().data_ptr(), *self.schedule.own_memory}
+        return captured.unflatten(unshared(values, captured.views, self.leaves, taken))
 
 
 @dataclass

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -20,7 +21,7 @@ from mucudnn.graph.operators import Band, Barrier, Moments, Operator
 from mucudnn.graph.program import Call, Program, record
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.running.workspace import workspace_of
+from mucudnn.running.workspace import borrowed_workspace, workspace_of
 from mucudnn.solver import bands
 from mucudnn.solver.bands import Costs, Cut, Ranges, Segment
 from mucudnn.solver.overlaps import Overlap, Overlaps
@@ -301,33 +302,44 @@ class Schedule:
         """The peak of activations and workspace, without parameters, arguments and results."""
         return self.arena_bytes + self.outside_bytes
 
+    @cached_property
+    def own_memory(self) -> frozenset[int]:
+        """The addresses of the memory of all constants."""
+        every = (tree_leaves([*vars(one).values()]) for one in self.operators)
+        constants = [one for one in chain(self.captured.results, *every) if isinstance(one, Tensor)]
+        return frozenset(one.untyped_storage().data_ptr() for one in constants)
+
     @torch.no_grad()
     def run(self, arguments: tuple[Any, ...]) -> Any:
         """Return the model's output for arguments of the captured shapes."""
-        call = Call(self, flattened(arguments))
-        tensors = [one for one in call.leaves if isinstance(one, Tensor) and one.layout is torch.strided]
-        key = torch.get_num_threads(), *(one.stride() for one in tensors)
-        program = self._programs.get(key)
-        if program is not None:
-            program.run(call)
+        with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
+            call = Call(self, flattened(arguments), arena)
+            tensors = [one for one in call.leaves if isinstance(one, Tensor) and one.layout is torch.strided]
+            key = torch.get_num_threads(), *(one.stride() for one in tensors)
+            program = self._programs.get(key)
+            if program is not None:
+                program.run(call)
+                return call.results()
+            self._keep_filters()
+            if len({one.untyped_storage().data_ptr() for one in tensors}) < len(tensors):
+                record(call)  # whose addresses do not tell arguments apart that share memory, as later ones may not
+            else:
+                self._programs[key] = record(call)
             return call.results()
-        self._keep_filters()
-        if len({one.untyped_storage().data_ptr() for one in tensors}) < len(tensors):
-            record(call)  # whose addresses do not tell arguments apart that share memory, as later ones may not
-        else:
-            self._programs[key] = record(call)
-        return call.results()
 
     @torch.no_grad()
     def operator_times(self, arguments: tuple[Any, ...]) -> dict[int, float]:
         """Return the seconds of each operator in a call, by index, one after another."""
-        call = Call(self, flattened(arguments))
-        if self._timed is None:
-            self._keep_filters()
-            self._timed = record(call, joins=False)
-            call = Call(self, call.leaves)
-        return self._timed.timed(call)
+        with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
+            call = Call(self, flattened(arguments), arena)
+            if self._timed is None:
+                self._keep_filters()
+                self._timed = record(call, joins=False)
+                call = Call(self, call.leaves, arena)
+            return self._timed.timed(call)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out programs, which refer to addresses in this process."""
-        return self.__dict__ | {"_programs": {}, "_timed": None}
+        state = self.__dict__ | {"_programs": {}, "_timed": None}
+        state.pop("own_memory", None)
+        return state

@@ -109,13 +109,10 @@ class Padding(Operator):
 
     def _source_rows(self, height: int) -> Indices:
         """Return, for each row of the result, the row of the input it comes from, or -1."""
-        _, _, above, below = self.sides
-        rows = torch.arange(height, dtype=torch.float64).view(1, 1, height, 1)
+        sides, rows = self.sides[2:], np.arange(height)
         if self.mode == "constant":
-            padded = F.pad(rows, (0, 0, above, below), value=-1)
-        else:
-            padded = F.pad(rows, (0, 0, above, below), self.mode)
-        return padded.flatten().long().numpy()
+            return np.pad(rows, sides, constant_values=-1)
+        return np.pad(rows, sides, mode="reflect" if self.mode == "reflect" else "edge")
 
     def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
         self.source_rows = rows = self._source_rows(heights[0])
@@ -165,7 +162,7 @@ class Resize(Operator):
 
     def _sources(self, size: int, outputs: int, scale: float | None) -> tuple[Indices, Indices, NDArray[np.float64]]:
         if self.mode == "nearest":
-            numbers = torch.arange(size, dtype=torch.float32).view(1, 1, size, 1)
+            numbers = torch.arange(size, dtype=torch.float32, device="cpu").view(1, 1, size, 1)
             near = aten.upsample_nearest2d.default(numbers, [outputs, 1], scale, None).flatten().long().numpy()
             return near, near, np.zeros(outputs)
         at = np.arange(outputs, dtype=np.float64)

@@ -26,8 +26,8 @@ _LAUNCHES = 8  # one after another, on a GPU
 
 
 @torch.no_grad()
-def operator_costs(captured: Captured, index: int, clock: Clock) -> Costs:
-    """Measure an operator by itself: seconds, and bytes that torch allocates beside the result.
+def operator_costs(captured: Captured, index: int, clock: Clock | None) -> Costs:
+    """Measure an operator by itself: seconds, with a clock, and bytes that torch allocates beside the result.
 
     Operands are random, since there need not be memory for the model's own. A barrier that refuses them costs nothing.
     """
@@ -71,7 +71,7 @@ def _run(array: Any, kept: object) -> None:
     run_array(ctypes.addressof(array), len(array), (ctypes.c_void_p * 1)())
 
 
-def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clock) -> Costs:
+def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clock | None) -> Costs:
     """Return the costs of bands, from those of two heights. call: makes the call for a height."""
     heights = sorted({min(rows, one.rows) for rows in _ROWS})
     found = [_measured(call(height), clock, one.device) for height in heights]
@@ -88,13 +88,17 @@ def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clo
     )
 
 
-def _measured(call: Callable[[], object], clock: Clock, device: torch.device) -> tuple[float, int]:
+def _measured(call: Callable[[], object], clock: Clock | None, device: torch.device) -> tuple[float, int]:
     """Return the seconds of a call, on a GPU including its launch where that takes longer, and the bytes allocated."""
     calls = 1
     if device.type == "cuda":
         call()  # libraries search and load code
-        clock, calls = wall_clock(device.type), _LAUNCHES
+        calls = _LAUNCHES
     allocated = peak_allocated_bytes(call, device.type)
+    if clock is None:
+        return 0.0, allocated
+    if device.type == "cuda":
+        clock = wall_clock(device.type)
     return min(clock.time(call, calls) / calls for _ in range(_CALLS)), allocated
 
 

@@ -31,7 +31,7 @@ from mucudnn.words.results import Measurement, MicroConfig
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 
-_BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
+BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _CANDIDATES = 4  # of each convolution, beside the one with the smallest buffers
 _LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
@@ -176,13 +176,13 @@ class ConvolutionChoices:
             in_bands = ours
         else:
             costs = ((of, self._band_costs(index, of.micro_config.algorithm)) for of in ours)
-            in_bands = [replace(of, step_s=each.seconds(_BAND_ROWS)) for of, each in costs]
+            in_bands = [replace(of, step_s=each.seconds(BAND_ROWS)) for of, each in costs]
         is_whole = self.tuned[self.tasks[index]].problem == one.problem
         torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
         found: list[_Variant] = []
         for share in _SHARES:
             whole = _best(one, ours, torchs_s, share) if is_whole else None
-            found.append((whole, _best(one, in_bands, of_torch.seconds(_BAND_ROWS), share)))
+            found.append((whole, _best(one, in_bands, of_torch.seconds(BAND_ROWS), share)))
         if one.rows == one.problem.h == 1 and not one.keeps:
             found.append((None, None))  # the filters of a linear layer are as large as prepared ones
         return tuple(dict.fromkeys(found))
@@ -216,7 +216,7 @@ class ConvolutionChoices:
         names = [one.name for one in algorithms()] if self.config.algorithms is None else self.config.algorithms
         return replace(
             self.config,
-            algorithms=tuple(name for name in names if any(_runs_bands(name, problem) for problem in problems)) or None,
+            algorithms=tuple(name for name in names if any(runs_bands(name, problem) for problem in problems)) or None,
             operations=tuple(Operation),
             memory_budget=None,
             workspace_limit=None if limit == "headroom" else limit,
@@ -227,7 +227,7 @@ class ConvolutionChoices:
         """Return the task of a whole convolution; of a band, if its tensors alone exceed the budget."""
         problem, n = one.problem, self.captured.samples
         if self.budget is not None and _operand_bytes(problem, n) > self.budget:
-            of_band = band_problem(problem, min(_BAND_ROWS, one.rows))
+            of_band = band_problem(problem, min(BAND_ROWS, one.rows))
             if of_band is not None:
                 return self._task(of_band, 1)
         return self._task(problem, n)
@@ -238,7 +238,7 @@ class ConvolutionChoices:
 
     def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
         one, costs = self.convolutions[index], self._band_costs(index, of.micro_config.algorithm)
-        return self._with_buffers(one, of, min(_BAND_ROWS, one.rows), costs)
+        return self._with_buffers(one, of, min(BAND_ROWS, one.rows), costs)
 
     def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
         one, name = self.convolutions[index], of.micro_config.algorithm
@@ -249,17 +249,10 @@ class ConvolutionChoices:
         return self._with_buffers(one, of, one.rows, costs)
 
     def _with_buffers(self, one: Convolution, of: Measurement, rows: int, costs: Costs) -> Costs:
-        scratch_bytes = self._scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
+        scratch = scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
         if one.keeps:
-            return replace(costs, scratch_bytes=scratch_bytes)
-        return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch_bytes, prepared_bytes=of.prepared_bytes)
-
-    def _scratch_bytes(self, one: Convolution, algorithm: Algorithm, rows: int) -> int:
-        """Return the scratch bytes of a call for so many rows."""
-        of_x = _rows_read(one.problem, rows)
-        made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
-        assert made is not None
-        return made[1].scratch_bytes
+            return replace(costs, scratch_bytes=scratch)
+        return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch, prepared_bytes=of.prepared_bytes)
 
     def _ours(self, one: Convolution) -> list[Measurement]:
         """Return the measurements of our algorithms that run bands, in place where that was measured."""
@@ -273,9 +266,17 @@ class ConvolutionChoices:
             name = of.micro_config.algorithm
             if of.prepared_bytes > most:
                 continue
-            if of.micro_config.micro_batch_size == task.batch_size and _runs_bands(name, one.problem):
+            if of.micro_config.micro_batch_size == task.batch_size and runs_bands(name, one.problem):
                 found.append(replace(of, step_s=known[name]) if name in known else of)
         return found
+
+
+def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
+    """Return the scratch bytes of a call for so many rows."""
+    of_x = _rows_read(one.problem, rows)
+    made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
+    assert made is not None
+    return made[1].scratch_bytes
 
 
 def _seconds(one: Convolution, of: Measurement) -> float:
@@ -312,7 +313,7 @@ def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share:
 def _leanest(problem: ConvProblem, names: Sequence[str]) -> set[str]:
     """Return those of the named algorithms that run bands with the smallest prepared filter."""
     named = (algorithm_named(name) for name in names)
-    offered = [one for one in named if not one.is_last_resort and _runs_bands(one.name, problem)]
+    offered = [one for one in named if not one.is_last_resort and runs_bands(one.name, problem)]
     sizes = [one.workspace(problem, 1).prepared_bytes for one in offered]
     return {one.name for one, size in zip(offered, sizes, strict=True) if size == min(sizes)}
 
@@ -321,7 +322,8 @@ def _algorithm_of(measured: Measurement | None) -> Algorithm | None:
     return None if measured is None else algorithm_named(measured.micro_config.algorithm)
 
 
-def _runs_bands(name: str, problem: ConvProblem) -> bool:
+def runs_bands(name: str, problem: ConvProblem) -> bool:
+    """Return whether an algorithm computes bands of a problem on the CPU."""
     algorithm = algorithm_named(name)
     if algorithm.device_type != "cpu" or algorithm.supports(problem) is not None:
         return False

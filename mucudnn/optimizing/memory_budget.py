@@ -24,7 +24,7 @@ from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.measuring.timing.comparison import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.optimizing.convolution_choices import ConvolutionChoices, each_by_itself
-from mucudnn.optimizing.fuse import require_inference
+from mucudnn.optimizing.leanest import leanest
 from mucudnn.optimizing.refine import refined
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
@@ -35,7 +35,7 @@ from mucudnn.tracing.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError, MucudnnError, UnavailableError, first_line
+from mucudnn.words.errors import InfeasibleError, InvalidInputError, MucudnnError, UnavailableError, first_line
 from mucudnn.words.progress import Progress
 from mucudnn.words.results import WholeRun
 from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
@@ -139,19 +139,37 @@ def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config
         return model
 
 
-def run_as_graph(model: nn.Module, sample_input: Any, config: Config, progress: Progress) -> BandedModel | None:
+def run_as_graph(
+    model: nn.Module, sample_input: Any, config: Config, progress: Progress, why_not: str | None = None
+) -> BandedModel | None:
     """Return a module that computes what the model computes, faster, for inputs of this shape on the CPU.
 
-    Returns None if the model's graph cannot be captured, computes something else, or is not faster.
+    Returns None if that is not faster; also, with a warning, if the model's graph cannot be captured or computes
+    something else, for a model on another device, and if ``why_not`` says why it may not run as a graph.
 
     Raises ``InvalidInputError`` for a model in training mode, and the errors of ``tune``.
     """
     require_inference(model, "fuse")
+    if (device := device_of_convolutions(model)).type != "cpu":
+        why_not = f"it is on {device}"
     try:
+        if why_not is not None:
+            raise NotCapturedError(why_not)
         made = _banded(model, [sample_input], config, progress)
-    except NotCapturedError:
+    except NotCapturedError as error:
+        warn(f"the model is tuned, but does not run as a graph: {error}")
         return None
     return None if made.findings[0].runs_torchs else made
+
+
+def require_inference(model: nn.Module, setting: str) -> None:
+    """Raise ``InvalidInputError`` if a part of the model is in training mode. setting: the name of what needs it."""
+    for name, module in model.named_modules():
+        if module.training:
+            raise InvalidInputError(
+                f"{setting} is for inference, and {name or 'the model'} is in training mode: call model.eval() before, "
+                f"or leave {setting} out"
+            )
 
 
 def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> BandedModel:
@@ -174,6 +192,7 @@ class _Fitting:
         self.captured = capture(self.model, self.arguments)
         if not any(isinstance(one, Convolution) for one in self.captured.operators):
             raise NotCapturedError("it has no convolution of images")
+        lean = [] if self.budget is None else [self._leanest(self.budget)]
         with machine_and_database(self.config, self.captured.device.type) as (machine, database):
             self.choices = ConvolutionChoices(self.captured, self.config, machine, database, self.progress)
             if self.captured.device.type == "cpu":  # elsewhere torch's own run
@@ -183,9 +202,7 @@ class _Fitting:
             self.graph = solver_graph(self.captured, *self.choices.costs())
             self.own = [_Option(self.captured, self.graph, plan) for plan in plans(self.graph)]
             options = self._options(self.budget)
-            contenders = self._contenders(options)
-            if not contenders:
-                raise self._infeasible(options)
+            contenders = self._contenders(options) or lean
             front = undominated((one.plan.memory_bytes, one.plan.time_s, one.plan) for one in options)
             return self._fastest(machine, tuple(plan for _, _, plan in front), contenders)
 
@@ -256,28 +273,18 @@ class _Fitting:
         except Exception as error:  # torch's operators may raise anything
             raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
 
-    def _infeasible(self, options: Sequence[_Option]) -> InfeasibleError:
-        """Return an error with the smallest budget for which the same search finds a plan."""
-        least = self._least(options)
-        while True:
-            options = self._options(least)
-            if next(self._schedules_within(options, least), None) is not None:
-                break
-            least = max(self._least(options), int(least * 1.01))
-        assert self.budget is not None
-        return InfeasibleError(
-            f"the memory budget is {exact_bytes(self.budget)}; with this input the model needs at least "
-            f"{exact_bytes(least)} for activations and workspace, beside parameters, the input and the result",
-            least,
-        )
-
-    def _least(self, options: Sequence[_Option]) -> int:
-        """Return the bytes that the leanest options need."""
-        leanest = sorted(options, key=lambda one: one.plan.memory_bytes)[:_CONTENDERS]
-        schedules = [Schedule(one.captured, one.graph, one.plan, 0) for one in leanest]
-        for schedule in schedules:
-            self._count(schedule)
-        return min(schedule.needed_bytes for schedule in schedules)
+    def _leanest(self, budget: int) -> Schedule:
+        """Return a schedule within the budget that no timing affects. Raises ``InfeasibleError`` if there is none."""
+        self.progress("finding the smallest budget", 0.0)
+        found = leanest(self.captured, self.config, budget, self._count)
+        if found.needed_bytes > budget:
+            raise InfeasibleError(
+                f"the memory budget is {exact_bytes(budget)}; with this input the model needs at least "
+                f"{exact_bytes(found.needed_bytes)} for activations and workspace, beside parameters, the input and "
+                "the result",
+                found.needed_bytes,
+            )
+        return found
 
     def _fastest(self, machine: Machine, front: tuple[Plan, ...], contenders: Sequence[Schedule]) -> Fitted:
         """Run the contenders in turns, beside the model itself if there is memory for it."""

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv3d import Conv3d
-from mucudnn.modules.fused import FusedConvolution
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import confirm_model
@@ -33,7 +32,7 @@ from mucudnn.words.config import Config, config_or_default
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, progress_of
-from mucudnn.words.results import Configuration, WithEpilogue
+from mucudnn.words.results import Configuration
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.words.values import instance, shown
@@ -75,11 +74,9 @@ def optimize(
     None, a step is a forward and backward pass on the sample input, in ``eval()`` mode a forward pass. Parameters,
     gradients, buffers, mode and random state are restored; the state of an optimizer that ``step`` uses is not.
 
-    With ``config.fuse``, for inference, the model is not changed. On the CPU a module is returned that runs the model
-    as a graph, for inputs of this size (docs/inference.md). Where that is not possible, a ``torch.fx.GraphModule`` that
-    shares the model's tensors is returned. Batch norm is folded into the convolutions, additions and activations are
-    computed with them, and the forward operations are tuned. If nothing can be fused, the model itself is tuned and
-    returned, after a warning if no graph can replace it.
+    With ``config.fuse``, for inference on the CPU, the model is not changed. A module is returned that runs the model
+    as a graph, for inputs of this size (docs/inference.md). Where that is not possible, a warning says why, and the
+    forward operations of the model are tuned as without ``fuse``.
 
     With ``config.memory_budget``, for inference on the CPU, the model is not changed either. A module is returned that
     computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples, one for each
@@ -108,15 +105,14 @@ def optimize(
             return fit_in_memory(model, samples, config, report_progress)
     team = team_of(config, process_group)
     if config.fuse:
-        from mucudnn.optimizing.fuse import fuse  # lazy, since most calls do not need it
-        from mucudnn.optimizing.memory_budget import run_as_graph
+        from mucudnn.optimizing.memory_budget import run_as_graph  # lazy, since most calls do not need it
 
-        if team is None and step is None and device_of_convolutions(model).type == "cpu":
-            with progress_of(progress) as report_progress:
-                graph = run_as_graph(model, sample_input, config, report_progress)
-            if graph is not None:
-                return graph
-        model, config = fuse(model, sample_input), replace(config, operations=(Operation.FORWARD,))
+        with progress_of(progress) as report_progress:
+            why = "ranks tune together" if team else "its step is given" if step else None
+            graph = run_as_graph(model, sample_input, config, report_progress, why)
+        if graph is not None:
+            return graph
+        config = replace(config, operations=(Operation.FORWARD,))
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
@@ -225,7 +221,6 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
     None to use the config's limit for all calls.
     """
     modules = dict(model.named_modules())
-    epilogues = _epilogues(model) if limits is None else {}
     wanted: _Wanted = {}
     for call in sorted(calls, key=lambda call: -call.batch_size):
         if why_left_alone(modules[call.name]) is not None:
@@ -240,7 +235,6 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
                 config.workspace_limit_bytes if limits is None else limits.get((call.name, problem.operation), 0),
                 in_headroom=limits is not None,
                 baseline_exempt=config.baseline_exempt,
-                epilogue=epilogues.get(modules[call.name]) if problem.operation is Operation.FORWARD else None,
             )
             if task not in wanted.setdefault(call.name, []):
                 wanted[call.name].append(task)
@@ -248,19 +242,12 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
 
 
 def _task_name(task: Task, modules: Sequence[str]) -> str:
-    """Return the name of a task: ``layer1.0.conv1 +3, forward ..., with ReLU``.
+    """Return the name of a task: ``layer1.0.conv1 +3, forward ...``.
 
     ``+3`` counts the other modules that share the task with the first one.
     """
     more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
-    epilogue = "" if task.epilogue is None else f", {task.epilogue}"
-    return f"{modules[0] or 'the model itself'}{more}, {task.problem}{epilogue}"
-
-
-def _epilogues(model: torch.nn.Module) -> dict[torch.nn.Module, WithEpilogue]:
-    """Return the epilogue (addition, activation) of each fused convolution that has one."""
-    fused = (module for module in model.modules() if isinstance(module, FusedConvolution))
-    return {one.convolution: one.epilogue for one in fused if one.epilogue is not None}
+    return f"{modules[0] or 'the model itself'}{more}, {task.problem}"
 
 
 def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedProblem], config: Config) -> None:

@@ -12,7 +12,8 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from math import inf
 from typing import Protocol
@@ -39,6 +40,23 @@ def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes:
             make_room(max(size_bytes, most_bytes))
         return _of_this_thread.workspace.at_least(size_bytes)
     return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
+
+
+@contextmanager
+def borrowed_workspace(size_bytes: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield a workspace as ``workspace_of`` returns it, which nobody else gets until the end of the block.
+
+    Calls inside the block get other memory, which is freed at its end if it is smaller.
+    """
+    kept = _of_this_thread.workspace
+    buffer = workspace_of(size_bytes, device, True)
+    if device.type == "cpu":
+        kept.release()
+    try:
+        yield buffer
+    finally:
+        if device.type == "cpu" and (kept.buffer is None or kept.buffer.numel() < buffer.numel()):
+            kept.buffer = buffer
 
 
 def make_room(most_bytes: float) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mucudnn.kernels.contract.buffers import suggests_channels_last
 from mucudnn.modules.conv_transpose2d import is_backward_data, y_shape
 from mucudnn.running.devices import largest_batch_size
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.errors import InvalidInputError, no_images
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
@@ -70,8 +70,8 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
     ``ConvProblem`` describes are left out: empty or too large batches, and unsupported dtypes.
 
-    The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Errors of the
-    model are raised.
+    The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Raises errors of
+    the model, and ``InvalidInputError`` if convolutions are called, but all without images.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
@@ -79,13 +79,16 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     [('0', 4, 'forward 3x32x32 -> 8, 3x3, padding 1x1, float32 contiguous')]
     """
     calls: list[Call] = []
+    empty: list[str] = []
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if isinstance(module, TRACED):
-                handle = module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True)
+                handle = module.register_forward_pre_hook(_recorder(name, calls, empty), with_kwargs=True)
                 hooks.callback(handle.remove)
         model(*arguments)
+    if empty and not calls:
+        raise no_images(empty[0])
     return calls
 
 
@@ -104,11 +107,17 @@ def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dic
     return Call(name, problem, len(images), x.requires_grad, module.bias is not None)
 
 
-def _recorder(name: str, calls: list[Call]) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+def _recorder(
+    name: str, calls: list[Call], empty: list[str]
+) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    """Return a hook that adds the calls of a module. empty: the names of modules that get no images."""
+
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         call = call_of(name, module, arguments, named)
         if call is not None:
             calls.append(call)
+        elif arguments and isinstance(arguments[0], Tensor) and arguments[0].shape[:1] == (0,):
+            empty.append(name)
 
     return record
 

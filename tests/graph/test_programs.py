@@ -24,9 +24,9 @@ from mucudnn.graph.operators import Barrier
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
 from mucudnn.optimizing.convolution_choices import each_by_itself
-from mucudnn.optimizing.fuse import fuse
 from mucudnn.solver.bands import Costs
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.problem import Operation
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
 
@@ -70,7 +70,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "nearest": lambda x: F.interpolate(x, size=(7, 25)),
     "bilinear": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
     "aligned": lambda x: F.interpolate(x, size=(17, 5), mode="bilinear", align_corners=True),
-    "channels": lambda x: x[:, 3:9],
+    "channels": lambda x: F.pad(x[:, 3:9], (1, 1)),
     "cat": lambda x: torch.cat((x, x[:, 1:4]), 1),
 }
 
@@ -180,7 +180,7 @@ def test_fuse_makes_a_graph(tmp_path: Path) -> None:
             torch.testing.assert_close(ours(x), model(x), rtol=1e-5, atol=1e-5)
         before = fused(x)
         model[0].weight.mul_(2)
-        with pytest.warns(RuntimeWarning, match="a parameter or a buffer has changed"):
+        with pytest.warns(RuntimeWarning, match="the values of 0.weight have changed"):
             assert torch.equal(fused(x), model(x))
         assert not torch.equal(fused(x), before)
 
@@ -190,8 +190,24 @@ def test_a_model_with_hooks_is_not_captured() -> None:
     model[0].register_forward_hook(lambda *_: None)
     with pytest.raises(NotCapturedError, match="0 has hooks"):
         capture(model, (x,))
-    assert fuse(model, x) is model
     assert signature_of((x,)) != signature_of((x[:, :2],))
+
+
+def test_what_cannot_run_as_a_graph_is_tuned_with_a_warning(tmp_path: Path) -> None:
+    config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")
+    x, step = torch.randn(1, 3, 8, 8), torch.no_grad()(lambda model: model(torch.randn(1, 3, 8, 8)))
+    hooked = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    hooked[0].register_forward_hook(lambda *_: None)
+    for model, given, why in (
+        (hooked, None, "0 has hooks"),
+        (nn.Sequential(nn.Conv2d(3, 8, 3)).eval(), step, "its step is given"),
+        (nn.Sequential(nn.Linear(8, 8)).eval(), None, "it has no convolution of images"),
+    ):
+        with pytest.warns(UserWarning, match=f"the model is tuned, but does not run as a graph: {why}"):
+            assert mucudnn.optimize(model, x, config, progress=False, step=given) is model
+        assert all(task.problem.operation is Operation.FORWARD for _, task in mucudnn.report(model).layers)
+    with pytest.raises(InvalidInputError, match="fuse is for inference, and the model is in training mode"):
+        mucudnn.optimize(nn.Sequential(nn.Conv2d(3, 8, 3)), x, config, progress=False)
 
 
 def test_unknown_steps_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -18,6 +19,7 @@ from mucudnn.graph import steps
 from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution import Choice, Convolution
+from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Local
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -29,6 +31,7 @@ from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, plans
 from mucudnn.solver.recompute import in_order, orders_within
 from tests.support.effort import how_many
+from tests.support.model_changes import MODEL_CHANGES
 from tests.support.random_models import random_model
 
 SEEDS = how_many(12, 1000)
@@ -121,7 +124,41 @@ def _check(seed: int, *, ours: bool) -> None:
         earlier = found
 
 
+def check_change(seed: int) -> None:
+    """Change a random model at random between two calls of its graph, or a result: the next call gives the model's."""
+    model, x = random_model(seed)
+    random = Random(seed)
+    captured = capture(model, (x,))
+    known = choose_algorithms(captured, random, ours=random.random() < 0.5)
+    graph = solver_graph(captured, {i: known.get(i, (Costs(row_s=1e-6),)) for i in range(len(captured.operators))}, {})
+    schedule = Schedule(captured, graph, random.choice(plans(graph)))
+    fitted = BandedModel(model, {signature_of((x,)): schedule})
+    name = random.choice([*MODEL_CHANGES, "result"]) if [*model.parameters()] else "number"
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first = fitted(x)
+        assert not caught, f"seed {seed}"
+        if name == "result":
+            expected, given = [one.clone() for one in first], x.clone()
+            for one in first:
+                one.normal_()
+            assert torch.equal(x, given), f"seed {seed}"
+        else:
+            MODEL_CHANGES[name](model, random)
+            torch.manual_seed(seed)
+            expected = model(x)
+        torch.manual_seed(seed)
+        found = fitted(x)
+    assert all(map(torch.equal, found, expected)), f"seed {seed}, {name}"
+    assert len([one for one in caught if "runs as it was" in str(one.message)]) == (name != "result"), f"{seed}, {name}"
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_random_models(ours: bool) -> None:
     for seed in (*range(SEEDS), 2840):  # in which padding alone is above a convolution of one pixel
         check(seed, ours=ours)
+
+
+def test_random_changes_of_random_models() -> None:
+    for seed in range(5_000, 5_000 + how_many(40, 1000)):
+        check_change(seed)

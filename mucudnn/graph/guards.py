@@ -1,0 +1,250 @@
+"""Guards: what a graph has read of its model, which must still hold when the graph runs in place of the model.
+
+They check what torch.compile's guards check (modules, attributes, parameters, hooks), for all that is reachable from
+the model, and the bytes of its tensors, since writes through ``.data``, NumPy, DLPack or another process do not change
+a tensor's version. Of each tensor some bytes are compared in each call, at places that move from call to call.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mucudnn.running.eager.hot_path import is_plain
+
+try:
+    from mucudnn.graph import _guards
+except ImportError:  # not built
+    _guards = None  # type: ignore[assignment]
+
+_CHUNK_BYTES, _PARTS, _WHOLE_CHUNKS = 128, 512, 512  # as in _guards.cpp
+
+# Attributes of modules that a forward pass does not read, or that are empty where ``_forward_hooks`` is.
+_UNREAD = {
+    *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
+    *("_load_state_dict_post_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs"),
+    *("_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "num_batches_tracked"),
+}
+_OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue"}
+_BASES = {nn.Module, object}
+_TABLES = {"_modules", "_parameters", "_buffers", "_forward", "_forward_pre", ""}
+_MISSING, _EMPTY_CELL = object(), CellType()
+
+
+class Guards:
+    """A model as it was when this object was made.
+
+    tensors: all that are reachable from it. unguarded: the names of those whose values cannot be watched.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.unguarded: list[str] = []
+        self._turn = 0
+        self._objects: list[Any] = []
+        containers: list[tuple[str, Any]] = []
+        tensors: list[tuple[str, Tensor]] = []
+        for name, one in _reachable(model):
+            if isinstance(one, np.ndarray) and one.dtype.kind in "biuf":
+                tensors.append((name, torch.from_numpy(one)))
+            elif isinstance(one, Tensor) and is_plain(one):
+                tensors.append((name, one))
+            elif isinstance(one, Tensor):
+                self.unguarded.append(name)
+            elif isinstance(one, (dict, list, set)):
+                containers.append((name, one))
+            elif _has_attributes(one):
+                self._objects.append(one)
+                containers.append((name, vars(one)))
+        kinds = dict.fromkeys(kind for one in self._objects for kind in type(one).__mro__ if kind not in _BASES)
+        containers += ((f"class {kind.__qualname__}", vars(kind)) for kind in kinds)
+        self._places, self._live = [name for name, _ in containers], [one for _, one in containers]
+        self._copies = [one.copy() for one in self._live]
+        self._kinds = list(map(type, self._objects))
+        self._are_same: Callable[[], bool] = self._are_same_in_python
+        if _guards is not None:
+            of_classes = self._live[: -len(kinds)] + list(kinds)
+            self._are_same = _guards.Containers(self._objects, of_classes, self._copies).are_same
+        self._scalars = [  # alone can compare equal to another tensor
+            (of, key, value)
+            for of in self._live
+            if isinstance(of, dict)
+            for key, value in of.items()
+            if isinstance(value, Tensor) and value.numel() == 1 and key not in _UNREAD
+        ]
+        self._names = [_place(name) for name, _ in tensors]
+        self.tensors = tuple(one for _, one in tensors)
+        self._tensors = _tensors(self.tensors)
+        self._settings = _settings()
+
+    def why_not(self) -> str | None:
+        """Return what is not as it was, as a sentence; None if no change was found."""
+        self._turn += 1
+        changed = self._tensors.changed(self._turn)
+        if changed >= 0:
+            return f"the values of {self._names[changed]} have changed"
+        if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+            return "a hook for all modules is registered, which a graph does not call"
+        if self._settings != _settings():
+            return "the default dtype or device of new tensors has changed"
+        try:
+            if self._are_same() and all(of.get(key) is tensor for of, key, tensor in self._scalars):
+                return None
+        except Exception:  # what was assigned may raise anything when it is compared, as arrays do
+            pass
+        return self._difference()
+
+    def _are_same_in_python(self) -> bool:
+        return list(map(type, self._objects)) == self._kinds and self._live == self._copies
+
+    def _difference(self) -> str | None:
+        for one, kind in zip(self._objects, self._kinds, strict=True):
+            if type(one) is not kind:
+                return f"a {kind.__name__} has become a {type(one).__name__}"
+        for name, live, noted in zip(self._places, self._live, self._copies, strict=True):
+            for key in _differences(live, noted):
+                if name.endswith("_hooks"):
+                    return f"{_place(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
+                if not (name.startswith("class ") and str(key).startswith("__")):  # Python's own, such as annotations
+                    return f"{_place(f'{name}.{key}')} has changed"
+        return None
+
+
+def _place(name: str) -> str:
+    """Return the name of a part of a model as users write it.
+
+    >>> _place("features._modules.0._parameters.weight")
+    'features.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in _TABLES)
+
+
+def _differences(live: Any, noted: Any) -> Iterator[Any]:
+    """Yield the keys of a dictionary, or the numbers of elements, whose values differ."""
+    if isinstance(noted, set):
+        live, noted = dict.fromkeys(live), dict.fromkeys(noted)
+    live, noted = (dict(enumerate(one)) if isinstance(one, list) else dict(one) for one in (live, noted))
+    for key in {**noted, **live}:
+        if not _is_same(live.get(key, _MISSING), noted.get(key, _MISSING)):
+            yield key
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    try:
+        return bool(one == other)
+    except Exception:  # as arrays do
+        return False
+
+
+def _reachable(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the model and all to which it refers: modules, other objects, containers and tensors, with their names."""
+    seen: dict[int, Any] = {}
+    left: list[tuple[str, Any]] = [("", model)]
+    while left:
+        name, one = left.pop()
+        if id(one) in seen or isinstance(one, (str, bytes, int, float, type(None))):
+            continue
+        seen[id(one)] = one  # held, so that no other object has its id
+        yield name, one
+        left += ((f"{name}.{key}" if name else str(key), value) for key, value in _children(one))
+
+
+def _children(one: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(one, dict):
+        yield from ((key, value) for key, value in one.items() if key not in _UNREAD)
+    elif isinstance(one, (list, tuple, set, frozenset)):
+        yield from enumerate(one)
+    elif isinstance(one, partial):
+        yield from enumerate((one.func, one.args, one.keywords))
+    elif isinstance(one, MethodType):
+        yield "self", one.__self__
+    elif isinstance(one, FunctionType):
+        yield from enumerate(cell.cell_contents for cell in one.__closure__ or () if cell != _EMPTY_CELL)
+    elif _has_attributes(one):
+        yield from _children(vars(one))
+
+
+def _has_attributes(one: Any) -> bool:
+    """Return whether a forward pass may read an object's attributes."""
+    if isinstance(one, nn.Module):
+        return True
+    if isinstance(one, (type, ModuleType, FunctionType, MethodType, partial, Tensor)) or not hasattr(one, "__dict__"):
+        return False
+    return type(one).__module__.partition(".")[0] not in _OPAQUE
+
+
+# Tensors and settings
+
+
+class _TensorsInPython:
+    """Tensors as they were when this object was made: the Python version of ``_guards.Tensors``, for every device."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors, self.layouts, self.versions = tensors, list(map(_layout, tensors)), list(map(_version, tensors))
+        self.chunks = [list(_chunks(_bytes_of(one))) for one in tensors]
+        self.suspects: set[int] = set()
+        self.are_few = sum(map(len, self.chunks)) <= _WHOLE_CHUNKS
+
+    def changed(self, turn: int) -> int:
+        """Return the number of a tensor that is not as it was; -1 if no change was found.
+
+        Compares some bytes of each, all if its version has changed or if all are small; on another device than the CPU,
+        of one in turn.
+        """
+        for number, (tensor, noted) in enumerate(zip(self.tensors, self.chunks, strict=True)):
+            if _layout(tensor) != self.layouts[number]:
+                return number
+            version = _version(tensor)
+            is_whole = version != self.versions[number] or number in self.suspects or self.are_few
+            if not is_whole and tensor.device.type != "cpu" and turn % len(self.tensors) != number:
+                continue
+            step = 1 if is_whole else min(_PARTS, len(noted))
+            first = turn % step
+            if list(_chunks(_bytes_of(tensor), first, step)) != noted[first::step]:
+                self.suspects.add(number)
+                return number
+            self.suspects.discard(number)
+            self.versions[number] = version
+        return -1
+
+
+def _tensors(tensors: tuple[Tensor, ...]) -> Any:
+    if _guards is not None and all(one.device.type == "cpu" for one in tensors):
+        with suppress(AttributeError, ValueError):  # torch lacks the version of DLPack
+            return _guards.Tensors(Tensor.__dlpack_c_exchange_api__, Tensor._version, tensors)
+    return _TensorsInPython(tensors)
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Return the memory of a tensor, from its first to its last element, as 1-D uint8."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((last + 1 if tensor.numel() else 0,), (1,))
+    return flat.view(torch.uint8)
+
+
+def _chunks(memory: Tensor, first: int = 0, step: int = 1) -> Iterator[int]:
+    """Yield hashes of every ``step``-th chunk of some memory."""
+    for start in range(first * _CHUNK_BYTES, len(memory), step * _CHUNK_BYTES):
+        yield zlib.crc32(memory[start : start + _CHUNK_BYTES].cpu().numpy().data)
+
+
+def _settings() -> tuple[object, ...]:
+    """Return what new tensors are like if a model does not say it."""
+    return torch.get_default_dtype(), torch.get_default_device() if torch._C._len_torch_function_stack() else None

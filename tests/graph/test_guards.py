@@ -1,0 +1,405 @@
+"""A graph runs in place of its model only while the model is as it was, and its results share the same memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from support.model_changes import MODEL_CHANGES, WEIGHT_CHANGES
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mucudnn
+from mucudnn.graph import guards
+from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.guards import Guards
+from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.optimizing.convolution_choices import each_by_itself
+from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
+from mucudnn.solver.bands import Costs
+
+
+@pytest.fixture(params=["C++", "Python"])
+def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "Python":
+        monkeypatch.setattr(guards, "_guards", None)
+    elif guards._guards is None:
+        pytest.skip("the extension was not built")
+    return str(request.param)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Schedule]]:
+    """The schedules that have run."""
+    found: list[Schedule] = []
+    run = Schedule.run
+
+    def spy(self: Schedule, arguments: tuple[Any, ...]) -> Any:
+        found.append(self)
+        return run(self, arguments)
+
+    with mock.patch.object(Schedule, "run", spy):
+        yield found
+
+
+def graph_of(model: nn.Module, *arguments: Any) -> BandedModel:
+    """Return a model that runs as a graph, without being tuned."""
+    captured = capture(model.eval(), arguments)
+    graph = solver_graph(captured, {index: (Costs(),) for index in range(len(captured.operators))}, {})
+    return BandedModel(model, {signature_of(arguments): Schedule(captured, graph, each_by_itself(graph))})
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class Block(nn.Module):
+    """A model that reads all kinds of state."""
+
+    offset = 0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU()
+        self.rest = nn.Sequential(nn.Conv2d(6, 4, 1), nn.Dropout(0.5))
+        self.scale, self.factors, self.settings = 1.0, [1.0, 2.0], SimpleNamespace(power=1.0)
+        self.own, self.table, self.constant = Settings(), np.ones(1, np.float32), torch.ones(4, 1, 1)
+        self.hidden = [nn.Conv2d(4, 4, 1)]
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.rest(self.act(self.norm(self.conv(x)))) * self.scale * self.factors[1] + self.settings.power
+        y = self.hidden[0](y * self.own.scale + self.constant) + self.shift
+        return y + self.offset + torch.from_numpy(self.table)
+
+
+def set_item(container: Any, key: Any, value: Any) -> None:
+    container[key] = value
+
+
+def no_gradient(change: Callable[[Block], object]) -> Callable[[Block], object]:
+    return torch.no_grad()(change)
+
+
+CHANGES: dict[str, Callable[[Block], object]] = {
+    "layer": lambda model: setattr(model, "conv", nn.Conv2d(4, 6, 3)),
+    "layer of a Sequential": lambda model: set_item(model.rest, 0, nn.Conv2d(6, 4, 1)),
+    "wrapped layer": lambda model: setattr(model, "act", nn.Sequential(model.act, nn.Tanh())),
+    "appended layer": lambda model: model.rest.append(nn.Tanh()),
+    "stride": lambda model: setattr(model.conv, "stride", (2, 2)),
+    "number": lambda model: setattr(model, "scale", 3.0),
+    "number in a list": lambda model: set_item(model.factors, 1, 3.0),
+    "number of a namespace": lambda model: setattr(model.settings, "power", 2.0),
+    "number of an object": lambda model: setattr(model.own, "scale", 5.0),
+    "attribute of the class": lambda model: setattr(type(model), "offset", 1.5),
+    "array": lambda model: set_item(model.table, 0, 7.0),
+    "constant": lambda model: model.constant.add_(1),
+    "constant by .data": lambda model: model.constant.data.mul_(3),
+    "hidden layer": no_gradient(lambda model: model.hidden[0].weight.add_(1)),
+    "buffer of one number": lambda model: setattr(model, "shift", torch.ones(1)),
+    "running mean": lambda model: cast(Tensor, model.norm.running_mean).data.add_(1),
+    "eps": lambda model: setattr(model.norm, "eps", 0.5),
+    "forward": lambda model: setattr(model.act, "forward", torch.tanh),
+    "class": lambda model: setattr(model.act, "__class__", nn.Tanh),
+    "forward hook": lambda model: model.act.register_forward_hook(lambda module, given, y: y + 1),
+    "pre-hook": lambda model: model.register_forward_pre_hook(lambda module, given: (given[0] + 1,)),
+    "dropout": lambda model: model.rest[1].train(),
+    "bias": lambda model: setattr(model.conv, "bias", None),
+    "half": lambda model: model.double().float(),
+}
+
+
+@torch.no_grad()
+def test_each_change_of_a_model_is_noticed_and_said_once(language: str) -> None:
+    x = torch.randn(2, 4, 9, 8)
+    for name, change in CHANGES.items():
+        model = Block()
+        fitted = graph_of(model, x)
+        torch.testing.assert_close(fitted(x), model(x))
+        change(model)
+        for number in range(3):
+            seeded = partial(torch.manual_seed, number)
+            seeded()
+            expected = model(x)
+            seeded()
+            if number == 0:
+                with pytest.warns(RuntimeWarning, match="runs as it was, not as a tuned graph"):
+                    assert torch.equal(fitted(x), expected), name
+            else:
+                assert torch.equal(fitted(x), expected), name
+        Block.offset = 0.5
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_every_way_to_change_a_weight_is_noticed(language: str) -> None:
+    x = torch.randn(2, 4, 9, 8)
+    for name, change in WEIGHT_CHANGES.items():
+        layer = nn.Conv2d(4, 6, 3)
+        model = nn.Sequential(layer, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1)).eval()
+        fitted = graph_of(model, x)
+        before = fitted(x)
+        with torch.enable_grad():
+            change(layer)
+        model.eval()
+        for _ in range(2):
+            y = fitted(x)
+            torch.testing.assert_close(y, model(x), msg=name)
+        assert name in ("channels_last", "one ulp", "spectral_norm") or not torch.equal(y, before), name
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_the_graph_runs_again_once_the_model_is_as_it_was(language: str, runs: list[Schedule]) -> None:
+    model, x = Block(), torch.randn(2, 4, 9, 8)
+    fitted = graph_of(model, x)
+    weight, act = model.conv.weight, model.act
+    for change, restore in (
+        (lambda: weight.mul_(2), lambda: weight.div_(2)),
+        (lambda: weight.data.mul_(2), lambda: weight.data.div_(2)),
+        (lambda: setattr(model, "act", nn.Tanh()), lambda: setattr(model, "act", act)),
+        (lambda: model.rest[1].train(), lambda: model.eval()),
+        (lambda: model.factors.append(1.0), lambda: model.factors.pop()),
+    ):
+        cast(Callable[[], object], change)()
+        runs.clear()
+        fitted(x)
+        assert not runs
+        cast(Callable[[], object], restore)()
+        torch.testing.assert_close(fitted(x), model(x))
+        assert len(runs) == 1
+
+
+@torch.no_grad()
+def test_a_single_number_is_noticed_soon(language: str) -> None:
+    """Within as many calls as there are parts of a tensor, wherever it is, and the change is remembered."""
+    layer = nn.Conv2d(64, 128, 3)
+    for place in (0, 12_345, layer.weight.numel() - 1):
+        noted = Guards(layer)
+        layer.weight.data.view(-1)[place] += 1
+        found = [noted.why_not() for _ in range(guards._PARTS)]
+        first = next(number for number, why in enumerate(found) if why)
+        assert found[first:] == ["the values of weight have changed"] * (len(found) - first)
+        layer.weight.data.view(-1)[place] -= 1
+    noted = Guards(layer)
+    layer.weight.view(-1)[12_345] += 1
+    assert noted.why_not(), "a write that torch counts is noticed at once"
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_inputs_and_modes_that_a_graph_does_not_know(runs: list[Schedule]) -> None:
+    class Image(Tensor):
+        pass
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    layers, x = [nn.Conv2d(4, 6, 3), nn.ReflectionPad2d(2), nn.UpsamplingNearest2d(2)], torch.randn(2, 4, 9, 8)
+    model = nn.Sequential(*layers)
+    fitted = graph_of(model, x)
+    image = x.as_subclass(Image)
+    with pytest.warns(RuntimeWarning, match=r"of a subclass of Tensor, or a view that is negated"):
+        assert type(fitted(image)) is type(model(image)) is Image
+    negated, conjugated = torch._neg_view(x), torch.complex(x, x).conj().imag
+    for given in (negated, conjugated):
+        assert given.is_neg()
+        assert torch.equal(fitted(given), model(given))
+    with Watching():
+        assert torch.equal(fitted(x), model(x))
+    assert torch.equal(torch.vmap(fitted)(x[None]), torch.vmap(model)(x[None]))
+    with pytest.warns(DeprecationWarning, match="jit.trace"):
+        traced = torch.jit.trace(fitted, x, check_trace=False)
+    assert torch.equal(traced(x + 1), model(x + 1))
+    doubled = nn.modules.module.register_module_forward_hook(
+        lambda module, given, y: 2 * y if isinstance(module, nn.Conv2d) else y
+    )
+    assert torch.equal(fitted(x), model(x))
+    doubled.remove()
+    assert not runs
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            torch.testing.assert_close(fitted(x), model(x))
+    assert not runs
+    torch.testing.assert_close(fitted(x), model(x))
+    assert len(runs) == 1
+    with torch.device("meta"):
+        fitted = graph_of(model, x)
+        torch.testing.assert_close(fitted(x), model(x))
+    assert len(runs) == 2, "a default device that was there before is no reason"
+
+
+class Returns(nn.Module):
+    def __init__(self, function: Callable[[Any, Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3, padding=1), function
+        self.register_buffer("known", torch.ones(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.function(self, x)
+
+
+def with_y(made: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Any, Tensor], tuple[Tensor, ...]]:
+    return lambda model, x: made(model.conv(x))
+
+
+RESULTS: dict[str, Callable[[Any, Tensor], tuple[Tensor, ...]]] = {
+    "clone of the input": lambda model, x: (model.conv(x), x.clone()),
+    "input": lambda model, x: (model.conv(x), x, x.contiguous(), x.detach()),
+    "dropout of the input": lambda model, x: (model.conv(x), F.dropout(x, 0.5, False)),
+    "channels of the input": lambda model, x: (model.conv(x), x[:, :2], x.flatten(2)),
+    "bits of the input": lambda model, x: (model.conv(x), x.view(torch.int32)),
+    "buffer": lambda model, x: (model.conv(x), model.known),
+    "product of a buffer": lambda model, x: (model.conv(x), model.known * 3),
+    "copies of a buffer": lambda model, x: (model.conv(x), model.known.clone(), model.known.clone()),
+    "weight": lambda model, x: (model.conv(x), model.conv.weight, model.conv.weight.flatten(1)),
+    "same twice": with_y(lambda y: (y, y)),
+    "result and its copy": with_y(lambda y: (y, y.clone(), y.clone())),
+    "parts": with_y(lambda y: tuple(y.chunk(2, 1))),
+    "overlapping views": with_y(lambda y: (y[:, :3], y[:, 1:], y.flatten(2))),
+    "copies of parts": with_y(lambda y: (y[:, :3].clone(), y[:, 1:].clone(), y.relu())),
+}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_results_share_memory_exactly_where_the_models_do() -> None:
+    for name, function in RESULTS.items():
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            x = torch.randn(2, 3, 8, 7).contiguous(memory_format=memory_format)
+            model = Returns(function)
+            fitted = graph_of(model, x)
+            fitted(x)
+            for changed in range(len(model(x))):
+                found = []
+                for ours in (model, fitted):
+                    own, given = copy.deepcopy(model.state_dict()), x.clone()
+                    results = ours(given)
+                    if results[changed].is_floating_point():
+                        results[changed].add_(1)
+                    else:
+                        results[changed].fill_(1)
+                    again = [one.clone() for one in ours(given)]
+                    found.append([*results, given, *(one.clone() for one in model.state_dict().values()), *again])
+                    model.load_state_dict(own)
+                for theirs, mine in zip(*found, strict=True):
+                    torch.testing.assert_close(mine, theirs, msg=f"{name}, {changed}")
+                for theirs, mine in zip(model(x), fitted(x), strict=True):
+                    assert mine.stride() == theirs.stride(), name
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_a_view_of_an_argument_has_its_strides(runs: list[Schedule]) -> None:
+    x = torch.randn(2, 3, 8, 7)
+    model = Returns(RESULTS["channels of the input"])
+    fitted = graph_of(model, x)
+    x = x.contiguous(memory_format=torch.channels_last)
+    assert [one.stride() for one in fitted(x)] == [one.stride() for one in model(x)]
+    assert not runs
+
+
+@torch.no_grad()
+def test_nobody_else_gets_the_memory_of_a_call() -> None:
+    cpu = torch.device("cpu")
+    with borrowed_workspace(10_000, cpu) as arena:
+        inside = workspace_of(5_000, cpu, True)
+        assert inside.data_ptr() != arena.data_ptr()
+        with borrowed_workspace(5_000, cpu) as nested:
+            assert nested.data_ptr() == inside.data_ptr()
+            assert workspace_of(5_000, cpu, True).data_ptr() not in (nested.data_ptr(), arena.data_ptr())
+    assert workspace_of(5_000, cpu, True).data_ptr() == arena.data_ptr()
+
+
+class ComputedFilter(nn.Module):
+    """A convolution that is a barrier, since its filter is computed in the call, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.last(y + F.conv2d(y, self.inner.weight * y.mean(), self.inner.bias, padding=1))
+
+
+@torch.no_grad()
+def test_operators_of_ours_inside_a_graph(tmp_path: Path) -> None:
+    config = mucudnn.Config(database=tmp_path / "m.sqlite", time_limit="200ms", confirm=False)
+    model, x = ComputedFilter().eval(), torch.randn(2, 8, 30, 28).contiguous(memory_format=torch.channels_last)
+    expected = model(x)
+    fitted = graph_of(model, x)
+    with mucudnn.tuned(config):
+        for _ in range(3):
+            torch.testing.assert_close(fitted(x), expected)
+    layers = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), mucudnn.Conv2d(8, 8, 5), nn.Conv2d(8, 4, 3)).eval()
+    expected = layers(x)
+    mucudnn.optimize(layers[2], torch.randn(2, 8, 28, 26).contiguous(memory_format=torch.channels_last), config)
+    fitted = graph_of(layers, x)
+    (schedule,) = fitted.schedules.values()
+    assert schedule is not None
+    schedule.count((x,))
+    for _ in range(2):
+        torch.testing.assert_close(fitted(x), expected)
+    release_workspaces()
+    gc.collect()
+    found: list[Tensor] = []
+    peak = peak_allocated_bytes(lambda: found.append(fitted(x)))
+    assert peak - found[0].nbytes <= schedule.needed_bytes, "the budget counts what they allocate"
+
+
+class Counts(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)
+
+
+def test_what_a_graph_cannot_be() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    with pytest.raises(NotCapturedError, match="a call changes the model: calls has changed"):
+        capture(Counts(3, 4, 3).eval(), (x,))
+    sparse = nn.Sequential(nn.Conv2d(3, 4, 3))
+    sparse.register_buffer("mask", torch.eye(3).to_sparse())
+    with pytest.raises(NotCapturedError, match="mask is a tensor of a kind whose values cannot be watched"):
+        capture(sparse.eval(), (x,))
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    with pytest.raises(NotCapturedError, match="hooks for all modules"):
+        capture(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), (x,))
+    hook.remove()
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_a_copy_has_guards_of_its_own(runs: list[Schedule]) -> None:
+    model, x = Block(), torch.randn(2, 4, 9, 8)
+    fitted = graph_of(model, x)
+    copied = copy.deepcopy(fitted)
+    model.scale = 3.0
+    torch.testing.assert_close(copied(x), cast(nn.Module, copied.model)(x))
+    assert len(runs) == 1
+    assert torch.equal(copy.deepcopy(fitted)(x), model(x)), "copied after it had changed"
+    assert len(runs) == 1
+
+
+def test_all_changes_of_random_models_are_noticed_here() -> None:
+    for name, change in MODEL_CHANGES.items():
+        model = Block().eval()
+        noted = Guards(model)
+        with torch.no_grad():
+            change(model, Random(3))
+        assert noted.why_not() is not None, name
