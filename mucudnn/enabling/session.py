@@ -31,7 +31,7 @@ from mucudnn.words.config import Config
 from mucudnn.words.errors import InfeasibleError, first_line
 from mucudnn.words.problem import Operation
 from mucudnn.words.task import Task
-from mucudnn.words.warning import say_once
+from mucudnn.words.warning import say_once, warnings_deferred
 
 
 @contextmanager
@@ -140,6 +140,10 @@ class Session:
 
     def _deciding(self, met: ShapeStats, decide: Callable[[ShapeStats], None]) -> None:
         began, self.is_deciding = self.clock(), True
+        with warnings_deferred():  # as errors, they would end the tuning
+            self._timed(met, decide, began)
+
+    def _timed(self, met: ShapeStats, decide: Callable[[ShapeStats], None], began: float) -> None:
         try:
             with aside(met.device.type):
                 decide(met)

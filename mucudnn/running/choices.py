@@ -17,7 +17,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import Geometry
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.executable import Executable
-from mucudnn.running.problems import DTYPE_NAMES, problem_of
+from mucudnn.running.problems import DTYPE_NAMES, problem_of, torchs_filter_strides
 from mucudnn.running.repair import working_executable
 from mucudnn.words.errors import CapturingError, InvalidInputError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -224,7 +224,10 @@ def _resolve(
         if third is not None and third.shape != expected:
             return None
         with made_current(x.device):
-            return choices.executable(problem, len(x))
+            executable = choices.executable(problem, len(x))
+        if executable is not None and operation is Operation.BACKWARD_FILTER and x.device.type == "cpu":
+            return executable.with_strides(torchs_filter_strides(problem, x, w, pairs))
+        return executable
     except CapturingError:
         raise  # do not cache this
     except (InvalidInputError, UnavailableError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +53,8 @@ def device_of_convolutions(model: nn.Module) -> torch.device:
     Raises ``InvalidInputError`` for a model with convolutions on several devices.
     """
     convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, _TUNABLE))
-    return _only_device(
-        ((name or "the model itself", module.weight) for name, module in convolutions),
+    return _only_device(  # of parameters: reading a parametrized weight computes it, and may change buffers
+        ((name or "the model itself", one) for name, module in convolutions for one in islice(module.parameters(), 1)),
         "has convolutions on several devices",
         "call mucudnn.optimize on each part, with the input of that part",
     )

@@ -165,10 +165,10 @@ class _Hook:
 
     def function(self) -> Kernel:
         """Return the function that torch calls in place of its kernel: a closure, which is faster than a method."""
-        own, thread = self.own, _thread
+        own, thread, tracing_state = self.own, _thread, torch._C._get_tracing_state
 
-        def hooked(*arguments: Any) -> Any:
-            return (own if thread.untouched else self.call)(*arguments)
+        def hooked(*arguments: Any) -> Any:  # torch.jit.trace would record what a wrapper runs
+            return (own if thread.untouched or tracing_state() is not None else self.call)(*arguments)
 
         _hide_from_compiler(hooked)
         return hooked

@@ -28,6 +28,19 @@ def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -
     return ConvProblem(operation, c, height, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
 
 
+def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: Geometry) -> tuple[int, ...]:
+    """Return the strides of the gradient of the filter as torch returns it on the CPU.
+
+    Strides of dimensions of size 1 do not matter to a computation, but DistributedDataParallel compares them.
+    """
+    _, c, r, s = problem.w_shape()
+    *sizes, groups = geometry
+    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, False, (0, 0), groups, None)
+    if r == s == 1 and backend.name != "Mkldnn" and w.stride()[:2] == (c, 1):
+        return w.stride()
+    return (c * r * s, r * s, s, 1) if problem.memory_format is MemoryFormat.CONTIGUOUS else (r * s * c, 1, s * c, c)
+
+
 def torchs_memory_format(
     x: Tensor, w: Tensor, geometry: Geometry, *, is_transposed: bool = False, output_padding: Pair = (0, 0)
 ) -> MemoryFormat:

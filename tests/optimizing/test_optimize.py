@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from support.problems.tuned_by_hand import results
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
@@ -66,6 +66,23 @@ def test_warnings_that_are_errors_come_when_the_model_is_tuned(database: Path, m
     with pytest.raises(RuntimeWarning, match="the machine was busy or slow"):
         mucudnn.optimize(model, torch.randn(2, 3, 12, 12), mucudnn.Config(time_limit="20ms", database=database))
     assert len(mucudnn.report(model).layers) == 8
+
+
+def test_a_sample_without_images_is_refused(database: Path) -> None:
+    for options in ({}, {"fuse": True}, {"memory_budget": "1MiB"}):
+        model = three_convolutions().eval()
+        with pytest.raises(mucudnn.InvalidInputError, match="sample_input has 0 images"):
+            mucudnn.optimize(model, torch.zeros(0, 3, 12, 12), mucudnn.Config(database=database, **options))
+        assert type(cast(nn.Sequential, model)[0]) is nn.Conv2d
+
+
+def test_buffers_of_parametrizations_are_not_disturbed(database: Path) -> None:
+    model = spectral_norm(nn.Conv2d(3, 8, 3))
+    before = {name: one.clone() for name, one in model.named_buffers()}
+    assert before
+    mucudnn.optimize(model, torch.randn(2, 3, 8, 8), mucudnn.Config(database=database, time_limit="10ms"))
+    mucudnn.report(model).details()
+    assert all(torch.equal(one, before[name]) for name, one in model.named_buffers())
 
 
 def test_what_is_no_tensor_gets_torchs_error(database: Path) -> None:

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from support.problems.tuned_by_hand import tune_by_hand
+from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+from mucudnn.words.problem import Operation
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{words}")
     for words in ("`torch.jit.script` is deprecated", "The PyTorch API of nested tensors", ".*quantize_per_tensor")
 ]  # of torch, about itself
 SHAPE = (3, 4, 7, 7)
+FORMATS = torch.contiguous_format, torch.channels_last
 
 
 def of_shape(*shape: int) -> Callable[[], Any]:
@@ -148,3 +151,17 @@ CHANGES = {
 def test_a_module_that_was_changed_by_hand_gives_torchs_answer(change: Callable[[nn.Conv2d], object]) -> None:
     for name, dtype in product(("training", "no_grad", "autocast"), (torch.float32, torch.float64)):
         assert_same_answers(name, change, torch.randn(SHAPE, dtype=dtype))
+
+
+def test_gradients_of_filters_have_torchs_strides() -> None:
+    """Also in dimensions of size 1, which DistributedDataParallel compares."""
+    for threads, n, c, k, r, of_x, of_w in product((1, 2), (1, 2), (1, 3), (1, 3), (1, 3), FORMATS, FORMATS):
+        torch.set_num_threads(threads)
+        torchs = nn.Conv2d(c, k, r).to(memory_format=of_w)
+        x = torch.randn(n, c, 5, 4).contiguous(memory_format=of_x)
+        ours, found = tune_by_hand(copy.deepcopy(torchs), x), []
+        for model in (torchs, ours):
+            y = model(x)
+            found.append(torch.autograd.grad(y, model.weight, torch.ones_like(y))[0].stride())
+        assert Operation.BACKWARD_FILTER in ran(ours)
+        assert found[0] == found[1], (threads, n, c, k, r, of_x, of_w)

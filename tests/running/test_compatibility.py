@@ -6,6 +6,7 @@ import copy
 import io
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -110,7 +111,6 @@ def nets() -> tuple[Net, Net, Tensor]:
     "use",
     [
         traced,
-        exported,
         saved,
         normalised,
         pruned,
@@ -136,15 +136,49 @@ def test_what_runs_the_tuned_configurations(use: Use) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_program_exported_for_any_batch_runs_any_batch_and_what_is_tuned(strict: bool) -> None:
+def test_an_exported_program_has_torchs_convolutions_for_any_batch(strict: bool) -> None:
     torchs, ours, x = nets()
     dynamic = {"x": {0: torch.export.Dim("batch", min=2, max=64)}}
-    program = torch.export.export(ours, (x,), dynamic_shapes=dynamic, strict=strict).module()
-    for batch in (torch.randn(len(x) + 3, *x.shape[1:]), x[:-1]):
-        torch.testing.assert_close(program(batch), torchs(batch), rtol=1e-3, atol=1e-4)
-    assert ran(ours) == set()
-    torch.testing.assert_close(program(x), torchs(x), rtol=1e-3, atol=1e-4)
-    assert ran(ours) == {Operation.FORWARD}
+    program = torch.export.export(ours, (x,), dynamic_shapes=dynamic, strict=strict)
+    assert [str(node.target) for node in program.graph.nodes].count("aten.conv2d.default") == 2
+    for batch in (torch.randn(len(x) + 3, *x.shape[1:]), x[:-1], x):
+        torch.testing.assert_close(program.module()(batch), torchs(batch), rtol=1e-3, atol=1e-4)
+
+
+def test_an_onnx_file_has_convolutions(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
+    onnx = pytest.importorskip("onnx")
+    _, ours, x = nets()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(ours, (x,), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert kinds.count("Conv") == 2
+
+
+def test_gradients_of_single_samples_and_of_several_results_at_once() -> None:
+    from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+
+    torchs, ours, x = nets()
+    for model in (torchs, ours):
+        call_for_per_sample_grads(model.last, batch_size=len(x), loss_reduction="sum")(
+            torch.ones(2, 8, 9, 9)
+        ).sum().backward()
+    torch.testing.assert_close(ours.last.weight.grad_sample, torchs.last.weight.grad_sample)  # type: ignore[attr-defined]
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torchs_layer = nn.ConvTranspose2d(4, 6, 3)
+        x = torch.randn(2, 4, 5, 6).contiguous(memory_format=memory_format)
+        layer = tune_by_hand(copy.deepcopy(torchs_layer), x)
+        found = []
+        for model in (torchs_layer, layer):
+            given = x.clone().requires_grad_()
+            y, wanted = model(given), [given, *model.parameters()]
+            torch.manual_seed(1)
+            batch = torch.randn(3, *y.shape)
+            found.append(torch.autograd.grad(y, wanted, batch, is_grads_batched=True, retain_graph=True))
+            jacobian = torch.autograd.functional.jacobian(model, x, vectorize=True)
+            found[-1] = (*found[-1], jacobian)
+        torch.testing.assert_close(found[1], found[0])
 
 
 def with_torchs_modules(model: Net) -> Net:
@@ -180,6 +214,7 @@ def test_what_runs_torchs_convolution() -> None:
     for use, tolerance in (
         (lambda m, x: torch.fx.symbolic_trace(m)(x), 1e-4),
         (fused_by_fx, 1e-4),
+        (exported, 1e-4),
         (quantized_by_fx, 0.1),
     ):
         torchs, ours, x = nets()
