@@ -1,11 +1,14 @@
 """The shortest way: optimize a small model, see what was chosen, and train as always. Run: python first_steps.py"""
 
+import argparse
 import sys
 
 import torch
 from torch import nn
 
 import mucudnn
+
+argparse.ArgumentParser(description=__doc__).parse_args()
 
 model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 5, padding=2))
 images = torch.randn(8, 3, 32, 32)

@@ -4,6 +4,7 @@ A small network learns in half a minute to remove noise from patches. Then it ru
 bands of rows, and memory.png shows time against memory of every plan, beside PyTorch's (with matplotlib).
 """
 
+import argparse
 import sys
 from typing import Any
 
@@ -75,4 +76,8 @@ def main(pixels: int = 768, budget: str = "12MiB", steps: int = 150) -> None:
 
 
 if __name__ == "__main__":
-    main(*(kind(text) for kind, text in zip((int, str), sys.argv[1:], strict=False)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pixels", type=int, nargs="?", default=768, help="height and width of the picture")
+    parser.add_argument("budget", nargs="?", default="12MiB", help="memory budget of a call")
+    arguments = parser.parse_args()
+    main(arguments.pixels, arguments.budget)

@@ -109,6 +109,9 @@ def __dir__() -> list[str]:
 
 if os.environ.get("MUCUDNN_ENABLE", "0") != "0":
     from mucudnn.enabling.on_import import enable_with_torch
-    from mucudnn.words.config import config_from_environment
+    from mucudnn.words.config import config_from_environment, unknown_variables
+    from mucudnn.words.warning import warn
 
+    for _sentence in unknown_variables(os.environ):
+        warn(_sentence)
     enable_with_torch(lambda: config_from_environment(os.environ))

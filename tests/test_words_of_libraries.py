@@ -15,6 +15,7 @@ ROOT = Path(mucudnn.__file__).parent
 ALLOWED = (
     "kernels",  # drives it
     "words/torch_settings.py",  # sets it
+    "words/config.py",  # lists the variables of the environment
     "cli",  # shows it
     "bench/contests/timing.py",  # searches as it does
     "bench/analyses/engines.py",  # lists what it offers

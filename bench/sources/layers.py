@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, importable, model_of
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for, did_you_mean
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.tracing.convolutions import problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.words.values import flag, instance, member, settle, several, shown, text, whole
+from mucudnn.words.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
 
 TRACKED = "tracked layers"  # the source named in result folders of ``tracked_layers``
 _DATA = Path(__file__).parent / "data"

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, did_you_mean, input_shape_of
+from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring import operands
 from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.words.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
-from mucudnn.words.values import shown, whole
+from mucudnn.words.values import did_you_mean, shown, whole
 
 _SHAPE = "--input gives the shape of one sample, as 3x224x224"
 
@@ -120,6 +120,11 @@ def _user_model(source: str) -> nn.Module:
         module = _module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place)
         made = _attribute_of(module, attribute)
         model = made if isinstance(made, nn.Module) else made()
+        if isinstance(model, nn.Module):
+            modes = [(one, one.training) for one in model.modules()]
+            model.eval()  # modules of torch.export refuse it
+            for one, training in modes:
+                one.training = training
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
     return model

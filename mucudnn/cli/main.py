@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from mucudnn.cli.shared.ranks import ranks_of_torchrun
 from mucudnn.enabling.on_import import not_with_torch
 from mucudnn.terminal.files import CommandError
 from mucudnn.terminal.streams import guarded_streams, show_warning
+from mucudnn.words.config import unknown_variables
 from mucudnn.words.errors import first_line
 
 COMMANDS = (
@@ -86,6 +88,7 @@ class CommandGroup(click.Group):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
+                self._warn_of_unknown_variables(ctx)
                 return super().invoke(ctx)
         except click.exceptions.Exit:  # a RuntimeError of --help, not out of memory
             raise
@@ -102,6 +105,20 @@ class CommandGroup(click.Group):
                 err=True,
             )
             raise SystemExit(INTERRUPTED) from None
+
+    def _warn_of_unknown_variables(self, ctx: click.Context) -> None:
+        if unknown_variables(os.environ):  # imports all commands only if need be
+            options = (option for name in _MODULES for option in _options(self.get_command(ctx, name)))
+            for sentence in unknown_variables(os.environ, options):
+                warnings.warn(sentence, stacklevel=1)
+
+
+def _options(command: click.Command | None) -> Iterator[str]:
+    """Yield the names of the options of a command and its subcommands."""
+    if command is not None:
+        yield from (one.name for one in command.params if one.name)
+        for inner in getattr(command, "commands", {}).values():
+            yield from _options(inner)
 
 
 def _lack_of_memory(error: Exception) -> str | None:

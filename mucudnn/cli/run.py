@@ -9,12 +9,15 @@ import io
 import os
 import signal
 import sys
+import zipfile
 from dataclasses import dataclass
 from html import escape
 from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import NoReturn
+from zipimport import zipimporter
 
 import click
 
@@ -48,8 +51,8 @@ class Program(BaseException):
         name = self.arguments[0]
         enable_with_torch(lambda: self.config)
         self._tell_at_the_end()
-        if not sys.flags.safe_path:
-            sys.path[0] = str(Path.cwd()) if self.is_module else str(Path(name).resolve().parent)
+        if not sys.flags.safe_path or (_holds_modules(name) and not self.is_module):
+            sys.path[0] = _folder_of(name, is_module=self.is_module)
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins
         try:
@@ -104,8 +107,31 @@ def _write_report(path: Path, program: str) -> None:
         )
 
 
+def _holds_modules(name: str) -> bool:
+    """Return whether a program is a folder or a zip file, of which Python runs ``__main__.py``."""
+    return Path(name).is_dir() or zipfile.is_zipfile(name)
+
+
+def _folder_of(name: str, *, is_module: bool) -> str:
+    """Return what Python puts first on ``sys.path``."""
+    if is_module:
+        return str(Path.cwd())
+    if name == "-":
+        return ""
+    return str(Path(name).absolute() if _holds_modules(name) else Path(name).resolve().parent)
+
+
 def _code_of_script(name: str, main: ModuleType) -> CodeType:
-    """Return the code of a Python file to run as ``main``. Raises ``InvalidInputError`` if it cannot be read."""
+    """Return the code of a Python file, folder or zip file, or of standard input (``-``), to run as ``main``.
+
+    Raises ``InvalidInputError`` if it cannot be read, or has no ``__main__.py``.
+    """
+    if name == "-":
+        main.__file__ = "<stdin>"
+        return compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True)
+    if _holds_modules(name):
+        spec = PathFinder.find_spec("__main__", [str(Path(name).absolute())])
+        return _code_of_spec(spec, f"__main__.py in {name!r}", main)
     path = str(Path.cwd() / name)
     try:
         with io.open_code(path) as file:
@@ -128,11 +154,15 @@ def _code_of_module(name: str, main: ModuleType) -> CodeType:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError:
         spec = None
+    return _code_of_spec(spec, f"module {name} that can run; name one as for python -m", main)
+
+
+def _code_of_spec(spec: ModuleSpec | None, wanted: str, main: ModuleType) -> CodeType:
     code: CodeType | None = None
-    if spec is not None and isinstance(spec.loader, InspectLoader):
+    if spec is not None and isinstance(spec.loader, (InspectLoader, zipimporter)):
         code = spec.loader.get_code(spec.name)
     if spec is None or code is None:
-        raise InvalidInputError(f"there is no module {name} that can run; name one as for python -m")
+        raise InvalidInputError(f"there is no {wanted}")
     main.__file__, main.__spec__, main.__loader__, main.__package__ = spec.origin, spec, spec.loader, spec.parent
     return code
 
@@ -152,7 +182,7 @@ def _show_only_its_own_frames(error: BaseException, main: ModuleType) -> None:
 @options.config(options.workspace_limit("64MiB"), "limits_torch", *options.MEASURING, "first_call_time", "background")
 @click.option("--report", type=OutputFile(suffix=".html"), help="Write a page of all convolutions to this file.")
 def run(arguments: tuple[str, ...], is_module: bool, config: Config, report: Path | None) -> None:
-    """Run PROGRAM, a Python file or module, as python does, with every convolution tuned as it occurs.
+    """Run PROGRAM, a Python file, folder or module, as python does, with every convolution tuned as it occurs.
 
     Nothing in the program changes: arguments, output, exit status and tracebacks are its own. At the end, and on
     SIGUSR2 (kill -USR2 PID), one line on standard error says what was gained. Options come before PROGRAM; each may

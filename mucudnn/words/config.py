@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
@@ -15,7 +15,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
 from mucudnn.words.torch_settings import TORCHS_OWN, rounds_to_tf32
 from mucudnn.words.units import parse_bytes, parse_seconds, parse_time_limit
-from mucudnn.words.values import flag, member, real, settle, several, shown, texts
+from mucudnn.words.values import did_you_mean, flag, member, real, settle, several, shown, texts
 
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)
@@ -363,6 +363,28 @@ def config_from_environment(environment: Mapping[str, str]) -> Config:
     """
     named = {name: environment.get(f"MUCUDNN_{name.upper()}") for name in SETTINGS}
     return Config(**{name: from_text(name, text) for name, text in named.items() if text})
+
+
+# Variables that are read elsewhere: by the package, its build and its tests.
+_OTHER_VARIABLES = (
+    *("BUILD", "BUILDS", "ENABLE", "LIBCUDNN", "COMPILE", "WATCH", "SANITIZE", "PRODUCTS", "SNAPSHOTS"),
+    *("FUZZ", "FUZZ_SEED", "FUZZ_FIRST", "TEST_THREADS"),
+)
+
+
+def unknown_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> list[str]:
+    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads. more: names of further settings.
+
+    >>> unknown_variables({"MUCUDNN_WORKSPACE_LIMT": "3", "MUCUDNN_STRICT": "1"})
+    ['MUCUDNN_WORKSPACE_LIMT is ignored: there is no such setting; did you mean WORKSPACE_LIMIT?']
+    """
+    known = [name.upper() for name in (*SETTINGS, *_OTHER_VARIABLES, *more)]
+    given = (name.removeprefix("MUCUDNN_") for name in sorted(environment) if name.startswith("MUCUDNN_"))
+    return [
+        f"MUCUDNN_{name} is ignored: there is no such setting; {did_you_mean(name, known)}".rstrip("; ")
+        for name in given
+        if name not in known
+    ]
 
 
 def from_text(name: str, text: str) -> Any:

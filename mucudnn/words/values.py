@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from enum import StrEnum
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -127,3 +128,9 @@ def _python_int(value: object, name: str) -> int:
 
 def _refuse(value: object, name: str, allowed: str) -> NoReturn:
     raise InvalidInputError(f"{name} is {shown(value)}; it must be {allowed}")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question that suggests the closest of ``names``, or an empty string if none is close."""
+    close = get_close_matches(name, [*names], n=1)
+    return f"did you mean {close[0]}? " if close else ""

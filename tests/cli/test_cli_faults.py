@@ -135,6 +135,11 @@ def test_bad_csv_lines(text: str, expected: str, source_file: Callable[[str], Pa
     [
         ("raise ValueError('out of ideas')", "cannot be built: out of ideas (ValueError in "),
         ("return nn.Linear(8, 8)", "has no convolution"),
+        (
+            "import torch\n    x = torch.zeros(1, 3, 8, 8)\n"
+            "    return torch.export.export(nn.Conv2d(3, 4, 3), (x,)).module()",
+            "cannot be built: Calling eval() is not supported",
+        ),
         ("return 5", "gives int; it must give a torch.nn.Module"),
         ("return nn.Conv2d(4, 4, 3)", "cannot compute an input of 1x3x8x8"),
         ("return nn.Conv2d(3, 4, 11)", "cannot compute an input of 1x3x8x8"),
@@ -142,6 +147,19 @@ def test_bad_csv_lines(text: str, expected: str, source_file: Callable[[str], Pa
 )
 def test_bad_models(body: str, expected: str, factory: Callable[[str], str]) -> None:
     assert expected in fail("tune", factory(body), *TUNE, "--input", "3x8x8")
+
+
+def test_a_setting_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MUCUDNN_WORKSPACE_LIMT", "MUCUDNN_QUX"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("MUCUDNN_BATCH", "2")  # an option of other commands
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = invoke("layers", "alexnet")
+    assert done.exit_code == 0
+    assert "MUCUDNN_WORKSPACE_LIMT is ignored: there is no such setting; did you mean WORKSPACE_LIMIT?" in (done.stderr)
+    assert "MUCUDNN_QUX is ignored: there is no such setting\n" in done.stderr
+    assert "MUCUDNN_BATCH" not in done.stderr
 
 
 def test_a_model_needs_its_input_shape(factory: Callable[[str], str]) -> None:

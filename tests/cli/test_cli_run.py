@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -64,17 +65,36 @@ def test_a_program_ends_and_fails_as_under_python(tmp_path: Path) -> None:
     for name, ending in ENDINGS.items():
         (package / "__main__.py").write_text(PLAIN + ending)
         (tmp_path / "program.py").write_text(PLAIN + ending)
-        programs = (["program.py"], ["-m", "package"], [tmp_path / "program.py"], ["-m", "program"])
+        with zipfile.ZipFile(tmp_path / "packed", "w") as packed:
+            packed.write(package / "__main__.py", "__main__.py")
+        modules = (["-m", "package"], ["-m", "program"], ["package"], ["packed"])
+        programs = (["program.py"], *modules, [tmp_path / "program.py"])
         for program in programs if name == "fails" else programs[:2]:
             expected = python(*program, "a", "--strict", cwd=tmp_path)
             found = python("-m", "mucudnn", "run", "--strict", *program, "a", "--strict", cwd=tmp_path)
-            if program[0] == "-m":  # Python's own traceback shows how it found the module, too
+            if program[0] in ("-m", "package", "packed"):  # Python's own traceback shows how it found the module, too
                 expected, found = ((*one[:2], _from_first_frame(one[2], tmp_path)) for one in (expected, found))
             assert found == expected, (name, program)
 
 
 def _from_first_frame(errors: str, folder: Path) -> str:
     return errors[errors.find(f'File "{folder}') :]
+
+
+def test_a_program_on_standard_input(tmp_path: Path) -> None:
+    program = PLAIN
+    expected, found = (
+        subprocess.run(
+            [sys.executable, *command, "-", "a"],
+            cwd=tmp_path,
+            input=program,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for command in ((), ("-m", "mucudnn", "run"))
+    )
+    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
 
 
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -85,6 +105,9 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     )
     status, _, errors = python("-m", "mucudnn", "run", "-m", "no.module", cwd=tmp_path)
     assert (status, "no module no.module" in errors) == (1, True)
+    (tmp_path / "empty").mkdir()
+    status, _, errors = python("-m", "mucudnn", "run", "empty", cwd=tmp_path)
+    assert (status, "there is no __main__.py in 'empty'" in errors) == (1, True)
     status, _, errors = python("-m", "mucudnn", "run", "no.py", cwd=tmp_path, MUCUDNN_OPERATIONS="sideways")
     assert (status, "one of operations is 'sideways'" in errors) == (2, True)
 

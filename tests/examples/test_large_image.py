@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,12 @@ def test_the_picture_is_the_same(
     difference = re.search(r"largest difference from the whole model: (\S+)", told)
     assert difference is not None
     assert float(difference[1]) < 1e-4
+
+
+@pytest.mark.parametrize("example", ["first_steps.py", "large_image.py", "digits_ddp.py"])
+def test_every_example_has_help(example: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE.with_name(example), "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")

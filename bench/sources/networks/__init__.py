@@ -5,14 +5,14 @@ Geometries and numbers of parameters are torchvision's, or the paper's if torchv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,12 +109,6 @@ def objective_for(source: str) -> Objective:
     objectives = import_module(f"{__name__}.objectives")
     found: Objective = getattr(objectives, NETWORKS[source].objective if source in NETWORKS else "SMALL_OUTPUTS")
     return found
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a question that suggests the closest of ``names``, or an empty string if none is close."""
-    close = get_close_matches(name, [*names], n=1)
-    return f"did you mean {close[0]}? " if close else ""
 
 
 def _find(name: str) -> Network:

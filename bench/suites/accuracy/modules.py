@@ -26,13 +26,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
-from mucudnn.bench.sources.networks import did_you_mean
 from mucudnn.bench.suites.accuracy.layers import MetricsOptions, Untimed, timed
 from mucudnn.bench.suites.accuracy.metrics import SAMPLES, gradcheck_elements, with_errors
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.problem import Operation, dtype_name
 from mucudnn.words.progress import Progress, silent
+from mucudnn.words.values import did_you_mean
 
 WHOLE = "."  # the name of the model itself
 MODULE = "module"  # the name of the contestant
