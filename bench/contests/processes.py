@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from mucudnn.words.errors import MucudnnError, first_line
 from mucudnn.words.units import format_seconds
 
 T = TypeVar("T")
+
+_END_S = 2.0  # for a process to end itself
 
 
 class OwnProcessError(RuntimeError):
@@ -86,9 +89,11 @@ class Worker:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
     def end(self) -> None:
+        """End the process: it ends itself when it reads from the closed connection, and is killed if it does not."""
+        self.told.close()
+        self.process.join(_END_S)
         self.process.kill()
         self.process.join()
-        self.told.close()
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +103,10 @@ class Worker:
 
 
 def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> None:
-    """Call a function, then exit this process at once, because leftover library threads can abort a normal exit."""
+    """Call a function, then exit this process at once, because leftover library threads can abort a normal exit.
+
+    Semaphores and other resources that multiprocessing counts are freed first.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends this process.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = _show_warning
@@ -113,6 +121,7 @@ def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> No
     try:
         sys.stdout.flush()
         sys.stderr.flush()
+        multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
     finally:
         os._exit(status)
 

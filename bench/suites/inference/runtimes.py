@@ -93,7 +93,9 @@ class RuntimeJob:
 
     @property
     def _tells_layers(self) -> bool:
-        return self.runtime.tells_layers and not (self.runtime.is_ours and self.config.memory_budget is not None)
+        """Whether layers can be timed: those of a graph do not run as modules."""
+        is_graph = self.config.fuse or self.config.memory_budget is not None
+        return self.runtime.tells_layers and not (self.runtime.is_ours and is_graph)
 
     def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
         """Return a function that calls the model once and returns the seconds of each kind of layer."""
