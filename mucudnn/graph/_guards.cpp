@@ -114,7 +114,6 @@ void containers_dealloc(PyObject* object) {
 // ---- tensors --------------------------------------------------------------------------------------------------------
 
 constexpr int64_t CHUNK_BYTES = 128, PARTS = 512, WHOLE_CHUNKS = 512;  // up to so many, all are compared in each call
-constexpr int64_t IMPLEMENTATION_BYTES = 176;  // of torch's TensorImpl, or less
 
 // Return a hash of up to CHUNK_BYTES: NH of UMAC (Black, Halevi, Krawczyk, Krovetz, Rogaway 1999) with 64-bit words.
 uint32_t digest(const char* data, int64_t size) {
@@ -181,7 +180,7 @@ struct Tensors {
   void load_all(int64_t turn) const {
     for (const Noted& one : *noted) {
       load(one.tensor.get());
-      for (int64_t at : {int64_t(0), LINE_BYTES, 2 * LINE_BYTES, IMPLEMENTATION_BYTES - 1}) load(one.implementation + at);
+      for (int64_t line = 0; line < 3; ++line) load(one.implementation + line * LINE_BYTES);  // it is larger than that
       load(one.of_storage);
       load(one.of_storage + LINE_BYTES - 1);
       if (one.bytes) load(one.data + one.part(turn) * CHUNK_BYTES);

@@ -75,7 +75,7 @@ def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
     """Return whether our operators accept x: a dense, real tensor whose number of dimensions is one of ``dims``.
 
     Returns False under forward-mode AD and ``torch.func``, which the operators do not support, if x is not a tensor,
-    for example a ``torch.fx.Proxy``, if x or the weight handles torch's functions itself, and under ``torch.export``,
+    for example a ``torch.fx.Proxy``, if the weight handles torch's functions itself, and under ``torch.export``,
     whose graphs are for programs without mucudnn. The operator checks weight and bias otherwise.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
@@ -84,7 +84,7 @@ def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
-    if _handles_functions(x) or _handles_functions(weight):
+    if _handles_functions(weight):
         return False
     return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
 

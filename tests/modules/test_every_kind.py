@@ -180,7 +180,7 @@ def test_export(kind: str) -> None:
     torchs, ours, x = pair(kind)
     program = torch.export.export(ours, (x,)).run_decompositions()
     torch.testing.assert_close(program.module()(x), torchs(x), rtol=1e-4, atol=1e-5)
-    assert ran(ours) == {forward_of(kind)}
+    assert ran(ours) == set(), "the program has torch's convolution"
 
 
 @each_kind

@@ -87,7 +87,8 @@ def test_memory_format_is_torchs_where_tensors_are_both() -> None:
 
 
 def test_what_no_problem_describes_is_left_out() -> None:
-    assert convolutions_of(nn.Conv2d(3, 3, 3), torch.randn(0, 3, 9, 9)) == []
+    with pytest.raises(InvalidInputError, match="sample_input has 0 images"):
+        convolutions_of(nn.Conv2d(3, 3, 3), torch.randn(0, 3, 9, 9))
     assert convolutions_of(nn.Conv2d(1, 1, 1, device="meta"), torch.empty(2**20 + 1, 1, 1, 1, device="meta")) == []
     assert convolutions_of(nn.Conv2d(3, 3, 3, dtype=torch.complex64), torch.randn(1, 3, 9, 9).to(torch.complex64)) == []
 
