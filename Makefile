@@ -42,11 +42,11 @@ PARALLEL := -n auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.test $(VENV)/.builds
 	$(BIN)/python -m pytest $(PARALLEL)
 	$(BIN)/python tests/support/machines.py --models-only $(PARALLEL)
 
-test-machines: $(VENV)/.test
+test-machines: $(VENV)/.test $(VENV)/.builds
 	$(BIN)/python tests/support/machines.py $(PARALLEL)
 
 fuzz: $(VENV)/.test
@@ -61,7 +61,7 @@ SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-f
 RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, build_name; \
 	print(*BUILDS[BUILDS.index(build_name()):])
 sanitize: $(VENV)/.test
-	MUCUDNN_SANITIZE=1 $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	MUCUDNN_SANITIZE=1 MUCUDNN_BUILDS=all $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
 		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
@@ -126,6 +126,11 @@ $(VENV)/.installed: $(SOURCES)
 	$(require_version)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+# The builds for other processors than this one, which simulated ones run.
+$(VENV)/.builds: $(VENV)/.test $(SOURCES)
+	MUCUDNN_BUILDS=all $(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
 # Install the requirements of an extra of pyproject.toml; mucudnn itself is not compiled again.

@@ -1,14 +1,15 @@
-"""The builds of the compiled algorithms: one for each instruction set, the best of which is loaded.
+"""The builds of the compiled algorithms, one for each instruction set, and the extensions of Python.
 
-Each build is optional: if it fails, mucudnn runs on torch's operators, and `mucudnn doctor` reports it.
-The builds are plain shared libraries with a C interface (kernels/compiled/library.py). They use the OpenMP runtime that
-torch has loaded and are not linked with another one, since two thread pools would compete for the cores.
+From source, only the best build for the processor at hand is compiled. ``MUCUDNN_BUILDS`` names others, such as
+``avx512,avx2`` or ``all``. Each is optional: if it fails, mucudnn runs on torch's operators, and `mucudnn doctor`
+reports it. The builds are plain shared libraries with a C interface (kernels/compiled/library.py). They use the OpenMP
+runtime that torch has loaded and are not linked with another one, since two thread pools would compete for the cores.
 If MUCUDNN_SANITIZE is set, they are built for ``make sanitize``: slow, with every memory access checked.
 """
 
-import copy
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -24,32 +25,66 @@ X86_BUILDS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 # On aarch64 NEON needs no flag: every such processor has it.
-BUILDS = {"plain": [], **(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {})}
+BUILDS = {**(X86_BUILDS if platform.machine() in ("x86_64", "AMD64") else {}), "plain": []}
+PROCESSOR = Path("/proc/cpuinfo")  # of Linux
 
 
-class BuildApart(build_ext):
-    """A command that compiles extensions in parallel, each in its own folder, since all have the same sources."""
+def wanted_builds() -> list[str]:
+    """Return the builds that ``MUCUDNN_BUILDS`` names, or the best one for this processor; all if it is not known."""
+    named = os.environ.get("MUCUDNN_BUILDS", "")
+    if named and named != "all":
+        names = [name.strip() for name in named.split(",")]
+        if not set(names) <= set(BUILDS):
+            raise SystemExit(f"MUCUDNN_BUILDS is {named!r}; allowed are all, or names of {', '.join(BUILDS)}")
+        return names
+    if named or SANITIZERS or not PROCESSOR.exists():
+        return list(BUILDS)
+    flags = set(PROCESSOR.read_text().split())
+    needed = {name: {option[2:] for option in options if "=" not in option} for name, options in BUILDS.items()}
+    return [next(name for name, instructions in needed.items() if instructions <= flags)]
+
+
+class BuildInParallel(build_ext):
+    """A command that compiles all sources of an extension at once, and those of each extension in a folder of its own.
+
+    Extensions follow one another, so that no more compilers run than there are processors.
+    """
 
     def build_extension(self, ext: Extension) -> None:
-        apart = copy.copy(self)
-        apart.build_temp = str(Path(self.build_temp) / ext.name)
-        build_ext.build_extension(apart, ext)
+        compile_some, folder = self.compiler.compile, Path(self.build_temp) / ext.name
+
+        def compile_all(sources, output_dir=None, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = pool.map(lambda one: compile_some([one], output_dir=str(folder), **options), sources)
+                return [name for objects in made for name in objects]
+
+        self.compiler.compile = compile_all
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_some
+
+
+def by_size(folder: Path) -> list[str]:
+    """Return the sources in a folder, from the one that takes the longest to compile on."""
+    first = ("implicit_gemm", "pointwise", "winograd", "depthwise")
+    sources = sorted(folder.rglob("*.cpp"))
+    return [str(one) for one in sorted(sources, key=lambda one: [*first, one.stem].index(one.stem))]
 
 
 setup(
-    cmdclass={"build_ext": BuildApart},
-    options={"build_ext": {"parallel": os.cpu_count()}},
+    cmdclass={"build_ext": BuildInParallel},
     ext_modules=[
         Extension(
             f"mucudnn.kernels.compiled._{name}",
-            sources=[str(source) for source in sorted(SOURCES.rglob("*.cpp"))],
+            sources=by_size(SOURCES),
             depends=[str(header) for header in sorted(SOURCES.rglob("*.h"))],
             include_dirs=[str(SOURCES)],
-            extra_compile_args=[*FLAGS, *instruction_set],
+            extra_compile_args=[*FLAGS, *BUILDS[name]],
             extra_link_args=SANITIZERS,
             optional=True,
         )
-        for name, instruction_set in BUILDS.items()
+        for name in wanted_builds()
     ]
     + [
         *(

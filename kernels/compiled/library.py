@@ -134,7 +134,7 @@ class LoadedBuild:
 @lru_cache(maxsize=1)
 def loaded_build() -> LoadedBuild:
     """Load the fastest available build of the C++ code that this processor supports, once, and return it."""
-    largest = _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    largest = largest_build()
     wanted = os.environ.get("MUCUDNN_BUILD") or largest
     runnable = BUILDS[BUILDS.index(largest) :]
     if wanted not in (*runnable, "torch"):
@@ -145,13 +145,23 @@ def loaded_build() -> LoadedBuild:
     for name in BUILDS[BUILDS.index(wanted) :]:
         path = _path(name)
         if path is None:
-            reasons.append(f"{name} was not built")
+            reasons.append(f"{name} was not built (MUCUDNN_BUILDS={name} builds it)")
             continue
         try:
             return LoadedBuild(name, _declared(ctypes.CDLL(str(path))))
         except OSError as error:  # for example because of another OpenMP runtime than torch's
             reasons.append(f"{name} cannot be loaded: {error}")
     return LoadedBuild("torch", None, "; ".join(reasons) + "; install again with a C++ compiler (g++) available")
+
+
+def builds() -> tuple[str, ...]:
+    """Return the names of the builds that are installed, whether this processor runs them or not."""
+    return tuple(name for name in BUILDS if _path(name) is not None)
+
+
+def largest_build() -> str:
+    """Return the name of the largest build that this processor runs, as torch uses it."""
+    return _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
 
 
 def library() -> ctypes.CDLL:

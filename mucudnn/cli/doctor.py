@@ -151,12 +151,15 @@ def proving() -> Finding:
 
 def compiled() -> Finding:
     """Return a finding on the loaded build of mucudnn's own C++ code, or the reason why there is none."""
-    from mucudnn.kernels.compiled.library import bfloat16_products, loaded_build
+    from mucudnn.kernels.compiled.library import bfloat16_products, builds, largest_build, loaded_build
 
-    build = loaded_build()
+    build, largest = loaded_build(), largest_build()
     if build.library is not None:
-        products = f"bfloat16 is multiplied in {bfloat16_products()}"
-        return Finding("compiled algorithms", f"built for {build.name}; {products}")
+        words = f"built for {', '.join(builds())}; {build.name} runs; bfloat16 is multiplied in {bfloat16_products()}"
+        if build.name == largest or "MUCUDNN_BUILD" in os.environ:
+            return Finding("compiled algorithms", words)
+        advice = f"install mucudnn again on this machine, or with MUCUDNN_BUILDS={largest},{','.join(builds())}"
+        return Finding("compiled algorithms", f"{words}, and this processor has {largest}", advice)
     return Finding(
         "compiled algorithms",
         _lacking(build.why_not_compiled) + "; the same algorithms run on PyTorch's operators, more slowly",

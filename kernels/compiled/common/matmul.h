@@ -75,7 +75,7 @@ struct BlockRows {
 
   INLINE_MEMBER float of_row(int i) const { return step.of_row(i); }
   INLINE_MEMBER void advance() { step.advance(layout.step()); }
-  INLINE_MEMBER LeftTile tile(int first, int count, float (&copy)[ROWS * VL]) const {
+  INLINE_MEMBER LeftTile tile(int first, int count, float* copy) const {
     if constexpr (STEP == 1) return {block + first, layout.row()};
     Vec rows[VL] = {};
     for (int i = 0; i < count; ++i) rows[i] = load_first(block + (first + i) * layout.step(), ROWS);
@@ -85,29 +85,24 @@ struct BlockRows {
   }
 };
 
-// Do the same as sums_of_rows below, in tiles. It is not inlined, so that the sums of the loops over vectors stay in
-// registers.
-template <int ROWS, int VECTORS, class RowsOf, class Finish>
-__attribute__((noinline)) void tiles_of_rows(const RowsOf& rows_of, int blocks, int steps, const float* b,
-                                             ptrdiff_t b_stream, const Finish& finish) {
-  alignas(64) float sums[ROWS * VECTORS * VL], copy[ROWS * VL];
-  tiles::Sums<ROWS, VECTORS> of_tiles(steps);
-  for (int block = 0; block < blocks; ++block) {
-    const auto rows = rows_of(block);
+// Return rows of a block of A as a tile; copy: room for it. rows_of: an object of the caller.
+using LeftOf = LeftTile (*)(const void* rows_of, int block, int first, int count, float* copy);
+
+// Do the same as sums_of_rows below, in tiles, and store the sums of `rows` rows. One function serves all heights and
+// layouts, since its arithmetic is done by few instructions.
+template <int VECTORS>
+__attribute__((noinline)) void sums_of_tiles(int rows, LeftOf left_of, const void* rows_of, int blocks, int steps,
+                                             const float* b, ptrdiff_t b_stream, float* sums) {
+  alignas(64) float copy[tiles::MOST_ROWS * VL];
+  tiles::Sums<VECTORS> of_tiles(rows, steps);
+  for (int block = 0; block < blocks; ++block)
     for (int first = 0; first < steps; first += VL) {
       const int count = std::min(VL, steps - first);
-      const LeftTile left = rows.tile(first, count, copy);
+      const LeftTile left = left_of(rows_of, block, first, count, copy);
       of_tiles.add(count == VL, left.data, left.distance, b, b_stream);
       b += count * VL;
     }
-  }
   of_tiles.store_in(sums);
-  Vec sum[ROWS][VECTORS];
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) sum[i][j] = load(sums + (i * VECTORS + j) * VL);
-  finish(sum);
 }
 
 // Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
@@ -115,15 +110,25 @@ __attribute__((noinline)) void tiles_of_rows(const RowsOf& rows_of, int blocks, 
 //   b: vector j of a step at b[j * b_stream], the next step VL floats further
 template <int ROWS, int VECTORS, class Step, class RowsOf, class Finish>
 INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, ptrdiff_t b_stream, Finish finish) {
-  if constexpr (Step::NUMBERS == 2) {
-    if (steps >= VL && best_products() == OF_TILES)
-      return tiles_of_rows<ROWS, VECTORS>(rows_of, blocks, steps, b, b_stream, finish);
-  }
   Vec sum[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; ++j) sum[i][j] = Vec{};
+  if constexpr (Step::NUMBERS == 2) {
+    if (steps >= VL && best_products() == OF_TILES) {
+      alignas(64) float sums[ROWS * VECTORS * VL];
+      const auto left_of = [](const void* of, int block, int first, int count, float* copy) {
+        return (*static_cast<const RowsOf*>(of))(block).tile(first, count, copy);
+      };
+      sums_of_tiles<VECTORS>(ROWS, left_of, &rows_of, blocks, steps, b, b_stream, sums);
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; ++j) sum[i][j] = load(sums + (i * VECTORS + j) * VL);
+      blocks = 0;  // the loop below has nothing left; finish(sum) is compiled once
+    }
+  }
   for (int block = 0; block < blocks; ++block) {
     auto rows = rows_of(block);
     for (int step = 0; step < steps; ++step, rows.advance(), b += VL) {
@@ -149,31 +154,37 @@ INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
   sums_of_rows<ROWS, VECTORS, Step>(rows_of, blocks, steps, b, b_stream, finish);
 }
 
-template <int VECTORS, bool ADD>
-INLINE void write_vectors(const Vec (&sum)[VECTORS], ptrdiff_t stream, float* to) {
-#pragma GCC unroll 4
-  for (int j = 0; j < VECTORS; ++j) store(to + j * stream, ADD ? load(to + j * stream) + sum[j] : sum[j]);
-}
-
-template <int ROWS, int VECTORS, bool ADD>
-INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], float* c, ptrdiff_t c_stream, ptrdiff_t c_row) {
+// Write the vectors of sums, vector j of row i to to(i) + j * stream, or add them to what is there.
+template <int ROWS, int VECTORS, class To>
+INLINE void write_tile(const Vec (&sum)[ROWS][VECTORS], bool adds, ptrdiff_t stream, To to) {
+  if (adds) {
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i) write_vectors<VECTORS, ADD>(sum[i], c_stream, c + i * c_row);
+    for (int i = 0; i < ROWS; ++i) {
+      float* row = to(i);
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) store(row + j * stream, load(row + j * stream) + sum[i][j]);
+    }
+    return;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i) {
+    float* row = to(i);
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) store(row + j * stream, sum[i][j]);
+  }
 }
 
 constexpr int ALL_BLOCKS = 1 << 30;
 
-// Compute C[i][j] (+)= sums; vector j of row i is at c[j * c_stream + i * c_row]. summed: blocks between writes to C.
-template <int ROWS, int VECTORS, bool ADD, class Step = Singles, int ROW, int STEP, class BlockOf>
-INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
+// Compute C[i][j] (+)= sums; vector j of row i is at c[j * c_stream + i * c_row]. adds: to what C has. summed: blocks
+// between writes to C.
+template <int ROWS, int VECTORS, class Step = Singles, int ROW, int STEP, class BlockOf>
+INLINE void register_tile(bool adds, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
                           ptrdiff_t b_stream, float* c, ptrdiff_t c_stream, ptrdiff_t c_row = VL,
                           int summed = ALL_BLOCKS) {
   for (int first = 0; first < blocks; first += summed) {
     const auto finish = [&](const Vec(&sum)[ROWS][VECTORS]) INLINE_LAMBDA {
-      if (ADD || first > 0)
-        write_tile<ROWS, VECTORS, true>(sum, c, c_stream, c_row);
-      else
-        write_tile<ROWS, VECTORS, false>(sum, c, c_stream, c_row);
+      write_tile(sum, adds || first > 0, c_stream, [&](int i) INLINE_LAMBDA { return c + i * c_row; });
     };
     register_sums<ROWS, VECTORS, Step>(
         layout, [&](int block) INLINE_LAMBDA { return block_of(first + block); }, std::min(summed, blocks - first),
@@ -182,16 +193,16 @@ INLINE void register_tile(Layout<ROW, STEP> layout, BlockOf block_of, int blocks
 }
 
 // Do the same for 1 to ROWS rows, known at run time.
-template <int ROWS, int VECTORS, bool ADD, class Step = Singles, int ROW, int STEP, class BlockOf>
-INLINE void register_tile_of(int rows, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
+template <int ROWS, int VECTORS, class Step = Singles, int ROW, int STEP, class BlockOf>
+INLINE void register_tile_of(int rows, bool adds, Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps,
                              const float* b, ptrdiff_t b_stream, float* c, ptrdiff_t c_stream,
                              ptrdiff_t c_row = VL, int summed = ALL_BLOCKS) {
   if constexpr (ROWS > 1) {
     if (rows < ROWS)
-      return register_tile_of<ROWS - 1, VECTORS, ADD, Step>(rows, layout, block_of, blocks, steps, b, b_stream, c,
-                                                            c_stream, c_row, summed);
+      return register_tile_of<ROWS - 1, VECTORS, Step>(rows, adds, layout, block_of, blocks, steps, b, b_stream, c,
+                                                       c_stream, c_row, summed);
   }
-  register_tile<ROWS, VECTORS, ADD, Step>(layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
+  register_tile<ROWS, VECTORS, Step>(adds, layout, block_of, blocks, steps, b, b_stream, c, c_stream, c_row, summed);
 }
 
 // The number of vectors of a tile, as an integral constant.
@@ -262,8 +273,8 @@ struct NextColumns {
 // with zeros. Memory past B is prefetched but never read. summed: steps of inner, a multiple of VL, between writes to
 // C. The rounding error of one sum of n products grows with sqrt(n), that of sums of sums with
 // sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
-template <bool ADD = false, class Step = Singles>
-static inline void multiply(int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
+template <class Step = Singles>
+static inline void multiply(bool adds, int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
                             int summed) {
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     const NextColumns next{b + ptrdiff_t(k + vectors.value) * inner * VL, (rows + MR - 1) / MR};
@@ -273,7 +284,7 @@ static inline void multiply(int rows, int inner, int column_blocks, const float*
         next.fetch(tile, block, inner / VL);
         return a + (ptrdiff_t(block) * rows + first) * VL;
       };
-      register_tile_of<MR, vectors.value, ADD, Step>(count, Layout<VL, 1>{}, block_of, inner / VL, VL,
+      register_tile_of<MR, vectors.value, Step>(count, adds, Layout<VL, 1>{}, block_of, inner / VL, VL,
                                                b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
                                                c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL, VL,
                                                summed / VL);
@@ -289,7 +300,7 @@ static inline void add_multiply_transposed(int rows, int inner, int column_block
   for_column_blocks(column_blocks, [&](auto vectors, int k) {
     for (int i = 0; i < rows; i += MR_TRANSPOSED) {
       const auto block_of = [&](int) { return a + ptrdiff_t(i / VL) * inner * VL + i % VL; };
-      register_tile<MR_TRANSPOSED, vectors.value, true, Step>(Layout<1, VL>{}, block_of, 1, inner,
+      register_tile<MR_TRANSPOSED, vectors.value, Step>(true, Layout<1, VL>{}, block_of, 1, inner,
                                                         b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
                                                         c + (ptrdiff_t(k) * rows + i) * VL, ptrdiff_t(rows) * VL);
     }

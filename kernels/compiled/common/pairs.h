@@ -37,21 +37,21 @@ static inline bool products_are_set_to(const char* value) {
   return set && std::strcmp(set, value) == 0;
 }
 
-// Return the products that bfloat16 numbers are multiplied by. MUCUDNN_PRODUCTS=floats or =pairs allows no better ones
-// than these. For tests, =emulated-pairs and =emulated-tiles demand what the build or the processor lacks, from loops
-// that compute the same, slowly.
+// Return the products that bfloat16 numbers are multiplied by; always floats in builds without AVX-512, which have no
+// code for others. MUCUDNN_PRODUCTS=floats or =pairs allows no better ones than these. For tests, =emulated-tiles
+// demands what the processor lacks, from loops that compute the same, slowly.
 static inline Products best_products() {
+#if defined(__AVX512F__)
   static const Products products = [] {
     const auto is = products_are_set_to;
     if (is("emulated-tiles")) return OF_TILES;
-#if defined(__AVX512F__)
     if (is("floats") || !__builtin_cpu_supports("avx512bf16")) return OF_FLOATS;
     return !is("pairs") && may_multiply_tiles() ? OF_TILES : OF_PAIRS;
-#else
-    return is("emulated-pairs") ? OF_PAIRS : OF_FLOATS;
-#endif
   }();
   return products;
+#else
+  return OF_FLOATS;
+#endif
 }
 
 // Return whether tiles are multiplied by loops, where best_products() is OF_TILES.
@@ -116,5 +116,5 @@ struct Pairs {
   }
 };
 #else
-using Pairs = EmulatedPairs;
+using Pairs = Singles;  // which best_products() does not ask for
 #endif

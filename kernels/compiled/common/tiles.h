@@ -112,19 +112,19 @@ INLINE void add_product() {
 
 // ---- sums ----------------------------------------------------------------------------------------------------------
 
-// The ROWS x VECTORS vectors of sums of a register tile, in registers of tiles.
-template <int ROWS, int VECTORS>
+// The rows x VECTORS vectors of sums of a register tile, in registers of tiles.
+template <int VECTORS>
 class Sums {
  public:
-  // steps: of a block, VL to each add(); the last add() has the remainder
-  explicit Sums(int steps) {
-    static_assert(ROWS <= MOST_ROWS && VECTORS <= A, "more than the registers hold");
+  // rows: at most MOST_ROWS. steps: of a block, VL to each add(); the last add() has the remainder
+  Sums(int rows, int steps) {
+    static_assert(VECTORS <= A, "more than the registers hold");
     Shapes shapes;
-    for (int j = 0; j < VECTORS; ++j) shapes.set(j, ROWS, VL);
-    shapes.set(A, ROWS, VL);
+    for (int j = 0; j < VECTORS; ++j) shapes.set(j, rows, VL);
+    shapes.set(A, rows, VL);
     for (const int b : {B, B + 1}) shapes.set(b, VL, VL);
     if (steps % VL) {
-      shapes.set(LAST_A, ROWS, steps % VL);
+      shapes.set(LAST_A, rows, steps % VL);
       shapes.set(LAST_B, steps % VL, VL);
     }
     set(shapes);
@@ -143,7 +143,7 @@ class Sums {
     }
   }
 
-  INLINE_MEMBER void store_in(float (&sums)[ROWS * VECTORS * VL]) const { store_vector<0>(sums); }
+  INLINE_MEMBER void store_in(float* sums) const { store_vector<0>(sums); }
 
  private:
   static constexpr int A = 3, B = 4, LAST_A = 6, LAST_B = 7;  // registers; the sums are in 0 to 2

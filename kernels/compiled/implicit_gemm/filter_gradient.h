@@ -110,8 +110,8 @@ void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const U
   for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
     for (int i = 0; i < VL; i += MR_TRANSPOSED) {
       const auto block_of = [&](int row) { return unit.window + offset + i + row * f.stride_h * f.window.row(); };
-      register_tile<MR_TRANSPOSED, vectors.value, true, Step>(
-          layout, block_of, unit.rows, f.steps(), unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
+      register_tile<MR_TRANSPOSED, vectors.value, Step>(
+          true, layout, block_of, unit.rows, f.steps(), unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
           ptrdiff_t(unit.rows) * f.steps() * VL, sum + (ptrdiff_t(k) * VL + i) * VL, ptrdiff_t(VL) * VL);
     }
   });

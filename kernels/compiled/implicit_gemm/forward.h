@@ -85,27 +85,28 @@ INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, co
 }
 
 // Compute one row of outputs, for VECTORS vectors of output channels.
-template <int VECTORS, bool ADD, class Step, int ROW>
-void multiply_row(Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns, const RowTarget& to) {
+template <int VECTORS, class Step, int ROW>
+void multiply_row(bool adds, Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns,
+                  const RowTarget& to) {
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
     const auto block_of = [&](int block) { return from + inner.offsets[block]; };
-    register_tile_of<MR, VECTORS, ADD, Step>(count, layout, block_of, inner.blocks, inner.steps, inner.filter,
-                                       inner.filter_stream, to.data + first * to.column, to.stream, to.column);
+    register_tile_of<MR, VECTORS, Step>(count, adds, layout, block_of, inner.blocks, inner.steps, inner.filter,
+                                        inner.filter_stream, to.data + first * to.column, to.stream, to.column);
   });
 }
 
-template <int VECTORS, bool ADD, class Step>
-void multiply_row(const WindowShape& shape, int stride_w, const float* window, const Inner& inner, int columns,
-                  const RowTarget& to) {
+template <int VECTORS, class Step>
+void multiply_row(bool adds, const WindowShape& shape, int stride_w, const float* window, const Inner& inner,
+                  int columns, const RowTarget& to) {
   if (shape.planar)
-    multiply_row<VECTORS, ADD, Step>(Layout<1, 1>{}, window, inner, columns, to);
+    multiply_row<VECTORS, Step>(adds, Layout<1, 1>{}, window, inner, columns, to);
   else if (stride_w == 1)
-    multiply_row<VECTORS, ADD, Step>(Layout<VL, 1>{}, window, inner, columns, to);
+    multiply_row<VECTORS, Step>(adds, Layout<VL, 1>{}, window, inner, columns, to);
   else if (stride_w == 2)
-    multiply_row<VECTORS, ADD, Step>(Layout<2 * VL, 1>{}, window, inner, columns, to);
+    multiply_row<VECTORS, Step>(adds, Layout<2 * VL, 1>{}, window, inner, columns, to);
   else
-    multiply_row<VECTORS, ADD, Step>(Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
+    multiply_row<VECTORS, Step>(adds, Layout<AT_RUN_TIME, 1>{stride_w * VL, 1}, window, inner, columns, to);
 }
 
 // The inputs of consecutive outputs, each at its own place in the window.
@@ -116,7 +117,7 @@ struct PixelRows {
 
   INLINE_MEMBER float of_row(int i) const { return pixels[i][element]; }
   INLINE_MEMBER void advance() { ++element; }
-  INLINE_MEMBER LeftTile tile(int first, int count, float (&copy)[OUTPUTS * VL]) const {
+  INLINE_MEMBER LeftTile tile(int first, int count, float* copy) const {
     for (int i = 0; i < OUTPUTS; ++i) store(copy + i * VL, load_first(pixels[i] + element + first, count));
     return {copy, VL};
   }
@@ -124,40 +125,39 @@ struct PixelRows {
 
 // Compute OUTPUTS consecutive outputs from number `first` on, counted across rows of `width`. In the window, inputs of
 // neighbouring outputs are `row` and `column` floats apart.
-template <int OUTPUTS, int VECTORS, bool ADD, class Step>
-INLINE void tile_across_rows(int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
+template <int OUTPUTS, int VECTORS, class Step>
+INLINE void tile_across_rows(bool adds, int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
                              const Inner& inner, const RowTarget& to) {
   const float* pixels[OUTPUTS];
 #pragma GCC unroll 16
   for (int i = 0; i < OUTPUTS; ++i) pixels[i] = window + (first + i) / width * row + (first + i) % width * column;
   const auto rows_of = [&](int block) INLINE_LAMBDA { return PixelRows<OUTPUTS>{pixels, inner.offsets[block]}; };
   const auto finish = [&](const Vec(&sum)[OUTPUTS][VECTORS]) INLINE_LAMBDA {
-#pragma GCC unroll 16
-    for (int i = 0; i < OUTPUTS; ++i)
-      write_vectors<VECTORS, ADD>(sum[i], to.stream,
-                                  to.data + (first + i) / width * to.row + (first + i) % width * to.column);
+    write_tile(sum, adds, to.stream, [&](int i) INLINE_LAMBDA {
+      return to.data + (first + i) / width * to.row + (first + i) % width * to.column;
+    });
   };
   sums_of_rows<OUTPUTS, VECTORS, Step>(rows_of, inner.blocks, inner.steps, inner.filter, inner.filter_stream, finish);
 }
 
-template <int OUTPUTS, int VECTORS, bool ADD, class Step>
-INLINE void tile_across_rows(int outputs, int first, int width, const float* window, ptrdiff_t row, ptrdiff_t column,
-                             const Inner& inner, const RowTarget& to) {
+template <int OUTPUTS, int VECTORS, class Step>
+INLINE void tile_across_rows(int outputs, bool adds, int first, int width, const float* window, ptrdiff_t row,
+                             ptrdiff_t column, const Inner& inner, const RowTarget& to) {
   if constexpr (OUTPUTS > 1) {
     if (outputs < OUTPUTS)
-      return tile_across_rows<OUTPUTS - 1, VECTORS, ADD, Step>(outputs, first, width, window, row, column, inner, to);
+      return tile_across_rows<OUTPUTS - 1, VECTORS, Step>(outputs, adds, first, width, window, row, column, inner, to);
   }
-  tile_across_rows<OUTPUTS, VECTORS, ADD, Step>(first, width, window, row, column, inner, to);
+  tile_across_rows<OUTPUTS, VECTORS, Step>(adds, first, width, window, row, column, inner, to);
 }
 
 // Compute `rows` rows of `width` outputs, for VECTORS vectors of output channels.
-template <int VECTORS, bool ADD, class Step>
-void multiply_rows(const WindowShape& shape, const Product& product, const float* window, const Inner& inner, int rows,
-                   int width, const RowTarget& to) {
-  if (rows == 1) return multiply_row<VECTORS, ADD, Step>(shape, product.stride_w, window, inner, width, to);
+template <int VECTORS, class Step>
+void multiply_rows(bool adds, const WindowShape& shape, const Product& product, const float* window,
+                   const Inner& inner, int rows, int width, const RowTarget& to) {
+  if (rows == 1) return multiply_row<VECTORS, Step>(adds, shape, product.stride_w, window, inner, width, to);
   const ptrdiff_t row = product.stride_h * shape.row(), column = shape.planar ? 1 : product.stride_w * VL;
   for_row_tiles(rows * width, [&](int first, int count) {
-    tile_across_rows<MR, VECTORS, ADD, Step>(count, first, width, window, row, column, inner, to);
+    tile_across_rows<MR, VECTORS, Step>(count, adds, first, width, window, row, column, inner, to);
   });
 }
 
@@ -208,9 +208,8 @@ void multiply_band(const Plan& plan, const BandOfImage& band, const std::vector<
                                     : RowTarget{result, width * VL, VL, rows * width * VL};
       for_inner_parts(offsets, shape.planar ? 1 : VL, filter + k * filter_stream, filter_stream,
                       [&](const Inner& inner, bool is_first) {
-                        const auto multiply = is_first ? multiply_rows<vectors.value, false, Step>
-                                                       : multiply_rows<vectors.value, true, Step>;
-                        multiply(shape, plan.product, window + i * row, inner, rows, band.width, to);
+                        multiply_rows<vectors.value, Step>(!is_first, shape, plan.product, window + i * row, inner,
+                                                           rows, band.width, to);
                       });
       for (int j = 0; j < vectors.value; ++j) {
         const int channel = (k + j) * VL;

@@ -262,10 +262,7 @@ struct Winograd {
       bool is_first = true;
       for_products_of(plane, y_plane, [&](int product) {
         const float *from = v.at(product), *filter = u.at(filter_plane(product));
-        if (is_first)
-          multiply<false, Step>(tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
-        else
-          multiply<true, Step>(tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
+        multiply<Step>(!is_first, tiles, u.rows, u.column_blocks, from, filter, m.at(plane), SUMMED_CHANNELS);
         is_first = false;
       });
     }
@@ -273,7 +270,7 @@ struct Winograd {
   static void multiply_planes(BackwardData, int begin, int end, int tiles, const Planes& v, const Planes& u,
                               const Planes& m) {
     for (int plane = begin; plane < end; ++plane)
-      multiply<false, Step>(tiles, u.rows, u.column_blocks, v.at(y_plane(plane)), u.at(filter_plane(plane)),
+      multiply<Step>(false, tiles, u.rows, u.column_blocks, v.at(y_plane(plane)), u.at(filter_plane(plane)),
                             m.at(plane), SUMMED_CHANNELS);
   }
 
