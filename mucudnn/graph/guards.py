@@ -70,7 +70,7 @@ class Guards:
         self._kinds = list(map(type, self._objects))
         self._are_same: Callable[[], bool] = self._are_same_in_python
         if _guards is not None:
-            of_classes = self._live[: -len(kinds)] + list(kinds)
+            of_classes = self._live[: len(self._live) - len(kinds)] + list(kinds)
             self._are_same = _guards.Containers(self._objects, of_classes, self._copies).are_same
         self._scalars = [  # alone can compare equal to another tensor
             (of, key, value)

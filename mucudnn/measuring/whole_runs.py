@@ -44,7 +44,7 @@ def whole_run(
     """Return a function that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
 
     For the baseline, it calls torch's own convolution. keeps_workspace: whether the workspace is kept between calls. If
-    the operands have an epilogue (such as ReLU), it calls a ``FusedConvolution`` without gradients. Raises the errors
+    the operands have an epilogue (such as ReLU), it computes that too, without gradients. Raises the errors
     of ``Executable.of`` and ``Executable.build``. The returned function has no fallback and raises all errors.
     """
     if configuration.is_baseline:
