@@ -13,7 +13,7 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel gpu bench-track help
+.PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel wheel-aarch64 gpu bench-track help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (three minutes)"
@@ -28,7 +28,8 @@ help:
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make gallery  real runs on this machine, and every kind of picture drawn of them (12 minutes)"
-	@echo "make wheel  build sdist and wheel into build/wheel, install the wheel afresh and try it (a few minutes)"
+	@echo "make wheel  build sdist and wheel, for each Python from 3.11 on, into build/wheel, and try it (four minutes)"
+	@echo "make wheel-aarch64  cross-compile the wheel for ARM (g++-aarch64-linux-gnu)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
@@ -42,11 +43,11 @@ PARALLEL := -n auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-all: $(VENV)/.test $(VENV)/.builds
+test-all: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL)
 	$(BIN)/python tests/support/machines.py --models-only $(PARALLEL)
 
-test-machines: $(VENV)/.test $(VENV)/.builds
+test-machines: $(VENV)/.test
 	$(BIN)/python tests/support/machines.py $(PARALLEL)
 
 fuzz: $(VENV)/.test
@@ -99,18 +100,27 @@ gallery: $(VENV)/.test
 	done
 	$(BIN)/python -m mucudnn plot budget $(GALLERY)/network --out $(DRAWN)/budget.svg
 
-# The wheel is built from the sdist, and tested in its own environment, in a folder that cannot import the checkout.
+# The wheel is built from the sdist, with the extensions for each Python that is there, and tested in its own environment,
+# in a folder that cannot import the checkout. auditwheel names it after the glibc that it needs.
 WHEEL := $(CURDIR)/build/wheel
+PYTHONS = $(shell for minor in 11 12 13 14; do python3.$$minor -c 'import sys; print(sys.executable)' 2>/dev/null; done; true)
+BUILD_WHEEL = MUCUDNN_BUILDS=all MUCUDNN_PYTHONS=$(subst $() ,:,$(PYTHONS)) $(BIN)/python -m build
 TRIED := cd $(WHEEL) && PYTHONPATH= MUCUDNN_DATABASE=$(WHEEL)/measurements.sqlite $(WHEEL)/venv/bin
 wheel: $(VENV)/.dev
 	rm -rf $(WHEEL)
-	$(BIN)/python -m build --outdir $(WHEEL) .
+	$(BUILD_WHEEL) --outdir $(WHEEL)/unnamed .
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir $(WHEEL) $(WHEEL)/unnamed/*.whl
+	mv $(WHEEL)/unnamed/*.tar.gz $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(WHEEL)/venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt $(WHEEL)/*.whl
 	$(TRIED)/mucudnn doctor
 	$(TRIED)/mucudnn layers alexnet
 	$(TRIED)/mucudnn tune alexnet --batch 1 --operations forward --time-limit 1s
 	$(TRIED)/python $(CURDIR)/examples/first_steps.py
+
+wheel-aarch64: $(VENV)/.dev
+	CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 \
+		$(BUILD_WHEEL) --wheel --outdir $(WHEEL)/aarch64 .
 
 # Uses the CUDA build of torch in $(PYTHON); for example make gpu ONLY=limits MINUTES=5 OUT=results.
 gpu:
@@ -126,11 +136,6 @@ $(VENV)/.installed: $(SOURCES)
 	$(require_version)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
-	@touch $@
-
-# The builds for other processors than this one, which simulated ones run.
-$(VENV)/.builds: $(VENV)/.test $(SOURCES)
-	MUCUDNN_BUILDS=all $(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
 # Install the requirements of an extra of pyproject.toml; mucudnn itself is not compiled again.

@@ -29,7 +29,7 @@ class CompiledAlgorithm(Entries, BaseAlgorithm):
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem) or why_too_large(problem)
+        return why_not(problem, self.name) or why_too_large(problem)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -61,7 +61,7 @@ class Pointwise(CompiledAlgorithm):
         channels = min(problem.c, problem.k) // problem.groups
         if problem.groups > 1 and channels < _LEAST_CHANNELS:
             return f"a group has {channels} channels; pointwise takes groups of {_LEAST_CHANNELS} and more"
-        return why_not(problem) or why_too_large(problem)
+        return why_not(problem, self.name) or why_too_large(problem)
 
 
 class Depthwise(CompiledAlgorithm):
@@ -75,7 +75,7 @@ class Depthwise(CompiledAlgorithm):
     __slots__ = ()
 
     def supports(self, problem: ConvProblem) -> str | None:
-        if reason := why_not(problem) or why_too_large(problem):
+        if reason := why_not(problem, self.name) or why_too_large(problem):
             return reason
         channels = max(problem.c, problem.k) // problem.groups
         if problem.groups == 1 or channels > _MOST_CHANNELS:

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -182,11 +181,14 @@ def why_too_large(problem: ConvProblem) -> str | None:
     return None
 
 
-def why_not(problem: ConvProblem) -> str | None:
-    """Return why mucudnn's C++ algorithms cannot run with this problem's dtype; None if they can."""
+def why_not(problem: ConvProblem, algorithm: str) -> str | None:
+    """Return why a C++ algorithm is not compiled, or not for this problem's dtype; None if it is."""
     if problem.dtype not in _DTYPES_OF_MOST:
         return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_DTYPES_OF_MOST)}"
-    return loaded_build().why_not_compiled or None
+    build = loaded_build()
+    if build.library is not None and not _has(build.library, algorithm):
+        return f"the build {build.name} for this processor does not have it"
+    return build.why_not_compiled or None
 
 
 def build_name() -> str:
@@ -201,8 +203,8 @@ def bfloat16_products() -> str:
 
 
 def _path(build: str) -> Path | None:
-    candidates = [Path(__file__).with_name(f"_{build}{suffix}") for suffix in EXTENSION_SUFFIXES]
-    return next((path for path in candidates if path.exists()), None)
+    path = Path(__file__).with_name(f"_{build}.so")
+    return path if path.exists() else None
 
 
 def _abi() -> list[int]:
@@ -235,12 +237,17 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "scratch_bytes": [stage],
         "stage": [stage, *[_pointer] * 6, ctypes.POINTER(EpilogueArgument)],
     }
-    functions = {f"{name}_{what}": given for name, (what, given) in product(_ALGORITHMS, signatures.items())}
+    compiled = [name for name in _ALGORITHMS if _has(loaded, name)]
+    functions = {f"{name}_{what}": given for name, (what, given) in product(compiled, signatures.items())}
     functions["program_run"] = [_pointer, _int64, _pointer, _int64]
     for name, arguments in functions.items():
         function = getattr(loaded, f"mucudnn_{name}")
         function.argtypes, function.restype, function.errcheck = arguments, _int64, accepted
     return loaded
+
+
+def _has(loaded: ctypes.CDLL, algorithm: str) -> bool:
+    return hasattr(loaded, f"mucudnn_{algorithm.replace('-', '_')}_stage")
 
 
 def _accepted(refusal: Callable[[], bytes], result: int, function: Any, _: tuple[object, ...]) -> int:

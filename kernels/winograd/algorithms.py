@@ -118,7 +118,7 @@ class Winograd(BaseAlgorithm):
 
     def is_compiled(self, problem: ConvProblem) -> bool:
         """Return whether compiled/winograd/winograd.cpp computes the problem, instead of torch operators or CUDA."""
-        return self.device_type == "cpu" and why_not(problem) is None
+        return self.device_type == "cpu" and why_not(problem, self.entries.name) is None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         if self.is_compiled(problem):

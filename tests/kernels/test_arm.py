@@ -30,7 +30,7 @@ LARGEST_ERROR = DEFAULT_MAX_RELATIVE_ERROR | {"float32": 1e-5}
 
 
 def _compiled(source: Path, folder: Path) -> Path:
-    target = folder / f"{source.stem}.o"
+    target = folder / f"{source.parent.name}_{source.stem}.o"
     subprocess.run([COMPILER, *FLAGS, "-c", source, "-o", target], check=True)
     return target
 

@@ -28,7 +28,7 @@ HANDED = ("x", "w", "y", "prepared", "scratch")
 
 @pytest.fixture(autouse=True)
 def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winograd, "why_not", lambda problem: "torch alone")
+    monkeypatch.setattr(winograd, "why_not", lambda problem, name: "torch alone")
 
 
 def problems(name: str, memory_format: MemoryFormat) -> Iterator[tuple[ConvProblem, int]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from places import compile_builds
 
 KERNELS = ("tests/kernels/test_algorithm_contract.py",)
 MODELS = (
@@ -87,6 +88,7 @@ MACHINES = (
 
 def main(options: list[str]) -> int:
     """Run pytest with the options on each machine; return 1 if it failed on any, after all have run."""
+    compile_builds()
     failed = []
     every = [machine for machine in MACHINES if MODELS_ONLY not in options or machine.tests != KERNELS]
     options = [option for option in options if option != MODELS_ONLY]

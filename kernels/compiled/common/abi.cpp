@@ -17,3 +17,7 @@ extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
   };
   return numbers;
 }
+
+extern "C" __attribute__((visibility("default"))) int64_t mucudnn_vector_length() { return VL; }
+
+extern "C" __attribute__((visibility("default"))) int64_t mucudnn_products() { return best_products(); }

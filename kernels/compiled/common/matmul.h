@@ -80,6 +80,7 @@ struct BlockRows {
     Vec rows[VL] = {};
     for (int i = 0; i < count; ++i) rows[i] = load_first(block + (first + i) * layout.step(), ROWS);
     transpose(rows);
+#pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i) store(copy + i * VL, rows[i]);
     return {copy, VL};
   }
@@ -248,61 +249,4 @@ INLINE void for_row_tiles(int rows, Body body) {
     body(first, end - first);
     first = end;
   }
-}
-
-// The next columns of B, prefetched into L2 during a product: B is in L3 or in memory, and the first tile that reads a
-// column would wait for each of its cache lines. Every tile prefetches a share, block by block, so that the prefetches
-// are spread over the arithmetic.
-struct NextColumns {
-  const float* first;
-  int tiles;
-
-  static constexpr int LINE = 64 / sizeof(float);
-  static constexpr int LINES_OF_BLOCK = NV * VL * VL / LINE;  // prefetched by all tiles together
-
-  INLINE_MEMBER void fetch(int tile, int block, int blocks) const {
-    const int lines = (LINES_OF_BLOCK + tiles - 1) / tiles;
-    if (lines * tile >= LINES_OF_BLOCK) return;
-    const float* from = first + (ptrdiff_t(tile) * blocks + block) * lines * LINE;
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(from + line * LINE, 0, 2);
-  }
-};
-
-// Compute C (+)= A B. A: rows x inner (blocked over inner), B: inner x columns, C: rows x columns. Blocks of columns
-// are the outer loop, so that one panel of B stays in the cache during a pass over A. inner is a multiple of VL, padded
-// with zeros. Memory past B is prefetched but never read. summed: steps of inner, a multiple of VL, between writes to
-// C. The rounding error of one sum of n products grows with sqrt(n), that of sums of sums with
-// sqrt(summed + n / summed) (Higham, The Accuracy of Floating Point Summation, 1993).
-template <class Step = Singles>
-static inline void multiply(bool adds, int rows, int inner, int column_blocks, const float* a, const float* b, float* c,
-                            int summed) {
-  for_column_blocks(column_blocks, [&](auto vectors, int k) {
-    const NextColumns next{b + ptrdiff_t(k + vectors.value) * inner * VL, (rows + MR - 1) / MR};
-    int tile = 0;
-    for_row_tiles(rows, [&](int first, int count) {
-      const auto block_of = [&](int block) INLINE_LAMBDA {
-        next.fetch(tile, block, inner / VL);
-        return a + (ptrdiff_t(block) * rows + first) * VL;
-      };
-      register_tile_of<MR, vectors.value, Step>(count, adds, Layout<VL, 1>{}, block_of, inner / VL, VL,
-                                               b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
-                                               c + (ptrdiff_t(k) * rows + first) * VL, ptrdiff_t(rows) * VL, VL,
-                                               summed / VL);
-      ++tile;
-    });
-  });
-}
-
-// C += A^T B.  A: inner x rows, B: inner x columns, C: rows x columns, all blocked; rows is a multiple of VL.
-template <class Step = Singles>
-static inline void add_multiply_transposed(int rows, int inner, int column_blocks, const float* a, const float* b,
-                                           float* c) {
-  for_column_blocks(column_blocks, [&](auto vectors, int k) {
-    for (int i = 0; i < rows; i += MR_TRANSPOSED) {
-      const auto block_of = [&](int) { return a + ptrdiff_t(i / VL) * inner * VL + i % VL; };
-      register_tile<MR_TRANSPOSED, vectors.value, Step>(true, Layout<1, VL>{}, block_of, 1, inner,
-                                                        b + ptrdiff_t(k) * inner * VL, ptrdiff_t(inner) * VL,
-                                                        c + (ptrdiff_t(k) * rows + i) * VL, ptrdiff_t(rows) * VL);
-    }
-  });
 }

@@ -105,6 +105,7 @@ INLINE Vec shuffled(Vec a, Vec b, Lanes lanes) {
 template <int D>
 INLINE void exchange(Vec& a, Vec& b) {
   Lanes low, high;
+#pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) {
     low[i] = (i & D) ? VL + (i ^ D) : i;
     high[i] = (i & D) ? VL + i : (i ^ D);
@@ -117,6 +118,7 @@ INLINE void exchange(Vec& a, Vec& b) {
 // Interleave the lanes of a and b: a gets the lower halves of both, b the upper halves.
 INLINE void zip(Vec& a, Vec& b) {
   Lanes low, high;
+#pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) {
     low[i] = i / 2 + i % 2 * VL;
     high[i] = low[i] + VL / 2;
@@ -129,6 +131,7 @@ INLINE void zip(Vec& a, Vec& b) {
 // Undo `zip`: a gets the even lanes of both, b the odd ones.
 INLINE void unzip(Vec& a, Vec& b) {
   Lanes even, odd;
+#pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) {
     even[i] = 2 * i;
     odd[i] = 2 * i + 1;

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "common/epilogue.h"
+#include "common/planar_rows.h"
 #include "depthwise/pixel_plan.h"
 
 namespace depthwise {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "common/planar_rows.h"
 #include "depthwise/filter.h"
 #include "depthwise/pixels.h"
 

@@ -18,6 +18,7 @@ struct DepthwiseWindow {
 
 INLINE Lanes lanes_before(int count) {
   Lanes lanes;
+#pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) lanes[i] = i < count ? -1 : 0;
   return lanes;
 }

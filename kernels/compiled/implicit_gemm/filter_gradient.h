@@ -2,8 +2,8 @@
 #pragma once
 
 #include "common/matmul.h"
+#include "implicit_gemm/arithmetic.h"
 #include "implicit_gemm/filter.h"
-#include "implicit_gemm/windows.h"
 
 namespace implicit_gemm {
 
@@ -103,32 +103,13 @@ inline Unit pack_unit(const FilterGradient& f, const Images& x, const Images& dy
   return {to, gradient, rows};
 }
 
-// Accumulate one task, a (channel block, tap) pair, in the blocked accumulator [C / VL][tap][K / VL][VL][VL].
-template <class Step, int STEP>
-void accumulate_blocked(Layout<1, STEP> layout, const FilterGradient& f, const Unit& unit, ptrdiff_t offset,
-                        float* sum) {
-  for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
-    for (int i = 0; i < VL; i += MR_TRANSPOSED) {
-      const auto block_of = [&](int row) { return unit.window + offset + i + row * f.stride_h * f.window.row(); };
-      register_tile<MR_TRANSPOSED, vectors.value, Step>(
-          true, layout, block_of, unit.rows, f.steps(), unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
-          ptrdiff_t(unit.rows) * f.steps() * VL, sum + (ptrdiff_t(k) * VL + i) * VL, ptrdiff_t(VL) * VL);
-    }
-  });
-}
-
 inline void accumulate_task(const FilterGradient& f, const Unit& unit, int64_t task, float* du) {
   const Span rows = span_of(f.taps, &Tap::row), columns = span_of(f.taps, &Tap::column);
   const int64_t block = task / int64_t(f.taps.size());
   const Tap& tap = f.taps[task % f.taps.size()];
   const ptrdiff_t offset = block * f.window.plane() + f.window.at(tap.row - rows.first, tap.column - columns.first);
   float* sum = du + task * blocks_of(f.k) * VL * VL;
-  if (f.step == 2)
-    accumulate_blocked<Pairs>(Layout<1, AT_RUN_TIME>{1, 2 * f.stride_w * VL}, f, unit, offset, sum);
-  else if (f.stride_w == 1)
-    accumulate_blocked<Singles>(Layout<1, VL>{}, f, unit, offset, sum);
-  else
-    accumulate_blocked<Singles>(Layout<1, AT_RUN_TIME>{1, f.stride_w * VL}, f, unit, offset, sum);
+  (f.step == 2 ? Arithmetic<Pairs>::add_blocked : Arithmetic<Singles>::add_blocked)(f, unit, offset, sum);
 }
 
 inline void accumulate_blocked(const FilterGradient& f, const Images& x, const Images& dy, float* du, float* scratch,
@@ -146,65 +127,11 @@ inline void accumulate_blocked(const FilterGradient& f, const Images& x, const I
   }
 }
 
-// Add dy, times the pixels that ROWS (channel, tap) pairs read, to the planar accumulator [K / VL][C * taps][VL].
-template <int ROWS, int VECTORS, class Step>
-INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
-                         float* sum, ptrdiff_t sum_stream) {
-  const ptrdiff_t step = f.stride_w * Step::NUMBERS, dy_stream = ptrdiff_t(unit.rows) * f.steps() * VL;
-  Vec sums[ROWS][VECTORS];
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) sums[i][j] = load(sum + j * sum_stream + i * VL);
-  for (int row = 0; row < unit.rows; ++row) {
-    const float* window = unit.window + row * f.stride_h * f.window.row();
-    const float* pixels[ROWS];
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i) pixels[i] = window + offsets[i];
-    for (ptrdiff_t column = 0; column < f.steps() * step; column += step, dy += VL) {
-      Vec right[VECTORS];
-#pragma GCC unroll 4
-      for (int j = 0; j < VECTORS; ++j) right[j] = load(dy + j * dy_stream);
-#pragma GCC unroll 16
-      for (int i = 0; i < ROWS; ++i) {
-        const Vec left = broadcast(pixels[i][column]);
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; ++j) sums[i][j] = Step::add_product(sums[i][j], left, right[j]);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) store(sum + j * sum_stream + i * VL, sums[i][j]);
-}
-
-template <int ROWS, int VECTORS, class Step>
-INLINE void tile_of_taps(int rows, const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
-                         float* sum, ptrdiff_t sum_stream) {
-  if constexpr (ROWS > 1) {
-    if (rows < ROWS) return tile_of_taps<ROWS - 1, VECTORS, Step>(rows, f, unit, offsets, dy, sum, sum_stream);
-  }
-  tile_of_taps<ROWS, VECTORS, Step>(f, unit, offsets, dy, sum, sum_stream);
-}
-
-template <class Step>
-void accumulate_planar(const FilterGradient& f, const Unit& unit, const std::vector<ptrdiff_t>& offsets, float* sums) {
-  const int pairs = int(offsets.size());
-  for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
-    for_row_tiles(pairs, [&](int first, int count) {
-      tile_of_taps<MR, vectors.value, Step>(count, f, unit, &offsets[first],
-                                            unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
-                                            sums + (ptrdiff_t(k) * pairs + first) * VL, ptrdiff_t(pairs) * VL);
-    });
-  });
-}
-
 inline void accumulate_planar(const FilterGradient& f, const Images& x, const Images& dy, float* du, float* scratch,
                               int threads) {
   const int64_t units = dy.n * f.units_per_image, floats = f.gradient_floats(), own = f.unit_floats() + floats;
   const std::vector<ptrdiff_t> offsets = inner_offsets(f.taps, f.window);
-  const auto accumulate = f.step == 2 ? accumulate_planar<Pairs> : accumulate_planar<Singles>;
+  const auto accumulate = f.step == 2 ? Arithmetic<Pairs>::add_planar : Arithmetic<Singles>::add_planar;
 #pragma omp parallel num_threads(threads)
   {
     const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();

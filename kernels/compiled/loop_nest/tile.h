@@ -81,8 +81,10 @@ struct Sums {
   INLINE_MEMBER void add_tile(int out, int at, const T* const* in, int first, int count) {
 #pragma omp simd
     for (int j = 0; j < count; ++j)
+#pragma GCC unroll 8
       for (int i = 0; i < OUTS; ++i) {
         Sum sum = rows[out + i][first + j];
+#pragma GCC unroll 4
         for (int c = 0; c < INS; ++c) sum += factors[out + i][at + c] * Sum(in[at + c][j]);
         rows[out + i][first + j] = sum;
       }

@@ -53,12 +53,14 @@ INLINE void for_runs(const Images& x, int64_t first, int count, Body body) {
 template <class Pixels>
 INLINE Vec load_every(Pixels from, ptrdiff_t step) {
   if (step == 1) return load(from);
-  Vec value;
+  Vec value = {};
   if (step == 2) {  // the second half overlaps the first by one float
     Lanes even;
+#pragma GCC unroll 16
     for (int i = 0; i < VL; ++i) even[i] = 2 * i < VL ? 2 * i : 2 * i + 1;
     return shuffled(load(from), load(from + (VL - 1)), even);
   }
+#pragma GCC unroll 16
   for (int i = 0; i < VL; ++i) value[i] = value_of(from[i * step]);
   return value;
 }
@@ -69,6 +71,7 @@ INLINE void store_every(const float* from, int count, ptrdiff_t step, T* to, int
   int i = 0;
   if (step == 2) {
     Lanes low, high;
+#pragma GCC unroll 16
     for (int lane = 0; lane < VL; ++lane) {
       low[lane] = lane % 2 ? VL : lane / 2;
       high[lane] = lane % 2 ? VL : (VL + lane) / 2;

@@ -8,127 +8,13 @@
 #include <omp.h>
 
 #include "common/matmul.h"
+#include "pointwise/arithmetic.h"
 #include "pointwise/pixels.h"
 
 namespace pointwise {
 
-// A matrix whose rows are `row` elements apart; a register tile writes only rows and columns that exist. rounded: in
-// place of data, if elements are to be rounded.
-struct MatrixPlace {
-  float* data;
-  ptrdiff_t row;
-  int rows, columns;
-  BFloat16* rounded = nullptr;
-};
-
 // Rows of a tile whose rows are pixels. With MR = 14 the compiler spills sums, since a row's address takes registers.
 constexpr int PIXEL_ROWS = std::min(MR, 12);
-
-template <int ROWS, int VECTORS>
-using TileSums = const Vec (&)[ROWS][VECTORS];
-
-// The last steps for the sums of a tile: they are added to the bias, which may be null, or to the sums of earlier
-// channels. Then the epilogue is applied, unless it is null.
-struct TileFinish {
-  const float* bias;
-  bool earlier;
-  const Epilogue* epilogue;
-};
-
-// Store a tile whose rows are pixels, with a bias for every column, if all columns exist and the activation is a clamp.
-// Nothing is decided per vector: with few channels, storing a tile takes as long as multiplying it.
-template <int ROWS, int VECTORS, bool ADDS>
-INLINE void store_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
-  const Epilogue& epilogue = *finish.epilogue;
-  const float *y = epilogue.y.as<const float>(), *added = epilogue.added.as<const float>();
-  const Vec least = broadcast(epilogue.least), most = broadcast(epilogue.most);
-#pragma GCC unroll 4
-  for (int j = 0; j < VECTORS; ++j) {
-    const Vec bias = finish.bias ? load(finish.bias + j * VL) : Vec{};
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i) {
-      float* at = to.data + i * to.row + j * VL;
-      Vec value = sum[i][j] + bias;
-      if constexpr (ADDS) value += load(added + (at - y));
-      value = value < least ? least : value;
-      store(at, value > most ? most : value);
-    }
-  }
-}
-
-// Store a tile whose rows are pixels, in all cases.
-template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
-INLINE void store_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
-#pragma GCC unroll 4
-  for (int j = 0; j < VECTORS; ++j) {
-    const int columns = to.columns - j * VL;
-    const Vec bias = finish.bias ? load_first(finish.bias + j * VL, columns) : Vec{};
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i) {
-      float* at = to.data + i * to.row + j * VL;
-      Vec value = sum[i][j] + (finish.earlier ? load_first(at, columns) : bias);
-      if constexpr (HAS_EPILOGUE) value = finish.epilogue->of(value, at, columns);
-      store_first(at, value, columns);
-    }
-  }
-}
-
-// Store a tile whose rows are pixels, rounded.
-template <int ROWS, int VECTORS>
-INLINE void store_rounded_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* of_columns) {
-#pragma GCC unroll 4
-  for (int j = 0; j < VECTORS; ++j) {
-    const int columns = to.columns - j * VL;
-    if (columns <= 0) return;
-    const Vec bias = of_columns ? load_first(of_columns + j * VL, columns) : Vec{};
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i) store_rounded(to.rounded + i * to.row + j * VL, sum[i][j] + bias, columns);
-  }
-}
-
-// Store a tile whose rows are channels, with a bias for every row.
-template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
-INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; ++i) {
-    if (i >= to.rows) return;
-    const Vec bias = broadcast(finish.bias ? finish.bias[i] : 0);
-#pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; ++j) {
-      float* at = to.data + i * to.row + j * VL;
-      const int columns = to.columns - j * VL;
-      Vec value = sum[i][j] + (finish.earlier ? load_first(at, columns) : bias);
-      if constexpr (HAS_EPILOGUE) value = finish.epilogue->of(value, at, columns);
-      store_first(at, value, columns);
-    }
-  }
-}
-
-template <int ROWS, int VECTORS, class Step>
-INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
-                           const MatrixPlace& to, const TileFinish& finish) {
-  if constexpr (ROWS > 1) {
-    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS, Step>(rows, steps, a, a_row, b, b_stream, to, finish);
-  }
-  register_sums<ROWS, VECTORS, Step>(
-      Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
-      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA {
-        if constexpr (Step::NUMBERS == 2) {
-          if (to.rounded) return store_rounded_pixels<ROWS, VECTORS>(sum, to, finish.bias);
-        }
-        const bool is_simple = finish.epilogue && finish.epilogue->activation != SILU;
-        if (is_simple && !finish.earlier && to.columns >= VECTORS * VL) {
-          if (finish.epilogue->added)
-            store_whole_pixels<ROWS, VECTORS, true>(sum, to, finish);
-          else
-            store_whole_pixels<ROWS, VECTORS, false>(sum, to, finish);
-        } else if (finish.epilogue) {
-          store_pixels<ROWS, VECTORS, true>(sum, to, finish);
-        } else {
-          store_pixels<ROWS, VECTORS, false>(sum, to, finish);
-        }
-      });
-}
 
 // The division of one group's work: ranges of pixels, either within one image or numbered through all images, times
 // ranges of blocks of VL result channels.
@@ -257,56 +143,6 @@ struct Results {
   const Epilogue* after(bool is_last) const { return is_last ? epilogue : nullptr; }
 };
 
-// Add the products of channels [first_step, first_step + steps) of the pixels of a task to its results.
-inline void multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
-                            const float* bias, float* input, const Results& results) {
-  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
-  const Images in = channels_of(p.in, first_step, steps);
-  const bool copies = p.copies_input();
-  if (copies) copy_rows(in, task.first, task.count, input);
-  const float* a = copies ? input : in.floats() + task.first * in.sw;
-  const ptrdiff_t a_row = copies ? in.c : in.sw;
-  for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
-    const int column = block * VL, channel = task.first_block * VL + column;
-    const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
-    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
-    for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
-      const ptrdiff_t offset = first * results.row + column;
-      const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
-                           results.rounded ? results.rounded + offset : nullptr};
-      const auto tile = p.of_pairs ? pixels_tile_of<PIXEL_ROWS, vectors.value, Pairs>
-                                   : pixels_tile_of<PIXEL_ROWS, vectors.value, Singles>;
-      tile(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL, to, finish);
-    });
-  });
-}
-
-template <class Step>
-void multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
-                       const float* packed, const float* bias, float* input, const Results& results) {
-  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
-  copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
-  for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
-    const int channel = task.first_block * VL + row;
-    if (channel >= p.channels()) return;
-    const float* a = packed + ptrdiff_t(channel / VL * VL) * p.in.c + first_step * VL + channel % VL;
-    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
-    for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
-      constexpr int VECTORS = vectors.value;
-      const MatrixPlace to{results.data + row * results.row + first * VL, results.row, p.channels() - channel,
-                           task.count - first * VL};
-      register_sums<MR_TRANSPOSED, VECTORS, Step>(
-          Layout<1, VL>{}, [&](int) { return a; }, 1, steps, input + ptrdiff_t(first) * steps * VL,
-          ptrdiff_t(steps) * VL, [&](TileSums<MR_TRANSPOSED, VECTORS> sum) INLINE_LAMBDA {
-            if (finish.epilogue)
-              store_channels<MR_TRANSPOSED, VECTORS, true>(sum, to, finish);
-            else
-              store_channels<MR_TRANSPOSED, VECTORS, false>(sum, to, finish);
-          });
-    });
-  }
-}
-
 // Run one task. input, result: this thread's parts of the scratch.
 inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias,
                      const Epilogue& epilogue, float* input, float* result) {
@@ -322,7 +158,9 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
                  : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
-    const auto multiply = rows ? multiply_pixels : p.of_pairs ? multiply_channels<Pairs> : multiply_channels<Singles>;
+    const auto multiply =
+        rows ? (p.of_pairs ? Arithmetic<Pairs>::multiply_pixels : Arithmetic<Singles>::multiply_pixels)
+             : (p.of_pairs ? Arithmetic<Pairs>::multiply_channels : Arithmetic<Singles>::multiply_channels);
     multiply(p, task, step, steps, packed, bias, input, results);
   }
   if (buffered && rows)

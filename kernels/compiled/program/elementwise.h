@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "common/exponential.h"
 #include "program/step.h"
 
 namespace program {

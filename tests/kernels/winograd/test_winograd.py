@@ -31,7 +31,7 @@ by_operation = pytest.mark.parametrize("operation", list(Operation))
 @pytest.fixture
 def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arithmetic in torch, also where another backend would be preferred."""
-    monkeypatch.setattr(winograd, "why_not", lambda problem: "torch alone")
+    monkeypatch.setattr(winograd, "why_not", lambda problem, name: "torch alone")
 
 
 def problem_for(algorithm: Winograd, operation: Operation, size: Pair, **changes: object) -> ConvProblem:

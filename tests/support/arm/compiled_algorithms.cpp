@@ -7,6 +7,7 @@
 
 #include "common/matmul.h"
 #include "common/stage.h"
+#include "winograd/arithmetic.h"
 
 using Entry = int64_t(const Stage*, void* x, void* w, void* y, void* bias, float* prepared, float* scratch,
                       const EpilogueArgument*);
@@ -102,8 +103,8 @@ void for_products(const Sizes& z, const Geometry& g, Body body) {
 // The error of one operation, in slices of two samples and one, by two threads.
 double error_of(const Layer& layer, Operation operation, bool channels_last, Element element) {
   const Geometry& g = layer.geometry;
-  const Sizes z{3, layer.c, layer.h, layer.w, layer.k, output_size(layer.h, g.pad_h, g.r, g.dilation_h, g.stride_h),
-                output_size(layer.w, g.pad_w, g.s, g.dilation_w, g.stride_w)};
+  const Sizes z{3, layer.c, layer.h, layer.w, layer.k, output_size(layer.h, 2 * g.pad_h, g.r, g.dilation_h, g.stride_h),
+                output_size(layer.w, 2 * g.pad_w, g.s, g.dilation_w, g.stride_w)};
   Tensor x(z.n, z.c, z.h, z.w, channels_last, element), y(z.n, z.k, z.p, z.q, channels_last, element);
   Tensor w(z.k, z.c / g.groups, g.r, g.s, channels_last, element), bias(1, z.k, 1, 1, false, element);
   Values of_x = drawn(x.count()), of_w = drawn(w.count()), of_y = drawn(y.count()), of_bias = drawn(z.k);
@@ -142,20 +143,20 @@ double error_of(const Layer& layer, Operation operation, bool channels_last, Ele
 }
 
 void print_layers() {
-  const Geometry of_3x3{3, 3, 1, 1, 1, 1, 1, 1, 1}, of_5x5{5, 5, 1, 1, 2, 2, 1, 1, 1};
+  const Geometry of_3x3{3, 3, 1, 1, 1, 1, 1, 1, 1, 1}, of_5x5{5, 5, 1, 1, 2, 2, 1, 1, 1, 2};
   const Layer layers[] = {
       {"winograd-2x2", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_3x3},
       {"winograd-4x4", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_3x3},
       {"winograd-6x6", mucudnn_winograd_stage, 9, 13, 11, 17, 6, of_3x3},
       {"winograd-2x2-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_5x5},
       {"winograd-4x4-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_5x5},
-      {"winograd-4x4-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {3, 3, 2, 2, 1, 1, 1, 1, 1}},
-      {"winograd-4x4-5x5-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {5, 5, 2, 2, 2, 2, 1, 1, 1}},
-      {"implicit-gemm", mucudnn_implicit_gemm_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2}},
-      {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1}},
-      {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1}},
-      {"depthwise", mucudnn_depthwise_stage, 11, 17, 13, 22, 0, {3, 3, 2, 1, 1, 1, 1, 1, 11}},
-      {"loop-nest", mucudnn_loop_nest_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2}},
+      {"winograd-4x4-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {3, 3, 2, 2, 1, 1, 1, 1, 1, 1}},
+      {"winograd-4x4-5x5-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {5, 5, 2, 2, 2, 2, 1, 1, 1, 2}},
+      {"implicit-gemm", mucudnn_implicit_gemm_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2, 1}},
+      {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1, 3}},
+      {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1, 0}},
+      {"depthwise", mucudnn_depthwise_stage, 11, 17, 13, 22, 0, {3, 3, 2, 1, 1, 1, 1, 1, 11, 1}},
+      {"loop-nest", mucudnn_loop_nest_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2, 1}},
   };
   const char* operations[] = {"forward", "backward_data", "backward_filter"};
   const char* types[] = {"float32", "bfloat16", "float16"};
@@ -179,7 +180,8 @@ void print_product() {
     return result;
   };
   std::vector<float> c(ROWS * COLUMNS);
-  multiply(ROWS, INNER, BLOCKS, blocked(a, ROWS, INNER).data(), blocked(b, INNER, COLUMNS).data(), c.data(), VL);
+  winograd::Arithmetic<Singles>::multiply(false, ROWS, INNER, BLOCKS, blocked(a, ROWS, INNER).data(),
+                                          blocked(b, INNER, COLUMNS).data(), c.data(), VL);
   Values result(c.size()), expected(c.size());
   for (int i = 0; i < ROWS; ++i)
     for (int j = 0; j < COLUMNS; ++j) {

@@ -1,16 +1,9 @@
 // Forward from a planar window to a planar image: vectors hold neighbouring pixels, and nothing is transposed.
 #pragma once
 
-#include "common/matmul.h"
-#include "implicit_gemm/windows.h"
+#include "implicit_gemm/forward.h"
 
 namespace implicit_gemm {
-
-// The part of an image that is computed from one window.
-struct BandOfImage {
-  int64_t image;
-  int top, left, height, width;
-};
 
 constexpr int PIXEL_VECTORS = 3;  // with MR_TRANSPOSED filters they fill the registers
 
@@ -82,11 +75,11 @@ void write_rows(const float* from, int rows, int columns, T* to, ptrdiff_t strid
 
 static_assert(MR_TRANSPOSED <= NV * VL);  // the rows of results fit the buffer
 
-// Compute the outputs of one filled window, at least VL columns wide. result: a buffer, used if y is in half precision.
 template <class Step>
-void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& band,
-                            const std::vector<ptrdiff_t>& offsets, const float* window, const float* filter,
-                            ptrdiff_t filter_stream, const Finish& finish, const Images& y, float* result) {
+void Arithmetic<Step>::multiply_pixels(const Plan& plan, const BandOfImage& band, const std::vector<ptrdiff_t>& offsets,
+                                       const float* window, const float* filter, ptrdiff_t filter_stream,
+                                       const Finish& finish, const Images& y, float* result) {
+  const ptrdiff_t window_row = plan.product.stride_h * plan.scratch.window.row();
   const bool in_place = y.data.type == FLOAT32;
   for (int i = 0; i < band.height; ++i)
     for (int k = 0; k < y.c; k += MR_TRANSPOSED) {
@@ -96,12 +89,11 @@ void multiply_pixels(const WindowShape& shape, int stride_h, const BandOfImage& 
       const ptrdiff_t row = in_place ? y.sc : band.width;
       alignas(Vec) float of_filters[VL];
       store(of_filters, finish.bias ? load_first(finish.bias + k, filters) : Vec{});
-      row_of_pixels<MR_TRANSPOSED, Step>(filters, window + i * stride_h * shape.row(), offsets,
+      row_of_pixels<MR_TRANSPOSED, Step>(filters, window + i * window_row, offsets,
                                          filter + k / VL * filter_stream + k % VL, of_filters, band.width, rows, row);
       for (int channel = 0; finish.epilogue && channel < filters; ++channel)
         apply(finish.epilogue, y.data + offset + channel * y.sc, rows + channel * row, band.width);
-      if (!in_place)
-        y.data.visit([&](auto* first) { write_rows(result, filters, band.width, first + offset, y.sc); });
+      if (!in_place) y.data.visit([&](auto* first) { write_rows(result, filters, band.width, first + offset, y.sc); });
     }
 }
 

@@ -1,0 +1,159 @@
+#include "depthwise/pixels.h"
+
+#include "common/matmul.h"
+
+namespace depthwise {
+
+// Call body(input, column of the tile, tap) for all inputs of a tile, with one filter row of TAPS neighbouring taps.
+template <int TAPS, int STRIDE, int COLUMNS, bool BORDER, class Body>
+INLINE void for_inputs(const TileInput& in, const float* x, Body body) {
+#pragma GCC unroll 32
+  for (int i = 0; i < (COLUMNS - 1) * STRIDE + TAPS; ++i, x += in.pixel) {
+    if (BORDER && (i < in.first || i >= in.last)) continue;
+    const Vec value = load(x);
+#pragma GCC unroll 8
+    for (int j = 0; j < COLUMNS; ++j)
+      if (i - j * STRIDE >= 0 && i - j * STRIDE < TAPS) body(value, j, i - j * STRIDE);
+  }
+}
+
+// Do the same for any taps: call body(input, column of the tile) for all inputs of one tap.
+template <int COLUMNS, class Body>
+INLINE void for_inputs_of_tap(const TileInput& in, const float* x, int tap, int stride, int step, Body body) {
+#pragma GCC unroll 8
+  for (int j = 0; j < COLUMNS; ++j) {
+    const int i = tap * step + j * stride;
+    if (i >= in.first && i < in.last) body(load(x + i * in.pixel), j);
+  }
+}
+
+// ---- forward and backward data -------------------------------------------------------------------------------------
+
+template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+INLINE void add_filter_row(const TileInput& in, const float* x, const TileFilter<const float>& filter, const float* w,
+                           Vec (&sum)[COLUMNS]) {
+  if constexpr (TAPS != AT_RUN_TIME) {
+    Vec element[TAPS];
+#pragma GCC unroll 8
+    for (int t = 0; t < TAPS; ++t) element[t] = load(w + t * filter.column());
+    for_inputs<TAPS, STRIDE, COLUMNS, BORDER>(
+        in, x, [&](Vec value, int j, int t) INLINE_LAMBDA { sum[j] += value * element[t]; });
+  } else {
+    for (int t = 0; t < filter.columns; ++t) {
+      const Vec element = load(w + t * filter.column());
+      for_inputs_of_tap<COLUMNS>(in, x, t, filter.stride, filter.step,
+                                 [&](Vec value, int j) INLINE_LAMBDA { sum[j] += value * element; });
+    }
+  }
+}
+
+template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+static void compute_tile(TileInput in, TileFilter<const float> filter, const float* bias, const Epilogue* epilogue,
+                         TileOutput<float> out, int blocks) {
+  for (int block = 0; block < blocks; ++block) {
+    Vec sum[COLUMNS];
+    const Vec begin = bias ? load(bias + block * VL) : Vec{};
+#pragma GCC unroll 8
+    for (int j = 0; j < COLUMNS; ++j) sum[j] = begin;
+    for (int plane = 0; plane < in.planes; ++plane) {
+      const float *x = in.data + plane * in.plane + in.first_row * in.row,
+                  *w = filter.data + plane * filter.plane() + in.first_row * VL;
+      for (int r = in.first_row; r < in.last_row; ++r, x += in.row, w += VL)
+        add_filter_row<TAPS, STRIDE, COLUMNS, BORDER>(in, x, filter, w, sum);
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < COLUMNS; ++j) {
+      float* to = out.data + j * out.pixel;
+      store(to, epilogue ? epilogue->of(sum[j], to, VL) : sum[j]);
+    }
+    in.data += VL;
+    filter.data += filter.block;
+    out.data += VL;
+  }
+}
+
+// ---- the filter's gradient -----------------------------------------------------------------------------------------
+
+template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+INLINE void add_to_sums(const TileInput& in, const float* x, const TileFilter<float>& filter, float* sums,
+                        const Vec (&dy)[COLUMNS]) {
+  if constexpr (TAPS != AT_RUN_TIME) {
+    Vec sum[TAPS];
+#pragma GCC unroll 8
+    for (int t = 0; t < TAPS; ++t) sum[t] = load(sums + t * filter.column());
+    for_inputs<TAPS, STRIDE, COLUMNS, BORDER>(in, x,
+                                              [&](Vec value, int j, int t) INLINE_LAMBDA { sum[t] += value * dy[j]; });
+#pragma GCC unroll 8
+    for (int t = 0; t < TAPS; ++t) store(sums + t * filter.column(), sum[t]);
+  } else {
+    for (int t = 0; t < filter.columns; ++t) {
+      Vec sum = load(sums + t * filter.column());
+      for_inputs_of_tap<COLUMNS>(in, x, t, filter.stride, filter.step,
+                                 [&](Vec value, int j) INLINE_LAMBDA { sum += value * dy[j]; });
+      store(sums + t * filter.column(), sum);
+    }
+  }
+}
+
+template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+static void add_products_of_tile(TileInput in, TileFilter<float> sums, TileOutput<const float> dy, int blocks) {
+  for (int block = 0; block < blocks; ++block) {
+    Vec gradient[COLUMNS];
+#pragma GCC unroll 8
+    for (int j = 0; j < COLUMNS; ++j) gradient[j] = load(dy.data + j * dy.pixel);
+    const float* x = in.data + in.first_row * in.row;
+    float* sum = sums.data + in.first_row * VL;
+    for (int r = in.first_row; r < in.last_row; ++r, x += in.row, sum += VL)
+      add_to_sums<TAPS, STRIDE, COLUMNS, BORDER>(in, x, sums, sum, gradient);
+    in.data += VL;
+    sums.data += sums.block;
+    dy.data += VL;
+  }
+}
+
+// ---- which loops ---------------------------------------------------------------------------------------------------
+
+template <class Loops>
+struct Specialized;
+
+template <>
+struct Specialized<ComputeTile> {
+  template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+  static constexpr ComputeTile::Function function = compute_tile<TAPS, STRIDE, COLUMNS, BORDER>;
+};
+
+template <>
+struct Specialized<AddProductsOfTile> {
+  template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+  static constexpr AddProductsOfTile::Function function = add_products_of_tile<TAPS, STRIDE, COLUMNS, BORDER>;
+};
+
+// Return the loops, specialized for filter rows of 3, 5 and 7 taps, and for the shorter rows that strides leave.
+template <class Loops, int COLUMNS, bool BORDER>
+typename Loops::Function loops_of(int taps, int stride, int step) {
+  using Of = Specialized<Loops>;
+  if (step == 1 && stride == 1) {
+    if (taps == 1) return Of::template function<1, 1, COLUMNS, BORDER>;
+    if (taps == 2) return Of::template function<2, 1, COLUMNS, BORDER>;
+    if (taps == 3) return Of::template function<3, 1, COLUMNS, BORDER>;
+    if (taps == 4) return Of::template function<4, 1, COLUMNS, BORDER>;
+    if (taps == 5) return Of::template function<5, 1, COLUMNS, BORDER>;
+    if (taps == 7) return Of::template function<7, 1, COLUMNS, BORDER>;
+  } else if (step == 1 && stride == 2) {
+    if (taps == 3) return Of::template function<3, 2, COLUMNS, BORDER>;
+    if (taps == 5) return Of::template function<5, 2, COLUMNS, BORDER>;
+    if (taps == 7) return Of::template function<7, 2, COLUMNS, BORDER>;
+  }
+  return Of::template function<AT_RUN_TIME, 1, COLUMNS, true>;
+}
+
+template <class Loops>
+TileLoops<Loops>::TileLoops(int taps, int stride, int step)
+    : inside(loops_of<Loops, TILE, false>(taps, stride, step)),
+      border(loops_of<Loops, TILE, true>(taps, stride, step)),
+      single(loops_of<Loops, 1, true>(taps, stride, step)) {}
+
+template struct TileLoops<ComputeTile>;
+template struct TileLoops<AddProductsOfTile>;
+
+}  // namespace depthwise

@@ -1,0 +1,7 @@
+#if defined(__AVX512F__)  // without it, pairs are not multiplied (common/pairs.h)
+#include "implicit_gemm/filter_gradient_tiles.h"
+#include "implicit_gemm/forward_tiles.h"
+#include "implicit_gemm/pixel_tiles.h"
+
+template struct implicit_gemm::Arithmetic<Pairs>;
+#endif

@@ -1,0 +1,169 @@
+// Register tiles of forward and backward data.
+#pragma once
+
+#include "pointwise/product.h"
+
+namespace pointwise {
+
+// A matrix whose rows are `row` elements apart; a register tile writes only rows and columns that exist. rounded: in
+// place of data, if elements are to be rounded.
+struct MatrixPlace {
+  float* data;
+  ptrdiff_t row;
+  int rows, columns;
+  BFloat16* rounded = nullptr;
+};
+
+template <int ROWS, int VECTORS>
+using TileSums = const Vec (&)[ROWS][VECTORS];
+
+// The last steps for the sums of a tile: they are added to the bias, which may be null, or to the sums of earlier
+// channels. Then the epilogue is applied, unless it is null.
+struct TileFinish {
+  const float* bias;
+  bool earlier;
+  const Epilogue* epilogue;
+};
+
+// Store a tile whose rows are pixels, with a bias for every column, if all columns exist. `added` is laid out as the
+// tile, or null. Nothing is decided per vector: with few channels, storing a tile takes as long as multiplying it.
+template <int ROWS, int VECTORS, bool ADDS, bool CLAMPS>
+INLINE void store_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* of_columns,
+                               const float* added, float lowest, float highest) {
+  const Vec least = broadcast(lowest), most = broadcast(highest);
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j) {
+    const Vec bias = of_columns ? load(of_columns + j * VL) : Vec{};
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i) {
+      const ptrdiff_t offset = i * to.row + j * VL;
+      Vec value = sum[i][j] + bias;
+      if constexpr (ADDS) value += load(added + offset);
+      if constexpr (CLAMPS) value = value < least ? least : value;
+      if constexpr (CLAMPS) value = value > most ? most : value;
+      store(to.data + offset, value);
+    }
+  }
+}
+
+// Store a tile whose rows are pixels, in all cases. Not inlined: one function serves every tile.
+__attribute__((noinline)) static void store_pixels(const float* sums, int rows, int vectors, const MatrixPlace& to,
+                                                   const TileFinish& finish) {
+  for (int j = 0; j < vectors; ++j) {
+    const int columns = to.columns - j * VL;
+    const Vec bias = finish.bias ? load_first(finish.bias + j * VL, columns) : Vec{};
+    for (int i = 0; i < rows; ++i) {
+      const ptrdiff_t offset = i * to.row + j * VL;
+      const Vec value = load(sums + (ptrdiff_t(i) * vectors + j) * VL);
+      if (to.rounded) {
+        store_rounded(to.rounded + offset, value + bias, columns);
+        continue;
+      }
+      float* at = to.data + offset;
+      const Vec whole = value + (finish.earlier ? load_first(at, columns) : bias);
+      store_first(at, finish.epilogue ? finish.epilogue->of(whole, at, columns) : whole, columns);
+    }
+  }
+}
+
+// Store a tile whose rows are channels, with a bias for every row.
+template <int ROWS, int VECTORS, bool HAS_EPILOGUE>
+INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i) {
+    if (i >= to.rows) return;
+    const Vec bias = broadcast(finish.bias ? finish.bias[i] : 0);
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) {
+      float* at = to.data + i * to.row + j * VL;
+      const int columns = to.columns - j * VL;
+      Vec value = sum[i][j] + (finish.earlier ? load_first(at, columns) : bias);
+      if constexpr (HAS_EPILOGUE) value = finish.epilogue->of(value, at, columns);
+      store_first(at, value, columns);
+    }
+  }
+}
+
+template <int ROWS, int VECTORS>
+INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
+  const Epilogue* epilogue = finish.epilogue;
+  const bool is_whole = !to.rounded && !finish.earlier && to.columns >= VECTORS * VL;
+  if (is_whole && !epilogue) {
+    store_whole_pixels<ROWS, VECTORS, false, false>(sum, to, finish.bias, nullptr, 0, 0);
+  } else if (is_whole && epilogue->activation != SILU && !epilogue->added) {
+    store_whole_pixels<ROWS, VECTORS, false, true>(sum, to, finish.bias, nullptr, epilogue->least, epilogue->most);
+  } else if (is_whole && epilogue->activation != SILU) {
+    const float* added = epilogue->added.as<const float>() + (to.data - epilogue->y.as<const float>());
+    store_whole_pixels<ROWS, VECTORS, true, true>(sum, to, finish.bias, added, epilogue->least, epilogue->most);
+  } else {
+    alignas(64) float sums[ROWS * VECTORS * VL];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < VECTORS; ++j) store(sums + (i * VECTORS + j) * VL, sum[i][j]);
+    store_pixels(sums, ROWS, VECTORS, to, finish);
+  }
+}
+
+template <int ROWS, int VECTORS, class Step>
+INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
+                           const MatrixPlace& to, const TileFinish& finish) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS, Step>(rows, steps, a, a_row, b, b_stream, to, finish);
+  }
+  register_sums<ROWS, VECTORS, Step>(
+      Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
+      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA { store_tile_of_pixels<ROWS, VECTORS>(sum, to, finish); });
+}
+
+template <class Step>
+void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps,
+                                       const float* packed, const float* bias, float* input, const Results& results) {
+  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
+  const Images in = channels_of(p.in, first_step, steps);
+  const bool copies = p.copies_input();
+  if (copies) copy_rows(in, task.first, task.count, input);
+  const float* a = copies ? input : in.floats() + task.first * in.sw;
+  const ptrdiff_t a_row = copies ? in.c : in.sw;
+  for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
+    const int column = block * VL, channel = task.first_block * VL + column;
+    const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
+    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
+    for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
+      const ptrdiff_t offset = first * results.row + column;
+      const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
+                           results.rounded ? results.rounded + offset : nullptr};
+      pixels_tile_of<PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL,
+                                                      to, finish);
+    });
+  });
+}
+
+template <class Step>
+void Arithmetic<Step>::multiply_channels(const Product& p, const ProductTask& task, int first_step, int steps,
+                                         const float* packed, const float* bias, float* input, const Results& results) {
+  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
+  copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
+  for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
+    const int channel = task.first_block * VL + row;
+    if (channel >= p.channels()) return;
+    const float* a = packed + ptrdiff_t(channel / VL * VL) * p.in.c + first_step * VL + channel % VL;
+    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
+    for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
+      constexpr int VECTORS = vectors.value;
+      const MatrixPlace to{results.data + row * results.row + first * VL, results.row, p.channels() - channel,
+                           task.count - first * VL};
+      register_sums<MR_TRANSPOSED, VECTORS, Step>(
+          Layout<1, VL>{}, [&](int) { return a; }, 1, steps, input + ptrdiff_t(first) * steps * VL,
+          ptrdiff_t(steps) * VL,
+          [&](TileSums<MR_TRANSPOSED, VECTORS> sum) INLINE_LAMBDA {
+            if (finish.epilogue)
+              store_channels<MR_TRANSPOSED, VECTORS, true>(sum, to, finish);
+            else
+              store_channels<MR_TRANSPOSED, VECTORS, false>(sum, to, finish);
+          });
+    });
+  }
+}
+
+}  // namespace pointwise

@@ -1,0 +1,3 @@
+#include "pointwise/gradient_tiles.h"
+
+template struct pointwise::Arithmetic<Singles>;

@@ -1,0 +1,3 @@
+#include "winograd/product_tiles.h"
+
+template struct winograd::Arithmetic<Singles>;
