@@ -13,7 +13,7 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel wheel-aarch64 gpu bench-track help
+.PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel wheel-aarch64 gpu help
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (three minutes)"
@@ -23,14 +23,12 @@ help:
 	@echo "make fuzz   random problems, values and kills against every algorithm, command and file; 5,000 random"
 	@echo "            geometries tuned and run in child processes (hours)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
-	@echo "make bench-track  measure a few layers of each kind into build/track, and show the history of this machine"
-	@echo "            (a few minutes; let nothing else run)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
 	@echo "make gallery  real runs on this machine, and every kind of picture drawn of them (12 minutes)"
 	@echo "make wheel  build sdist and wheel, for each Python from 3.11 on, into build/wheel, and try it (four minutes)"
 	@echo "make wheel-aarch64  cross-compile the wheel for ARM (g++-aarch64-linux-gnu)"
-	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, overhead, networks and training,"
+	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
@@ -77,10 +75,6 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
-
-# TRACK_OPTIONS: for example TRACK_OPTIONS="--machine my-machine --threads 2", or "--history" to measure nothing.
-bench-track: $(VENV)/.installed
-	$(BIN)/python -m mucudnn bench track build/track $(TRACK_OPTIONS)
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir $(CURDIR)/build/site

@@ -20,7 +20,6 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.words.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
 
-TRACKED = "tracked layers"  # the source named in result folders of ``tracked_layers``
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
 _OPTIONAL = MappingProxyType({"n": 1, "dilation": 1, "groups": 1, "count": 1})
@@ -286,12 +285,3 @@ def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 def _together(first: Layer, second: Layer) -> Layer:
     names, count = tuple(dict.fromkeys(first.names + second.names)), first.count + second.count
     return replace(first, names=names, count=count, has_bias=first.has_bias or second.has_bias)
-
-
-def tracked_layers() -> LayerTable:
-    """Return the layers whose times are compared from version to version: a few small layers, one of each kind.
-
-    Each layer has its own batch size. Rename a layer if you change its geometry, because results are compared by name
-    and geometry.
-    """
-    return LayerTable(TRACKED, tuple(read_csv(_DATA / "tracked.csv")))

@@ -139,7 +139,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("link.csv").symlink_to("t.csv")
     for name, text in {
         "t.csv": HEADING + "only,2,4,4,2,3,3,1,1,1,1\n",
-        "tracked.csv": HEADING + "only,2,4,4,2,3,3,1,1,1,1\n",
         "deepbench_conv.csv": "".join(
             ("set,n,c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w\n", *map(SMALL.format, TABLES.values()))
         ),

@@ -74,7 +74,6 @@ part engines-channels-last mucudnn $of_vgg --memory-format channels-last --json 
 part engines-bfloat16 mucudnn $of_vgg --memory-format channels-last --dtype bfloat16 --json "$OUT/engines-bfloat16.json"
 bench limits-contiguous limits --run-time-limit "$(seconds)s"
 bench limits-channels-last limits --memory-format channels-last --run-time-limit "$(seconds)s"
-part overhead mucudnn.bench.suites.overhead.divided --device cuda --out "$OUT/overhead"
 bench network-alexnet network alexnet --batch 64 --time-limit 1s
 bench network-resnet18 network resnet18 --batch 64 --time-limit 1s
 bench network-vgg16 network vgg16 --batch 32 --time-limit 1s

@@ -21,7 +21,6 @@ COMMANDS = (
     "network",
     "numerics",
     "solver",
-    "track",
     "training",
 )
 

@@ -1,1 +1,0 @@
-"""Benchmark of the overhead of a convolution call that is divided into micro-batches."""
