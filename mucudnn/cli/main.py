@@ -34,7 +34,6 @@ COMMANDS = (
     "report",
     "run",
     "scaling.scale",
-    "scaling.share",
     "solve",
     "tune",
 )

@@ -7,7 +7,6 @@ group does not import torch.distributed.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -18,9 +17,6 @@ from mucudnn.words.values import shown
 
 if TYPE_CHECKING:
     from mucudnn.distributed.team import Team
-    from mucudnn.distributed.uneven_batches import UnevenBatchSampler, gradient_weight
-
-__all__ = ["UnevenBatchSampler", "gradient_weight"]
 
 
 def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
@@ -42,9 +38,3 @@ def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | No
 def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
     """Return a context that sends an error raised in its block to the other ranks of the team, if there is a team."""
     return nullcontext() if team is None else team.propagate_errors()
-
-
-def __getattr__(name: str) -> object:
-    if name in ("UnevenBatchSampler", "gradient_weight"):
-        return getattr(import_module("mucudnn.distributed.uneven_batches"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

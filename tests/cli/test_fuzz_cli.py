@@ -28,7 +28,6 @@ from mucudnn.bench.suites import solver as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
 from mucudnn.cli.run import Program
-from mucudnn.cli.scaling import share
 from mucudnn.distributed.link import freeing_what_failed
 from mucudnn.terminal.files import InputFile, OutputFile, OutputFolder
 
@@ -130,7 +129,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(module, "NETWORKS", {"alexnet": networks.Network(tiny, input_shape=(3, 8, 8))})
     monkeypatch.setattr(solver_benchmark, "_WANTED", {"front": (partial(solver_benchmark.time_front, 4), 1.0)})
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
-    monkeypatch.setattr(share, "on_every_rank", one_rank)
     monkeypatch.setattr(layers, "_DATA", tmp_path)  # the real ones have layers of seconds
     monkeypatch.delitem(sys.modules, "users", raising=False)
     (tmp_path / "folder").mkdir()

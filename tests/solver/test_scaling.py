@@ -1,12 +1,11 @@
-"""Buckets of gradients, all-reduces and uneven shares: against brute force, torch and a simulation."""
+"""Buckets of gradients and all-reduces: against brute force, torch and a simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, combinations, product
-from math import inf, nan
+from itertools import accumulate, combinations
 
 import numpy as np
 import pytest
@@ -27,9 +26,8 @@ from mucudnn.solver.buckets import (
     ddp_ends,
     sent_s,
 )
-from mucudnn.solver.shares import best_shares, equal_shares
 from mucudnn.words.communication import AllReduce, Link
-from mucudnn.words.errors import InfeasibleError, InvalidInputError
+from mucudnn.words.errors import InvalidInputError
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)
 
@@ -278,48 +276,3 @@ def test_times_that_say_nothing_of_a_link_are_refused(ranks: int, times: dict[in
 def test_a_link_has_finite_numbers(latency: float, bandwidth: float) -> None:
     with pytest.raises(InvalidInputError):
         Link(latency, bandwidth)
-
-
-# Shares of unlike devices against all shares there are.
-
-
-BATCH = 7
-TIMES = st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, inf])
-CURVES = st.lists(st.lists(TIMES, min_size=BATCH + 1, max_size=BATCH + 1), min_size=1, max_size=4)
-
-
-@settings(max_examples=100)
-@given(curves=CURVES)
-def test_the_shares_are_the_best_of_all_whatever_the_curves_are(curves: list[list[float]]) -> None:
-    every = [shares for shares in product(range(BATCH + 1), repeat=len(curves)) if sum(shares) == BATCH]
-    costs = [[curve[n] for curve, n in zip(curves, shares, strict=True)] for shares in every]
-    least = min((max(times), sum(times)) for times in costs)
-    if least[0] == inf:
-        with pytest.raises(InfeasibleError, match="7 samples"):
-            best_shares(curves, BATCH)
-        return
-    best = best_shares(curves, BATCH)
-    assert sum(best.samples) == BATCH
-    assert best.times_s == tuple(curve[n] for curve, n in zip(curves, best.samples, strict=True))
-    assert (best.step_s, sum(best.times_s)) == least
-
-
-def test_a_device_of_three_times_the_speed_takes_three_times_as_much() -> None:
-    curves = [[3.0 * n for n in range(101)], [1.0 * n for n in range(101)]]
-    best = best_shares(curves, 100)
-    assert best.samples == (25, 75)
-    assert best.step_s == 75
-    assert equal_shares(curves, 100).step_s == 150
-
-
-def test_equal_shares_give_the_rest_to_the_first() -> None:
-    assert equal_shares([[float(n) for n in range(9)]] * 3, 8).samples == (3, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("curves", "batch"), [([], 1), ([[0.0, 1.0]], 2), ([[0.0, -1.0]], 1), ([[0.0, nan]], 1), ([[0.0, 1.0]], 0)]
-)
-def test_what_is_no_curve_is_refused(curves: list[list[float]], batch: int) -> None:
-    for of in (best_shares, equal_shares):
-        with pytest.raises(InvalidInputError):
-            of(curves, batch)
