@@ -7,7 +7,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch import nn
 
 from mucudnn.bench.sources import layers, models, networks
 from mucudnn.bench.sources.layers import TABLES
-from mucudnn.bench.suites import solver as solver_benchmark
 from mucudnn.cli.bench import data_parallel
 from mucudnn.cli.main import main
 from mucudnn.cli.run import Program
@@ -127,7 +125,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for module in (networks, layers, models):
         monkeypatch.setattr(module, "NETWORKS", {"alexnet": networks.Network(tiny, input_shape=(3, 8, 8))})
-    monkeypatch.setattr(solver_benchmark, "_WANTED", {"front": (partial(solver_benchmark.time_front, 4), 1.0)})
     monkeypatch.setattr(data_parallel, "on_every_rank", one_rank)
     monkeypatch.setattr(layers, "_DATA", tmp_path)  # the real ones have layers of seconds
     monkeypatch.delitem(sys.modules, "users", raising=False)

@@ -20,14 +20,13 @@ COMMANDS = (
     "metrics",
     "network",
     "numerics",
-    "solver",
     "training",
 )
 
 
 @click.group()
 def bench() -> None:
-    """Benchmark mucudnn against PyTorch, interleaved in one run; time the solvers; compare numerical results."""
+    """Benchmark mucudnn against PyTorch, interleaved in one run; compare numerical results."""
 
 
 for name in COMMANDS:
