@@ -21,7 +21,6 @@ from mucudnn.words.config import unknown_variables
 from mucudnn.words.errors import first_line
 
 COMMANDS = (
-    "batch",
     "bench",
     "check",
     "database",

@@ -204,7 +204,7 @@ def test_wherever_there_is_a_limit_it_is_said_whether_it_holds_torchs_own(name: 
 @pytest.mark.parametrize(
     ("given", "expected"), [((), None), (("--limit-torch",), True), (("--no-limit-torch",), False)]
 )
-@pytest.mark.parametrize("command", [("tune", "alexnet", "--batch", "2"), ("batch", "alexnet"), TRAINING])
+@pytest.mark.parametrize("command", [("tune", "alexnet", "--batch", "2"), TRAINING])
 def test_whether_the_limit_holds_torchs_own_is_handed_on(
     command: tuple[str, ...], given: tuple[str, ...], expected: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +238,3 @@ def test_what_only_enable_knows_is_refused_without_it(options: tuple[str, ...]) 
 def test_quick_tuning_is_the_default(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not config_of(monkeypatch, *command).thorough
     assert config_of(monkeypatch, *command, "--thorough").thorough
-
-
-def test_curves_over_all_batch_sizes_are_measured_thoroughly(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config_of(monkeypatch, "batch", "alexnet", "--up-to", "2").thorough
-    assert "each algorithm at every size" in " ".join(invoke("batch", "--help").output.split())

@@ -77,7 +77,7 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (["tune", "alexnet", "--json", "/"], "/ is a folder; name a file"),
         (["layers", "alexnet", "--batch", f"{10**30}"], f"{10**30}: it must be at most 2147483647"),
         (["tune", "alexnet", "--threads", "10000"], "10000: it must be at most 1024"),
-        (["batch", "alexnet", "--up-to", "65537"], "65537: it must be at most 65536"),
+        (["scale", "alexnet", "--up-to", "65537"], "65537: it must be at most 65536"),
         (["layers", "alexnet", "--input", "99999999x99999999x99999999"], "cannot compute an input of 1x99999999x"),
         (["layers", "alexnet", "--input", "9999999999x1x1"], "write for example 3x224x224"),
         (["engines", "alexnet", "--micro-batches", "9" * 5000], "write for example 1,8,32"),
@@ -166,7 +166,7 @@ def test_a_model_needs_its_input_shape(factory: Callable[[str], str]) -> None:
     assert "give --input, for example --input 3x224x224" in fail("tune", factory("return nn.Conv2d(3, 4, 1)"), *TUNE)
 
 
-@pytest.mark.parametrize("command", [("tune",), ("bench", "network"), ("batch",)])
+@pytest.mark.parametrize("command", [("tune",), ("bench", "network")])
 def test_a_network_without_the_wanted_operation(command: tuple[str, ...], factory: Callable[[str], str]) -> None:
     """The gradient of its input, which nobody asks for."""
     source = (factory("return nn.Conv2d(3, 4, 3)"), "--input", "3x8x8", "--algorithms", "gemm")
@@ -249,10 +249,8 @@ COMMANDS = {
     "layers": ("layers", "FILE", "--batch"),
     "tune": ("tune", "FILE", "--batch"),
     "explain": ("explain", "FILE", "--budget", "64MiB", "--batch"),
-    "batch": ("batch", "FILE", "--up-to"),
     "scale": ("scale", "alexnet", "--batch"),
     "scale up to": ("scale", "alexnet", "--up-to"),
-    "share": ("share", "FILE", "--profiles", "FILE", "--batch"),
     "engines": ("engines", "FILE", "--batch"),
     "bench network": ("bench", "network", "FILE", "--batch"),
     "bench limits": ("bench", "limits", "FILE", "--batch"),

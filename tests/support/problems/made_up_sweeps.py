@@ -1,4 +1,4 @@
-"""Tunings made up of known costs, and their sweeps over batch sizes."""
+"""Tunings made up of known costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from support.clock.machine import ENVIRONMENT
 
-from mucudnn.bench.analyses.batch_sizes import BatchSweep, Curves, sweep_batch_sizes
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
@@ -47,12 +46,3 @@ def layer(
 def tuning(*layers: TunedLayer, limit_bytes: int | None = None, wanted: int | None = None) -> TableTuning:
     config = Config(workspace_limit=limit_bytes)
     return TableTuning("made up", config, ENVIRONMENT, layers, len(layers) if wanted is None else wanted)
-
-
-def sweep(*layers: TunedLayer, up_to: int, limit_bytes: int | None = None) -> BatchSweep:
-    return sweep_batch_sizes(tuning(*layers, limit_bytes=limit_bytes), up_to)
-
-
-def curves(measurements: Sequence[Measurement], up_to: int, limit_bytes: int | None = None) -> Curves:
-    """Of one problem."""
-    return sweep(layer(measurements, up_to), up_to=up_to, limit_bytes=limit_bytes).problems[0]
