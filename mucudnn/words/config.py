@@ -361,8 +361,13 @@ def config_from_environment(environment: Mapping[str, str]) -> Config:
     >>> config_from_environment({"MUCUDNN_STRICT": "1", "MUCUDNN_OPERATIONS": "forward"}).operations
     (<Operation.FORWARD: 'forward'>,)
     """
+    return Config(**variables(environment))
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the fields of ``Config`` that variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set, by name."""
     named = {name: environment.get(f"MUCUDNN_{name.upper()}") for name in SETTINGS}
-    return Config(**{name: from_text(name, text) for name, text in named.items() if text})
+    return {name: from_text(name, text) for name, text in named.items() if text}
 
 
 # Variables that are read elsewhere: by the package, its build and its tests.

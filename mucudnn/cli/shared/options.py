@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
@@ -21,7 +22,7 @@ from mucudnn.cli.shared.parameters import (
     several,
 )
 from mucudnn.terminal.files import SOURCE, InputFile
-from mucudnn.words.config import HEADROOM, SETTINGS, Check, Config, from_text
+from mucudnn.words.config import HEADROOM, SETTINGS, Check, Config, from_text, variables
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, MemoryFormat
 from mucudnn.words.units import parse_seconds
@@ -236,7 +237,8 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
 def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     """Return a decorator that adds options of fields of ``Config``, by name or as decorators, to a command.
 
-    The command gets their values as one argument, ``config``. fixed: values of other fields.
+    The command gets their values as one argument, ``config``. fixed: values of other fields. Fields of ``MEASURING``
+    that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
     """
     options = (setting(one) if isinstance(one, str) else one for one in settings)
     return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
@@ -252,7 +254,8 @@ def _config(**values: Any) -> Config:
             "limits_torch",
         )
         del values["workspace_limit"], values["limits_torch"]
-    return Config(**values)
+    unoffered = {name: text for name, text in variables(os.environ).items() if name in set(MEASURING) - set(values)}
+    return Config(**{**unoffered, **values})
 
 
 SOLVING = ("policy", "operations", "algorithms", "max_relative_error", "strict")
