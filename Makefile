@@ -28,7 +28,7 @@ help:
 	@echo "make gallery  real runs on this machine, and every kind of picture drawn of them (12 minutes)"
 	@echo "make wheel  build sdist and wheel, for each Python from 3.11 on, into build/wheel, and try it (four minutes)"
 	@echo "make wheel-aarch64  cross-compile the wheel for ARM (g++-aarch64-linux-gnu)"
-	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of engines, limits, networks and training,"
+	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of limits, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,9 @@ import torch
 from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import W_ID, X_ID, Y_ID, Descriptor, operation_graph
-from mucudnn.kernels.cudnn.device import Device, current_device
-from mucudnn.kernels.cudnn.engines import Engine, configured, described
+from mucudnn.kernels.cudnn.engines import Engine, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.words.errors import CapturingError
+from mucudnn.words.errors import CapturingError, UnavailableError
 from mucudnn.words.problem import ConvProblem
 
 _PACKS_KEPT = 4096  # per device; more than a training step of a large network uses
@@ -35,15 +35,35 @@ class _Executable(NamedTuple):
     what: str
 
 
+class _Handle:
+    """The cuDNN handle of the current CUDA device, destroyed together with this object.
+
+    Raises ``UnavailableError`` if there is no device.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.pointer = ctypes.c_void_p()
+        try:
+            library.call("cudnnCreate", "make a handle of the current CUDA device", ctypes.byref(self.pointer))
+        except CudnnError as error:
+            message = f"no CUDA device can be used here: {error}; see nvidia-smi for its driver"
+            raise UnavailableError(message) from error
+
+    def __del__(self) -> None:
+        if self.pointer:
+            self.library.destroy("cudnnDestroy", self.pointer)
+
+
 class _DeviceState:
     """The cuDNN handle of one device with the plans built for it, protected by ``lock``.
 
     cuDNN allows any thread to use a handle or a plan, but only one thread at a time.
     """
 
-    def __init__(self, library: Library, device: Device) -> None:
-        assert device.handle is not None
-        self.device, self.handle = device, device.handle.pointer.value or 0
+    def __init__(self, library: Library) -> None:
+        self._owner = _Handle(library)
+        self.handle = self._owner.pointer.value or 0
         self.lock = threading.RLock()
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # the current stream of the handle, once set
@@ -97,7 +117,13 @@ class CudnnBackend:
         if key not in self._offered:
             here = self._here()
             with here.lock:
-                self._offered[key] = _offered(here.device, problem, micro_batch_size)
+                try:
+                    graph = operation_graph(self._library, problem, micro_batch_size, handle=here.handle)
+                    self._offered[key] = offered_engines(self._library, graph)
+                except CudnnError as error:
+                    if not error.is_unsupported:
+                        raise
+                    self._offered[key] = []
         return self._offered[key]
 
     def engine(self, plan: Plan) -> Engine:
@@ -212,7 +238,7 @@ class CudnnBackend:
 
     def _made(self) -> _DeviceState:
         _refuse_while_capturing("cuDNN's handle")
-        return _DeviceState(self._library, current_device())
+        return _DeviceState(self._library)
 
 
 def _refuse_while_capturing(what: str) -> None:
@@ -228,15 +254,6 @@ def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> D
         .set(Attribute.VARIANT_PACK_WORKSPACE, AttributeType.VOID_PTR, workspace)
         .finalize()
     )
-
-
-def _offered(device: Device, problem: ConvProblem, n: int) -> Sequence[Engine]:
-    try:
-        return device.engines(problem, n)
-    except CudnnError as error:
-        if error.is_unsupported:
-            return []
-        raise
 
 
 @lru_cache(maxsize=1)

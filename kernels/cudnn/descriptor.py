@@ -52,10 +52,6 @@ class Descriptor:
         """Set an attribute of the descriptor to one or more numbers, and return the descriptor."""
         return self._set(attribute, kind, len(values), (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values))
 
-    def set_text(self, attribute: Attribute, text: str) -> Self:
-        encoded = text.encode()
-        return self._set(attribute, AttributeType.CHAR, len(encoded), ctypes.create_string_buffer(encoded))
-
     def refer(self, attribute: Attribute, *others: Descriptor) -> Self:
         """Set an attribute to other descriptors, which this one keeps alive, and return this descriptor."""
         self._kept += others
@@ -74,11 +70,6 @@ class Descriptor:
         """Return the first ``most`` values of an attribute, or all if there are fewer."""
         values = (_C_TYPES.get(kind, ctypes.c_int) * most)()
         return tuple(values[: self._get(attribute, kind, most, values)])
-
-    def text(self, attribute: Attribute) -> str:
-        values = ctypes.create_string_buffer(self.count(attribute, AttributeType.CHAR))
-        self._get(attribute, AttributeType.CHAR, len(values), values)
-        return values.value.decode()
 
     def count(self, attribute: Attribute, kind: AttributeType) -> int:
         """Return the number of values that an attribute of the descriptor has."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, product
 from typing import Self
 
 from mucudnn.kernels.cudnn import PREFIX
@@ -96,7 +94,8 @@ def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | Non
 def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
     """Return the engines that cuDNN's heuristics propose, best first, then its fallback list, without duplicates.
 
-    device: None for the current device. Raises ``CudnnError`` if both lists fail, or one fails for lack of memory.
+    device: the descriptor of a device, None for the graph's own. Raises ``CudnnError`` if both lists
+    fail, or one fails for lack of memory.
     """
     found: list[Descriptor] = []
     refused: list[CudnnError] = []
@@ -111,20 +110,6 @@ def offered_engines(library: Library, graph: Descriptor, device: Descriptor | No
     if len(refused) == len(modes):
         raise refused[0]
     return _distinct(described(config) for config in found)
-
-
-def every_engine(
-    library: Library, graph: Descriptor, device: Descriptor | None = None, *, most_per_engine: int = 256
-) -> list[Engine]:
-    """Return the engines that cuDNN proposes, then all engines that support the problem, with more knob settings.
-
-    An engine can have 10^11 settings. The default settings and up to ``most_per_engine`` others are tried in the order
-    of the knobs' values, and kept if cuDNN accepts them. Raises ``CudnnError`` if cuDNN cannot list engines.
-    """
-    offered = offered_engines(library, graph, device)
-    count = graph.number(Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT)
-    others = chain.from_iterable(_of_engine(library, graph, device, number, most_per_engine) for number in range(count))
-    return _distinct(chain(offered, others))
 
 
 def configured(
@@ -188,34 +173,6 @@ def _engine(library: Library, graph: Descriptor, device: Descriptor | None, numb
     if device is not None:
         engine.refer(Attribute.ENGINE_DEVICEPROP, device)
     return engine.finalize()
-
-
-def _of_engine(
-    library: Library, graph: Descriptor, device: Descriptor | None, number: int, most: int
-) -> Iterator[Engine]:
-    try:
-        engine = _engine(library, graph, device, number)
-    except CudnnError:
-        return  # The engine does not support this graph.
-    for knobs in chain([()], islice(product(*_knob_settings(engine)), most)):
-        with suppress(CudnnError):  # Most combinations of values are invalid.
-            yield described(configured(library, graph, EngineConfig(number, knobs), device))
-
-
-def _knob_settings(engine: Descriptor) -> list[list[tuple[int, int]]]:
-    """Return, for each knob (setting) of an engine, the pairs (knob type, value) of all its values."""
-    infos = engine.descriptors(Attribute.ENGINE_KNOB_INFO, DescriptorKind.KNOB_INFO, _MOST_KNOBS)
-    return [
-        [
-            (info.number(Attribute.KNOB_INFO_TYPE, AttributeType.KNOB_TYPE), value)
-            for value in range(
-                info.number(Attribute.KNOB_INFO_MINIMUM_VALUE),
-                info.number(Attribute.KNOB_INFO_MAXIMUM_VALUE) + 1,
-                max(info.number(Attribute.KNOB_INFO_STRIDE), 1),
-            )
-        ]
-        for info in infos
-    ]
 
 
 def _distinct(engines: Iterable[Engine]) -> list[Engine]:

@@ -25,7 +25,6 @@ COMMANDS = (
     "check",
     "database",
     "doctor",
-    "engines",
     "explain",
     "layers",
     "plot",

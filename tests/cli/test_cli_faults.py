@@ -80,7 +80,7 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (["scale", "alexnet", "--up-to", "65537"], "65537: it must be at most 65536"),
         (["layers", "alexnet", "--input", "99999999x99999999x99999999"], "cannot compute an input of 1x99999999x"),
         (["layers", "alexnet", "--input", "9999999999x1x1"], "write for example 3x224x224"),
-        (["engines", "alexnet", "--micro-batches", "9" * 5000], "write for example 1,8,32"),
+        (["bench", "training", "alexnet", "--batch", "9" * 5000], "write for example 1,8,32"),
         (["bench", "limits", "--filters", "9" * 5000 + "x3"], "write for example 3x3,5x5"),
         (
             ["tune", "alexnet", "--algorithms", ""],
@@ -91,10 +91,6 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
         (["layers", "."], "source is '.'"),
         (["layers", "/dev/zero"], "/dev/zero is not a regular file"),
         (["layers", "pipe.csv"], "pipe.csv is not a regular file"),
-        (
-            ["engines", "alexnet", "--layer", "features.0", "--device-properties", "deep.json"],
-            "deep.json cannot be read as",
-        ),
         (["tune", "alexnet", "--database", "/dev/null"], "/dev/null is not a regular file"),
         (["layers", "long.csv"], "long.csv cannot be read as a CSV file of layers: field larger than field limit"),
         (["layers", "binary.csv"], "binary.csv cannot be read as a CSV file of layers"),
@@ -107,7 +103,6 @@ def test_bad_values(arguments: list[str], expected: str, tmp_path: Path, monkeyp
     monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.csv")
-    Path("deep.json").write_text("[" * 100_000)
     Path("long.csv").write_text("c" * 1_000_000)
     Path("binary.csv").write_bytes(b"\x00\xff\xfe")
     assert expected in fail(*arguments)
@@ -251,7 +246,6 @@ COMMANDS = {
     "explain": ("explain", "FILE", "--budget", "64MiB", "--batch"),
     "scale": ("scale", "alexnet", "--batch"),
     "scale up to": ("scale", "alexnet", "--up-to"),
-    "engines": ("engines", "FILE", "--batch"),
     "bench network": ("bench", "network", "FILE", "--batch"),
     "bench limits": ("bench", "limits", "FILE", "--batch"),
     "bench memory": ("bench", "memory", "alexnet", "--batch"),

@@ -104,9 +104,6 @@ def test_a_profile_and_the_users_model_are_inputs(
     Path("model.py").write_text("raise SystemExit('imported')\n")
     for source in ("model:make", "model.py:make"):
         assert "is a Python file" in fail("tune", source, "--input", "3x8x8", "--json", "model.py")
-    Path("h.json").write_text("{}")
-    device = ("--device-properties", "h.json", "--json", "./h.json")
-    assert "is also '--device-properties'" in fail("engines", "alexnet", "--layer", "features.0", *device)
 
 
 def test_two_outputs_cannot_be_one_file(layers: Path, tmp_path: Path, unmeasured: None) -> None:

@@ -68,10 +68,6 @@ for file in tests/gpu/test_gpu*.py; do
 	part "$name" pytest -m gpu -vv -W default -p no:cacheprovider --durations=10 --junitxml="$OUT/$name.xml" "$file"
 done
 
-of_vgg="engines vgg16 --layer features.10 --batch 64"
-part engines-contiguous mucudnn $of_vgg --json "$OUT/engines-contiguous.json"
-part engines-channels-last mucudnn $of_vgg --memory-format channels-last --json "$OUT/engines-channels-last.json"
-part engines-bfloat16 mucudnn $of_vgg --memory-format channels-last --dtype bfloat16 --json "$OUT/engines-bfloat16.json"
 bench limits-contiguous limits --run-time-limit "$(seconds)s"
 bench limits-channels-last limits --memory-format channels-last --run-time-limit "$(seconds)s"
 bench network-alexnet network alexnet --batch 64 --time-limit 1s

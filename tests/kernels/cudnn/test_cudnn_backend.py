@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.cudnn.library import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
+from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import backend as module
-from mucudnn.kernels.cudnn import device as device_module
 from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.backend import CudnnBackend
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError, Library
-from mucudnn.words.errors import CapturingError
+from mucudnn.words.errors import CapturingError, UnavailableError
 from mucudnn.words.problem import ConvProblem, Operation
 
 PROBLEM = ConvProblem(Operation.BACKWARD_FILTER, 4, 8, 8, 4, 3, 3)
@@ -54,8 +53,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
     cudnn = FakeCudnn((FakeEngine(0), FakeEngine(2)), {HeuristicMode.A: [(2, ()), (0, ())]})
     monkeypatch.setattr(ctypes, "CDLL", lambda path: cudnn)
     loaded = Library("fake")
-    for user in (module, device_module):
-        monkeypatch.setattr(user, "library", lambda: loaded)
+    monkeypatch.setattr(module, "library", lambda: loaded)
     return cudnn
 
 
@@ -243,3 +241,11 @@ def test_what_cudnn_cannot_compute_is_not_offered(backend: CudnnBackend, cudnn: 
     cudnn.refused["cudnnBackendFinalize"] = (BAD_PARAM, b"wrong")
     with pytest.raises(CudnnError, match="wrong"):
         backend.offered(PROBLEM, 16)
+
+
+def test_without_a_gpu_the_error_says_what_is_missing(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
+    cudnn.refused["cudnnCreate"] = (NOT_INITIALIZED, b"cudaGetDeviceCount(&count) != cudaSuccess")
+    with pytest.raises(UnavailableError, match=r"no CUDA device .* cudaGetDeviceCount.* see nvidia-smi"):
+        backend.offered(PROBLEM, 4)
+    gc.collect()
+    assert "cudnnDestroy" not in cudnn.calls

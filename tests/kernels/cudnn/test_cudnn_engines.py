@@ -1,14 +1,11 @@
-"""Engine configurations: names, lists and devices; what a step of an engine does and refuses."""
+"""Engine configurations: names and lists; what a step of an engine does and refuses."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
-import json
 import pickle
 from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,25 +14,24 @@ from hypothesis import strategies as st
 from support.clock.machine import FORWARD
 from support.configured import run
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
-from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEngine, workspace_of
+from support.cudnn.library import FakeCudnn, FakeEngine, workspace_of
 
-from mucudnn.kernels.cudnn import device as module
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
-from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
-from mucudnn.kernels.cudnn.device import Device, current_device, described_device
-from mucudnn.kernels.cudnn.engines import EngineConfig
+from mucudnn.kernels.cudnn.constants import BehaviorNote, HeuristicMode, NumericalNote
+from mucudnn.kernels.cudnn.descriptor import operation_graph
+from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.measuring.operands import random_operands
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
+from mucudnn.words.errors import InvalidInputError, MisalignedError
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3)
 ENGINES = (
     FakeEngine(0),
-    FakeEngine(2, [NumericalNote.TENSOR_CORE], [BehaviorNote.RUNTIME_COMPILATION], {5: (2, 6, 2), 3: (0, 1, 0)}),
+    FakeEngine(2, [NumericalNote.TENSOR_CORE], [BehaviorNote.RUNTIME_COMPILATION]),
     FakeEngine(3, [NumericalNote.NONDETERMINISTIC], refused=((),)),
 )
 PROPOSED = {
@@ -44,21 +40,11 @@ PROPOSED = {
 }
 
 
-def fake_device(cudnn: FakeCudnn) -> Device:
+def offered_by(cudnn: FakeCudnn) -> list[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda path: cudnn)
-        patch.setattr(module, "library", lambda: Library("fake"))
-        return described_device("h200")
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeCudnn:
-    """A cuDNN that makes no handle."""
-    cudnn = FakeCudnn(ENGINES, PROPOSED)
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: cudnn)
-    monkeypatch.setattr(module, "library", lambda: Library("fake"))
-    cudnn.refused["cudnnCreate"] = (NOT_INITIALIZED, b"cudaGetDeviceCount(&count) != cudaSuccess")
-    return cudnn
+        library = Library("fake")
+        return offered_engines(library, operation_graph(library, PROBLEM, 4))
 
 
 knobs = st.dictionaries(st.integers(0, 60), st.integers(-5, 3000)).map(lambda chosen: tuple(sorted(chosen.items())))
@@ -82,7 +68,7 @@ def test_what_is_no_name_is_refused(name: str) -> None:
 
 
 def test_offered_are_the_best_first_then_fallbacks_and_each_once() -> None:
-    offered = fake_device(FakeCudnn(ENGINES, PROPOSED)).engines(PROBLEM, 4)
+    offered = offered_by(FakeCudnn(ENGINES, PROPOSED))
     names = ["cudnn:2 k3=1 k5=4", "cudnn:0", "cudnn:2 k3=0 k5=2"]
     assert [engine.config.name for engine in offered] == names
     first = offered[0]
@@ -92,104 +78,27 @@ def test_offered_are_the_best_first_then_fallbacks_and_each_once() -> None:
     assert (first.uses_tensor_cores, first.deterministic) == (True, True)
 
 
-def test_every_engine_are_the_offered_then_all_settings_that_cudnn_takes() -> None:
-    """Engine 1 is none, 3 is refused as it is; a stride of 0 counts by one; settings sort by knob."""
-    everything = fake_device(FakeCudnn(ENGINES, PROPOSED)).engines(PROBLEM, 4, every=True)
-    names = [engine.config.name for engine in everything]
-    assert names[:3] == ["cudnn:2 k3=1 k5=4", "cudnn:0", "cudnn:2 k3=0 k5=2"]
-    settings = {f"cudnn:2 k3={a} k5={b}" for a in (0, 1) for b in (2, 4, 6)}
-    assert set(names) == settings | {"cudnn:0", "cudnn:2"}
-    assert len(names) == len(set(names))
-
-
 def test_a_note_of_a_newer_cudnn_goes_by_its_number() -> None:
     cudnn = FakeCudnn((FakeEngine(0, [NumericalNote.FFT, 17]),), {HeuristicMode.A: [(0, ())]})
-    (engine,) = fake_device(cudnn).engines(PROBLEM, 4)
+    (engine,) = offered_by(cudnn)
     assert sorted(note.name for note in engine.numerical_notes) == ["FFT", "NOTE_17"]
 
 
 def test_one_list_that_cudnn_refuses_does_not_cost_the_other() -> None:
     cudnn = FakeCudnn(ENGINES, PROPOSED)
-    every = fake_device(cudnn).engines(PROBLEM, 4)
+    every = offered_by(cudnn)
     of_mode = {}
     for refused, other in permutations((HeuristicMode.A, HeuristicMode.FALLBACK)):
         cudnn.refused_modes = {refused: 3000}
-        of_mode[other] = fake_device(cudnn).engines(PROBLEM, 4)
+        of_mode[other] = offered_by(cudnn)
     assert of_mode[HeuristicMode.A]
     assert {*of_mode[HeuristicMode.A], *of_mode[HeuristicMode.FALLBACK]} == set(every)
     cudnn.refused_modes = {HeuristicMode.A: 3000, HeuristicMode.FALLBACK: 4000}
     with pytest.raises(CudnnError, match="no list of mode 3"):
-        fake_device(cudnn).engines(PROBLEM, 4)
+        offered_by(cudnn)
     cudnn.refused_modes = {HeuristicMode.FALLBACK: 4004}
     with pytest.raises(CudnnError, match="no list of mode 2"):  # there may be memory later
-        fake_device(cudnn).engines(PROBLEM, 4)
-
-
-def test_a_described_device_is_asked_of_without_a_handle(no_gpu: FakeCudnn, tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text('{"deviceName": "Mine"}')
-    device = described_device(str(path))
-    assert device.name == "Mine"
-    device.engines(PROBLEM, 1)
-    assert "cudnnCreate" not in no_gpu.calls
-    heuristics = [made.content for made in no_gpu.made if made.kind == DescriptorKind.ENGINEHEUR]
-    assert all(Attribute.ENGINEHEUR_DEVICEPROP in content for content in heuristics)
-
-
-def test_the_current_device_is_asked_of_through_its_handle(no_gpu: FakeCudnn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Mine")
-    del no_gpu.refused["cudnnCreate"]
-    device = current_device()
-    device.engines(PROBLEM, 1)
-    assert device.name == "Mine"
-    assert DescriptorKind.DEVICEPROP not in no_gpu.kinds()  # which cuDNN has since 9.8, and engines need not
-    assert device.properties_json == '{"deviceName": "Here"}'
-    (graph,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.OPERATIONGRAPH)
-    (properties,) = (made.content for made in no_gpu.made if made.kind == DescriptorKind.DEVICEPROP)
-    assert graph[Attribute.OPERATIONGRAPH_HANDLE] == properties[Attribute.DEVICEPROP_HANDLE] != [0]
-    heuristics = [made.content for made in no_gpu.made if made.kind == DescriptorKind.ENGINEHEUR]
-    assert not any(Attribute.ENGINEHEUR_DEVICEPROP in content for content in heuristics)
-    del device
-    gc.collect()
-    assert no_gpu.calls.count("cudnnDestroy") == 1
-
-
-def test_without_a_gpu_the_current_device_says_what_is_missing(no_gpu: FakeCudnn) -> None:
-    with pytest.raises(UnavailableError, match=r"no CUDA device .* cudaGetDeviceCount.* see nvidia-smi"):
-        current_device()
-    gc.collect()
-    assert "cudnnDestroy" not in no_gpu.calls
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [(None, "No such file"), ("{", "Expecting property name"), ("\xff", "can't decode|Expecting value")],
-)
-def test_a_file_that_is_no_json_is_refused(no_gpu: FakeCudnn, tmp_path: Path, text: str | None, reason: str) -> None:
-    path = tmp_path / "device.json"
-    if text is not None:
-        path.write_text(text, encoding="latin-1")
-    with pytest.raises(InvalidInputError, match=rf"{path} cannot be read .*({reason}).* or one of h200"):
-        described_device(str(path))
-
-
-@pytest.mark.parametrize("lacking", ["warpSize", "deviceName"])
-def test_what_cudnn_refuses_says_which_properties_are_lacking(no_gpu: FakeCudnn, tmp_path: Path, lacking: str) -> None:
-    known = json.loads((Path(module.__file__).parent / "devices" / "h200.json").read_text())
-    path = tmp_path / "device.json"
-    path.write_text(json.dumps({key: value for key, value in known.items() if key != lacking}))
-    no_gpu.refused["cudnnBackendFinalize"] = (BAD_PARAM, b'!json_object.HasMember("...")')
-    with pytest.raises(
-        InvalidInputError, match=rf"no device that this cuDNN accepts: .*HasMember.*; it lacks {lacking}$"
-    ):
-        described_device(str(path))
-
-
-def test_an_older_cudnn_knows_only_devices_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: FakeCudnn(version=90705))
-    monkeypatch.setattr(module, "library", lambda: Library("/old/libcudnn.so.9"))
-    with pytest.raises(UnavailableError, match=r"is cuDNN 9\.7\.5, which knows no devices.* 9\.8 or later"):
-        described_device("h200")
+        offered_by(cudnn)
 
 
 # What a step of one of cuDNN's engines does and refuses beside computing; its failures stay its own.

@@ -221,12 +221,6 @@ def test_numbers_are_handed_over_in_their_c_type(kind: AttributeType, values: tu
     assert descriptor.count(Attribute.TENSOR_DIMENSIONS, kind) == len(values)
 
 
-def test_text_comes_back_as_it_was() -> None:
-    attribute = Attribute.DEVICEPROP_JSON_REPRESENTATION
-    descriptor = Descriptor(loaded(FakeCudnn()), DescriptorKind.DEVICEPROP).set_text(attribute, '{"name": "é"}')
-    assert descriptor.text(attribute) == '{"name": "é"}'
-
-
 def test_what_is_referred_to_lives_as_long_and_no_longer() -> None:
     cudnn = FakeCudnn()
     library = loaded(cudnn)

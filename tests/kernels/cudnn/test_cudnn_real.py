@@ -1,6 +1,6 @@
 """Against a real libcudnn without a GPU: ``pytest -m cudnn`` where MUCUDNN_LIBCUDNN or a package brings one.
 
-``pip install 'mucudnn[cudnn]'`` installs the version with which the recording was made.
+``pip install nvidia-cudnn-cu13==9.19.0.56 nvidia-cublas`` installs the version with which the recording was made.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from enum import IntEnum
 from pathlib import Path
 
 import pytest
-from support.command_line import invoke
+from support.cudnn.described import OLDEST_VERSION, DescribedDevice, described_h200
 from support.cudnn.recording import recorded, recorded_offers
 
 from mucudnn.kernels.cudnn import constants
 from mucudnn.kernels.cudnn import descriptor as graphs
 from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
-from mucudnn.kernels.cudnn.device import OLDEST_DESCRIBED_VERSION, Device, described_device
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.words.errors import UnavailableError
@@ -46,14 +45,14 @@ def cudnn() -> Library:
         found = library()
     except UnavailableError as error:
         pytest.skip(str(error))
-    if found.version < OLDEST_DESCRIBED_VERSION:
+    if found.version < OLDEST_VERSION:
         pytest.skip(f"{found.path} is cuDNN {found.version_text}; 9.8 or later is needed")
     return found
 
 
 @pytest.fixture
-def device(cudnn: Library) -> Device:
-    return described_device("h200")
+def device(cudnn: Library) -> DescribedDevice:
+    return described_h200(cudnn)
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_constants_are_the_headers(cudnn: Library) -> None:
     assert {name: numbers.get(name) for name in ours} == ours
 
 
-def test_what_is_offered_equals_the_recording(device: Device) -> None:
+def test_what_is_offered_equals_the_recording(device: DescribedDevice) -> None:
     if device.library.version_text != recorded()["cudnn"]:
         pytest.skip(f"this is cuDNN {device.library.version_text}, the recording of {recorded()['cudnn']}")
     differing = [
@@ -107,7 +106,7 @@ def test_what_is_offered_equals_the_recording(device: Device) -> None:
     assert not differing
 
 
-def test_every_offered_configuration_is_made_again_from_its_name(device: Device) -> None:
+def test_every_offered_configuration_is_made_again_from_its_name(device: DescribedDevice) -> None:
     for operation in Operation:
         graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
         for engine in offered_engines(device.library, graph, device.properties):
@@ -115,7 +114,7 @@ def test_every_offered_configuration_is_made_again_from_its_name(device: Device)
             assert described(configured(device.library, graph, config, device.properties)) == engine
 
 
-def test_a_plan_needs_the_workspace_that_its_engine_said(device: Device) -> None:
+def test_a_plan_needs_the_workspace_that_its_engine_said(device: DescribedDevice) -> None:
     for operation in Operation:
         graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
         for engine in offered_engines(device.library, graph, device.properties):
@@ -126,15 +125,7 @@ def test_a_plan_needs_the_workspace_that_its_engine_said(device: Device) -> None
             assert plan.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE) == engine.workspace_bytes
 
 
-def test_every_engine_has_more_than_what_is_offered(device: Device) -> None:
-    offered, everything = device.engines(PROBLEM, 8), device.engines(PROBLEM, 8, every=True)
-    assert everything[: len(offered)] == offered
-    assert len({engine.config for engine in everything}) == len(everything) > len(offered)
-    barred = [engine for engine in everything if NumericalNote.DOWN_CONVERT_INPUTS in engine.numerical_notes]
-    assert barred  # which is why numerics look for it
-
-
-def test_alignment_changes_what_is_offered(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alignment_changes_what_is_offered(device: DescribedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four odd samples begin on 16 bytes; if any sample could begin a slice, it would be on 4."""
     odd = ConvProblem(Operation.FORWARD, 3, 227, 227, 96, 11, 11, (4, 4), memory_format=MemoryFormat.CHANNELS_LAST)
     aligned = device.engines(odd, 4)
@@ -142,7 +133,7 @@ def test_alignment_changes_what_is_offered(device: Device, monkeypatch: pytest.M
     assert len(device.engines(odd, 4)) < len(aligned)
 
 
-def test_sums_into_the_result_need_no_other_workspace(device: Device) -> None:
+def test_sums_into_the_result_need_no_other_workspace(device: DescribedDevice) -> None:
     problem = PROBLEM.with_operation(Operation.BACKWARD_FILTER)
     plain, added = (
         offered_engines(device.library, operation_graph(device.library, problem, 8, beta=beta), device.properties)
@@ -151,7 +142,7 @@ def test_sums_into_the_result_need_no_other_workspace(device: Device) -> None:
     assert plain == added
 
 
-def test_every_descriptor_is_destroyed(device: Device, handed_out: list[int]) -> None:
+def test_every_descriptor_is_destroyed(device: DescribedDevice, handed_out: list[int]) -> None:
     device.engines(PROBLEM, 8)
     graph = operation_graph(device.library, PROBLEM, 8)
     with pytest.raises(CudnnError):
@@ -198,11 +189,3 @@ def test_without_one_of_its_parts_the_process_goes_on(cudnn: Library, tmp_path: 
         pytest.skip("the system has this part")
     assert ended.returncode == 1
     assert f"lacks its part libcudnn_{part}.so.9" in ended.stderr
-
-
-def test_the_command_lists_a_layer_of_vgg(cudnn: Library) -> None:
-    arguments = ("--layer", "features.10", "--batch", "8", "--device-properties", "h200")
-    result = invoke("engines", "vgg16", *arguments)
-    assert result.exit_code == 0, result.output
-    assert f"NVIDIA H200, cuDNN {cudnn.version_text}" in result.output
-    assert "cudnn:" in result.output

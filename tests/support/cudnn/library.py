@@ -36,29 +36,18 @@ class Function:
 
 @dataclass
 class FakeEngine:
-    """``knobs``: type -> (least, greatest, stride). ``refused``: settings that are none."""
+    """``refused``: settings that are none."""
 
     number: int
     numerical: list[int] = field(default_factory=list)
     behavior: list[int] = field(default_factory=list)
-    knobs: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
     refused: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def content(self) -> Content:
-        infos = [
-            {
-                Attribute.KNOB_INFO_TYPE: [kind],
-                Attribute.KNOB_INFO_MINIMUM_VALUE: [least],
-                Attribute.KNOB_INFO_MAXIMUM_VALUE: [greatest],
-                Attribute.KNOB_INFO_STRIDE: [stride],
-            }
-            for kind, (least, greatest, stride) in self.knobs.items()
-        ]
         return {
             Attribute.ENGINE_GLOBAL_INDEX: [self.number],
             Attribute.ENGINE_NUMERICAL_NOTE: self.numerical,
             Attribute.ENGINE_BEHAVIOR_NOTE: self.behavior,
-            Attribute.ENGINE_KNOB_INFO: infos,
         }
 
     def configured(self, knobs: tuple[tuple[int, int], ...]) -> Content:
@@ -177,11 +166,7 @@ class FakeCudnn:
     def _cudnnBackendFinalize(self, pointer: Any) -> int:  # noqa: N802
         descriptor = self.alive[pointer.value]
         content = descriptor.content
-        if descriptor.kind == DescriptorKind.OPERATIONGRAPH:
-            content[Attribute.OPERATIONGRAPH_ENGINE_GLOBAL_COUNT] = [max(self.engines, default=-1) + 1]
-        elif descriptor.kind == DescriptorKind.DEVICEPROP and Attribute.DEVICEPROP_HANDLE in content:
-            content[Attribute.DEVICEPROP_JSON_REPRESENTATION] = list(b'{"deviceName": "Here"}')
-        elif descriptor.kind == DescriptorKind.ENGINEHEUR:
+        if descriptor.kind == DescriptorKind.ENGINEHEUR:
             (mode,) = content[Attribute.ENGINEHEUR_MODE]
             if mode in self.refused_modes:
                 return self._fail(b"no list of mode %d" % mode, self.refused_modes[mode])

@@ -9,18 +9,18 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from support.cudnn.described import H200, DescribedDevice, described_h200
 from support.places import DATA
 
 from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
-from mucudnn.kernels.cudnn.device import Device, described_device
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.library import library
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 RECORDING = DATA / "cudnn_919_h200.json.gz"
@@ -37,20 +37,6 @@ DTYPES = ("float32", "float16")
 MICRO_BATCH_SIZES = (1, 4, 32)
 
 
-@dataclass
-class RecordedDevice:
-    """Stands for a ``Device``; ``asked`` gathers (micro-batch size, every)."""
-
-    name: str
-    library: SimpleNamespace
-    offers: Offers
-    asked: list[tuple[int, bool]] = field(default_factory=list)
-
-    def engines(self, problem: ConvProblem, n: int, *, every: bool = False) -> list[Engine]:
-        self.asked.append((n, every))
-        return self.offers[problem][n]
-
-
 @lru_cache(maxsize=1)
 def recorded() -> dict[str, Any]:
     return json.loads(gzip.decompress(RECORDING.read_bytes()))
@@ -62,11 +48,6 @@ def recorded_offers() -> Offers:
         _problem(entry["problem"]): {int(n): [_engine(*row) for row in rows] for n, rows in entry["engines"].items()}
         for entry in recorded()["problems"]
     }
-
-
-def recorded_device() -> RecordedDevice:
-    library = SimpleNamespace(version_text=recorded()["cudnn"])
-    return RecordedDevice(recorded()["device"]["deviceName"], library, recorded_offers())
 
 
 def _problem(values: dict[str, Any]) -> ConvProblem:
@@ -88,11 +69,11 @@ def recorded_problems() -> Iterator[ConvProblem]:
         yield replace(GEOMETRIES[0], operation=operation, dtype=dtype)
 
 
-def recording(device: Device) -> dict[str, Any]:
+def recording(device: DescribedDevice) -> dict[str, Any]:
     """Record of a device's engines: name, numerical notes, behaviour notes and workspace in bytes."""
     return {
         "cudnn": device.library.version_text,
-        "device": json.loads(device.properties_json),
+        "device": json.loads(H200.read_text()),
         "problems": [
             {
                 "problem": asdict(problem),
@@ -109,5 +90,5 @@ def _recorded(engine: Engine) -> list[object]:
 
 
 if __name__ == "__main__":
-    text = json.dumps(recording(described_device("h200")), separators=(",", ":"))
+    text = json.dumps(recording(described_h200(library())), separators=(",", ":"))
     Path(*sys.argv[1:2] or [RECORDING]).write_bytes(gzip.compress(text.encode(), mtime=0))

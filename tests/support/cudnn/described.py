@@ -1,0 +1,31 @@
+"""A GPU that need not be here, of which cuDNN 9.8 and later list engines: an H200, by the properties that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from support.places import DATA
+
+from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
+from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
+from mucudnn.kernels.cudnn.engines import Engine, offered_engines
+from mucudnn.kernels.cudnn.library import Library
+from mucudnn.words.problem import ConvProblem
+
+OLDEST_VERSION = 90800
+H200 = DATA / "h200.json"
+
+
+@dataclass(frozen=True)
+class DescribedDevice:
+    library: Library
+    properties: Descriptor
+
+    def engines(self, problem: ConvProblem, n: int) -> list[Engine]:
+        return offered_engines(self.library, operation_graph(self.library, problem, n), self.properties)
+
+
+def described_h200(library: Library) -> DescribedDevice:
+    properties = Descriptor(library, DescriptorKind.DEVICEPROP)
+    properties.set(Attribute.DEVICEPROP_JSON_REPRESENTATION, AttributeType.CHAR, *H200.read_bytes())
+    return DescribedDevice(library, properties.finalize())
