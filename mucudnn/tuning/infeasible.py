@@ -34,7 +34,7 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
     needed = [size for size in smallest.values() if size is not None]
     most = max(needed) if len(needed) == len(smallest) else None
     raised = [] if most is None else [f"raise the workspace limit to {exact_bytes(most)} or more"]
-    advice = _either(*raised, _NEEDS_NOTHING, "let torch's own convolution exceed the limit (limits_torch=False)")
+    advice = _either(*raised, _NEEDS_NOTHING)
     return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines, advice)), most)
 
 

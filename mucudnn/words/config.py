@@ -120,13 +120,13 @@ def _file(value: Path | str | None, name: str) -> Path | None:
     return path
 
 
-def _setting(default: object, check: Check, text: str, metavar: str = "", option: str = "") -> Any:
+def _setting(default: object, check: Check, text: str, metavar: str = "") -> Any:
     """Return a field of ``Config`` from which its check, its command-line option and its key in recipes are made.
 
     check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``. text: help of the
-    option. metavar: placeholder of the option's value; empty for a flag. option: name of the option if it differs.
+    option. metavar: placeholder of the option's value; empty for a flag.
     """
-    return field(default=default, metadata={"check": check, "text": text, "metavar": metavar, "option": option})
+    return field(default=default, metadata={"check": check, "text": text, "metavar": metavar})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Config:
     """Settings of tuning: memory, algorithms, accuracy, time.
 
     workspace_limit: largest workspace of any one operation, inclusive: a number of bytes, text such as ``"64MiB"``, or
-    None for no limit. ``"headroom"`` allows each call the memory that is free below the peak of a training step, so
+    None for no limit. It applies to torch's own convolution too, unless it is the default. ``"headroom"`` allows each call the memory that is free below the peak of a training step, so
     that the peak does not rise; only ``optimize`` and networks have a step to trace.
     workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
     cache_budget: most memory, inclusive, for prepared filters that are kept between calls in inference; 0 keeps none,
@@ -172,8 +172,6 @@ class Config:
     regardless of ``operations``.
     memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
     activations and workspace together, beside parameters, arguments and results (docs/bands.md); None for no bound.
-    limits_torch: whether the workspace limit applies to torch's own convolution too, so that a slower algorithm may
-    replace it. None applies every limit but the default one.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable or as a text with
     commas. The fields are converted to the types below, so that equal configs compare and hash equal.
@@ -192,7 +190,7 @@ class Config:
         DEFAULT_WORKSPACE_LIMIT,
         _limit,
         "Largest workspace of any one operation: a size such as 64MiB, or none. The right limit if calls run one after "
-        "another, since they share one buffer.",
+        "another, since they share one buffer. Any but 64MiB applies to PyTorch's own convolution too.",
         "SIZE",
     )
     workspace_budget: int | str | None = _setting(
@@ -253,13 +251,6 @@ class Config:
         _open_flag,
         "After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: if short.",
     )
-    limits_torch: bool | None = _setting(
-        None,
-        _open_flag,
-        "Whether the limit applies to PyTorch's own convolution too, so that a slower algorithm may replace it. "
-        f"Default: yes, except for a limit of {DEFAULT_WORKSPACE_LIMIT}.",
-        option="limit_torch",
-    )
     share_tuning: bool = _setting(
         True,
         flag,
@@ -309,9 +300,7 @@ class Config:
     @property
     def baseline_exempt(self) -> bool:
         """Whether torch's own convolution may exceed the workspace limit."""
-        if self.workspace_budget is not None:
-            return False
-        return self.workspace_limit == DEFAULT_WORKSPACE_LIMIT if self.limits_torch is None else not self.limits_torch
+        return self.workspace_limit == DEFAULT_WORKSPACE_LIMIT and self.workspace_budget is None
 
     @property
     def workspace_budget_bytes(self) -> int | None:

@@ -196,27 +196,6 @@ def test_every_choice_has_an_option() -> None:
     assert {field.name for field in fields(Config)} <= set().union(*map(names, COMMANDS.values()))
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if "workspace_limit" in names(command)])
-def test_wherever_there_is_a_limit_it_is_said_whether_it_holds_torchs_own(name: str) -> None:
-    assert "limits_torch" in names(COMMANDS[name])
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"), [((), None), (("--limit-torch",), True), (("--no-limit-torch",), False)]
-)
-@pytest.mark.parametrize("command", [("tune", "alexnet", "--batch", "2"), TRAINING])
-def test_whether_the_limit_holds_torchs_own_is_handed_on(
-    command: tuple[str, ...], given: tuple[str, ...], expected: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert config_of(monkeypatch, *command, *given).limits_torch is expected
-
-
-@pytest.mark.parametrize("option", ["--limit-torch", "--no-limit-torch"])
-def test_a_budget_always_holds_torchs_own(option: str) -> None:
-    message = fail("tune", "alexnet", "--batch", "2", "--workspace-budget", "1MiB", option)
-    assert "a budget always applies to PyTorch's own convolution too" in message
-
-
 def test_what_only_enable_knows_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--how", "enable", "--first-call-time", "7s", "--background")
     config = config_of(monkeypatch, *TRAINING, *options)

@@ -141,7 +141,7 @@ def test_no_plug_in_can_end_tuning_and_the_right_one_is_used(prover: Prover, mon
     for fault in (*faults, ""):
         mucudnn.register(Product(fault))
     names = [Product(fault).name for fault in faults]
-    config = Config(workspace_limit=0, limits_torch=True, algorithms=("test/right", *names))
+    config = Config(workspace_limit=0, algorithms=("test/right", *names))
     machine = replace(Machine.current(), prover=prover)
     (tuned,) = tune(PROBLEM, BATCH, config, machine=machine).problems
     assert tuned.configuration.algorithms == ("test/right",)

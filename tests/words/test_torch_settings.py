@@ -259,8 +259,7 @@ def test_time_for_a_first_call() -> None:
         ({}, True),
         ({"workspace_limit": "64MiB"}, True),
         ({"workspace_limit": "8MiB"}, False),
-        ({"workspace_limit": "8MiB", "limits_torch": False}, True),
-        ({"limits_torch": True}, False),
+        ({"workspace_limit": 64 * 2**20}, False),
         ({"workspace_budget": "64MiB"}, False),
     ],
 )

@@ -160,7 +160,7 @@ def setting(name: str, default: object = ..., check: Check | None = None, more: 
     made = SETTINGS[name].metadata
     checked, metavar, text = check or made["check"], made["metavar"], f"{made['text']}{more}"
     default = _written(SETTINGS[name].default) if default is ... else default
-    spelled = (made["option"] or name).replace("_", "-")
+    spelled = name.replace("_", "-")
     if not metavar:
         if default is False:
             return flag(spelled, text, name)
@@ -193,11 +193,11 @@ def workspace_limit(default: str, headroom: bool = False) -> Decorator:
 
 
 def memory_bounds(default: str, headroom: bool = False) -> Decorator:
-    """Return a decorator that adds ``--workspace-limit``, ``--limit-torch`` and ``--workspace-budget``.
+    """Return a decorator that adds ``--workspace-limit`` and ``--workspace-budget``, which replaces it.
 
-    A budget replaces the other two. default: the limit. headroom: whether the limit ``headroom`` is allowed.
+    default: the limit. headroom: whether the limit ``headroom`` is allowed.
     """
-    return together(workspace_limit(default, headroom), setting("limits_torch"), setting("workspace_budget"))
+    return together(workspace_limit(default, headroom), setting("workspace_budget"))
 
 
 def is_given(name: str) -> bool:
@@ -245,15 +245,10 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
 
 
 def _config(**values: Any) -> Config:
-    """Return the ``Config`` of these values; reject a limit, or an option of a limit, in addition to a budget."""
+    """Return the ``Config`` of these values; reject a limit in addition to a budget."""
     if values.get("workspace_budget") is not None:
         refuse_given("--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit")
-        refuse_given(
-            "a budget always applies to PyTorch's own convolution too: give --limit-torch or --no-limit-torch with "
-            "--workspace-limit only",
-            "limits_torch",
-        )
-        del values["workspace_limit"], values["limits_torch"]
+        del values["workspace_limit"]
     unoffered = {name: text for name, text in variables(os.environ).items() if name in set(MEASURING) - set(values)}
     return Config(**{**unoffered, **values})
 

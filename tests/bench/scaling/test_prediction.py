@@ -15,6 +15,7 @@ from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
 from mucudnn.bench.scaling.report import in_words, scale_tables
 from mucudnn.solver.all_reduce import all_reduce_s
 from mucudnn.words.communication import Link
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 
 TORCH, OURS = Convolutions
@@ -40,7 +41,7 @@ def test_a_limit_that_holds_torchs_own_too_is_kept() -> None:
     large = [measured_ms("native", n, 1.0, 100) for n in (1, 2)] + [measured_ms("slow", n, 5.0 * n, 1) for n in (1, 2)]
     held = tuning(layer(large, 2), limit_bytes=50)
     assert local_batches(held, 2, 2).times_s[OURS][1:] == pytest.approx([5e-3, 10e-3])
-    free = replace(held, config=replace(held.config, limits_torch=False))
+    free = replace(held, config=Config(workspace_limit=None))
     assert local_batches(free, 2, 2).times_s[OURS][1:] == pytest.approx([1e-3, 1e-3])
 
 
