@@ -13,7 +13,7 @@ from mucudnn.cli.shared.layer_tables import require_complete
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
 from mucudnn.terminal.files import FileCommand
-from mucudnn.words.config import ALL_DEVICES, Config
+from mucudnn.words.config import Config
 
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -21,8 +21,7 @@ SOURCE is a network ({", ".join(NETWORKS)}), a built-in table ({", ".join(TABLES
 package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224).
 Stored measurements are reused.
 
-With --devices, or under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is divided among
-several devices.
+Under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is divided among the ranks.
 """
 
 
@@ -30,7 +29,7 @@ several devices.
 @options.source
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "share_tuning", "devices")
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "share_tuning")
 @options.known_threads
 @options.known_device
 @outputs("json")
@@ -44,8 +43,6 @@ def tune(
 ) -> None:
     from mucudnn.bench.analyses.tuning_report import account_in_words, tuning_record, tuning_table
 
-    if config.devices not in ((), ALL_DEVICES) and not options.is_given("device"):
-        device = config.devices[0]
     tuning = tune_on_ranks(TuneTable(source, sizes, config, threads, device))
     if tuning is None:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -110,9 +110,7 @@ def tune_tasks(
         _require_countable(tasks, on.device)
         benchmarker = partial(Benchmarker, config, on, progress=progress, priors=priors, in_passing=in_passing)
         if team is None:
-            first = partial(_measure_on_devices, tasks, config, on.device, opened)
-            wanted = config.devices and not in_passing
-            return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks, first if wanted else None)
+            return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks)
         from mucudnn.tuning.sharing import sharing  # only needed with several ranks
 
         with sharing(team, tasks, config, on, opened) as (ranks, known):
@@ -150,20 +148,12 @@ def _require_countable(tasks: Sequence[Task], device: str) -> None:
             )
 
 
-def _measure_on_devices(tasks: Sequence[Task], config: Config, device: str, database: Database) -> None:
-    from mucudnn.tuning.on_devices import measure_on_devices  # its processes call this module
-
-    measure_on_devices(tasks, config, device, database)
-
-
-def _tune(benchmarker: Benchmarker, tasks: Sequence[Task], first: Callable[[], None] | None = None) -> Tuning:
+def _tune(benchmarker: Benchmarker, tasks: Sequence[Task]) -> Tuning:
     """Find the tasks' candidates, measure them, solve, and verify the choices by whole runs; return the results.
 
-    first: measures on other devices, before anything else. Ctrl-C keeps the finished problems.
+    Ctrl-C keeps the finished problems.
     """
     try:
-        if first is not None:
-            first()
         jobs = [benchmarker.job(task) for task in tasks]
         benchmarker.begin(jobs)
         each_has_its_limit = benchmarker.config.workspace_budget_bytes is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
@@ -29,8 +28,6 @@ DEFAULT_WORKSPACE_LIMIT = "64MiB"
 TF32_MAX_RELATIVE_ERROR = 1e-3
 LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
 DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
-
-ALL_DEVICES = ("all",)
 
 
 class BatchSizePolicy(StrEnum):
@@ -86,18 +83,6 @@ def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
     return names
 
 
-def _devices(value: object, name: str) -> tuple[str, ...]:
-    names = () if value is None else texts(_separated(value), name)
-    if names == ALL_DEVICES:
-        return names
-    wrong = [one for one in names if re.fullmatch("cpu|cuda(:[0-9]{1,4})?", one) is None]
-    if wrong or len({one.partition(":")[0] for one in names}) > 1:
-        raise InvalidInputError(
-            f"{name} is {shown(value)}; name devices of one kind, such as cuda:0,cuda:1, or all for all of the model's"
-        )
-    return names
-
-
 def _error_bound(value: object, name: str) -> float | None:
     bound = None if value is None else real(value, name)
     if bound is not None and bound < LEAST_MAX_RELATIVE_ERROR:
@@ -134,8 +119,9 @@ class Config:
     """Settings of tuning: memory, algorithms, accuracy, time.
 
     workspace_limit: largest workspace of any one operation, inclusive: a number of bytes, text such as ``"64MiB"``, or
-    None for no limit. It applies to torch's own convolution too, unless it is the default. ``"headroom"`` allows each call the memory that is free below the peak of a training step, so
-    that the peak does not rise; only ``optimize`` and networks have a step to trace.
+    None for no limit. It applies to torch's own convolution too, unless it is the default. ``"headroom"`` allows each
+    call the memory that is free below the peak of a training step, so that the peak does not rise; only ``optimize``
+    and networks have a step to trace.
     workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
     cache_budget: most memory, inclusive, for prepared filters that are kept between calls in inference; 0 keeps none,
     None is no limit. CPU only: every call reads the whole filter to see whether it has changed.
@@ -165,8 +151,6 @@ class Config:
     problems rule it out.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
     measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
-    devices: devices of one kind, such as ``"cuda:0,cuda:1"``, or ``"all"``: outside a process group, each measures a
-    part, in its own process (docs/ranks.md). Processes on the CPU would disturb each other.
     fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
     additions and activations are computed with them (docs/inference.md). Only the forward operation is tuned then,
     regardless of ``operations``.
@@ -255,13 +239,6 @@ class Config:
         True,
         flag,
         "Under torchrun: whether the ranks tune together, or each for itself; rank 0 prints the result.",
-    )
-    devices: tuple[str, ...] | str = _setting(
-        (),
-        _devices,
-        "Several devices, such as cuda:0,cuda:1, or all of the kind of --device: each measures a part, in its own "
-        "process.",
-        "TEXT,...|all",
     )
     memory_budget: int | str | None = _setting(
         None,

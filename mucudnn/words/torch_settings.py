@@ -85,20 +85,6 @@ def rounds_to_tf32(settings: str) -> bool:
     return allowing in words and "NVIDIA_TF32_OVERRIDE=0" not in words
 
 
-def float32_precisions() -> tuple[str, str]:
-    """Return the precision of float32 on GPUs that torch is set to: of convolutions, and of matrix products."""
-    import torch
-
-    return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
-
-
-def set_float32_precisions(precisions: tuple[str, str]) -> None:
-    """Set the precisions that ``float32_precisions`` returned, in another process."""
-    import torch
-
-    torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = precisions  # type: ignore[attr-defined]
-
-
 def _others(cudnn: Any, matmul: Any) -> Iterator[str]:
     if cudnn.benchmark:
         yield f"benchmark={cudnn.benchmark_limit}"

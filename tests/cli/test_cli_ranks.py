@@ -15,7 +15,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from support.command_line import fail, invoke, one_layer, rows
+from support.command_line import fail, one_layer, rows
 from support.places import TESTS
 from support.ranks.failing_jobs import Failing, Refusing
 from support.ranks.launching import torchrun
@@ -57,33 +57,6 @@ def test_a_rank_of_torchrun_ends_at_once(argument: str, status: int) -> None:
         assert done.returncode == status, done.stderr
         assert "mucudnn" in done.stdout + done.stderr
         assert ("as usual" in done.stdout) is ends_as_usual
-
-
-def test_a_process_for_each_device_measures_its_share(
-    tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This process measures nothing, nor does a second run."""
-    monkeypatch.setattr("mucudnn.measuring.quick_race.QuickRace._run", None)
-    monkeypatch.setattr("mucudnn.tuning.on_devices._names", lambda config, _: [*config.devices, *config.devices])
-    layers = one_layer(tmp_path)
-    done = invoke("tune", layers, *TUNE, "--devices", "cpu")
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert done.stdout.count("│ only") == 3
-    measured = rows(database)
-    assert {problem for problem, *_ in measured} == {1, 2, 3}
-    assert invoke("tune", layers, *TUNE).exit_code == 0
-    assert rows(database) == measured
-
-
-def test_torchrun_has_its_own_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert "not both" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", "cpu,cpu")
-
-
-@pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "cpu:0", "cpu,,cpu", "cpu,cuda:1", "all,cpu"])
-def test_what_is_no_device_is_refused(tmp_path: Path, wrong: str) -> None:
-    assert "name devices of one kind" in fail("tune", one_layer(tmp_path), *TUNE, "--devices", wrong)
 
 
 @pytest.mark.parametrize("command", [("tune",), ("explain",), ("bench", "network")])

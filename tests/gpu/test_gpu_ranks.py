@@ -24,7 +24,6 @@ import mucudnn
 from mucudnn.bench.folders.reading import read_result_file
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
 
 # A warning of a driver or a library is no failure of a convolution.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
@@ -116,13 +115,6 @@ def test_the_command_takes_either_device(device: str, tmp_path: Path, database: 
     assert first
     assert {*first} <= {*second}  # what the second finds it may add to, and measures nothing twice
     assert len({row[:4] for row in second}) == len(second)
-
-
-def test_the_command_deals_out_over_devices(device: str, tmp_path: Path, database: Path) -> None:
-    devices = ",".join(two_devices(device))
-    tuned = invoke("tune", one_layer(tmp_path), "--batch", 2, "--algorithms", "gemm", "--devices", devices)
-    assert tuned.exit_code == 0, (tuned.output, tuned.exception)
-    assert len({problem for problem, *_ in rows(database)}) == len(Operation)
 
 
 @pytest.mark.parametrize(

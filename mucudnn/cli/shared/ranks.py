@@ -175,8 +175,6 @@ def tune_on_ranks(order: TuneTable) -> TableTuning | None:
     ranks = ranks_of_torchrun() or 1
     if ranks == 1:
         return order()
-    if order.config.devices:
-        raise click.UsageError("torchrun starts a process for each device: give it or --devices, not both")
     return on_every_rank(order, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
 
 
