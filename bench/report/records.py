@@ -15,7 +15,7 @@ FORMAT_VERSION = 1  # Format version of all records, increased when a key is rem
 
 Record = dict[str, Any]
 
-_DECIDE_NOTHING = ("confirm", "first_call_time", "background", "database")
+_DECIDE_NOTHING = ("confirm", "first_call_time", "database")
 
 
 def stamp() -> Record:

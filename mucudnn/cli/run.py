@@ -179,7 +179,7 @@ def _show_only_its_own_frames(error: BaseException, main: ModuleType) -> None:
 @click.command(cls=FileCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("arguments", metavar="PROGRAM [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@options.config(options.workspace_limit("64MiB"), *options.MEASURING, "first_call_time", "background")
+@options.config(options.workspace_limit("64MiB"), *options.MEASURING, "first_call_time")
 @click.option("--report", type=OutputFile(suffix=".html"), help="Write a page of all convolutions to this file.")
 def run(arguments: tuple[str, ...], is_module: bool, config: Config, report: Path | None) -> None:
     """Run PROGRAM, a Python file, folder or module, as python does, with every convolution tuned as it occurs.

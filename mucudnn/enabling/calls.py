@@ -118,8 +118,6 @@ def forward(session: Session, following: Kernel, x: Tensor, w: Tensor, bias: Ten
 
     following: torch's kernel. geometry: the arguments from stride to groups.
     """
-    if session.background is not None:
-        session.background.before_call()
     call = _call(session, x, w, *geometry)
     if call is not None:
         met = call.y = call.y or session.met_as(call.of_result, call, Operation.FORWARD)
@@ -143,8 +141,6 @@ def backward(
 
     geometry_and_mask: the arguments from stride to groups, then the output mask.
     """
-    if session.background is not None:
-        session.background.before_backward()
     *geometry, (of_x, of_w, of_bias) = geometry_and_mask
     call = _call(session, x, w, *geometry)
     if call is None:

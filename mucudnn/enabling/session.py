@@ -4,15 +4,12 @@ The first size of a layer (its problem without batch size, height and width) is 
 calls have that size, so training is tuned in its first step. Once k sizes of the layer are known, another size is
 measured only after 2**k calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image
 sizes cost little. Until a size is measured, the choice of the nearest size runs. Stored results are used immediately.
-
-With ``config.background``, sizes are measured between steps, in the thread that runs the steps, so that measuring does
-not compete with a step for the processor: at the end of a backward pass or, without gradients, before a convolution.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -78,7 +75,6 @@ class Session:
         self.spent_s = 0.0
         self.is_deciding = False
         self.failures = 0
-        self.background = Background(self._measure, clock) if config.background else None
         self._layers: dict[tuple[object, ...], list[ShapeStats]] = {}
         self._lock = threading.RLock()
 
@@ -121,7 +117,7 @@ class Session:
             return  # nothing can be measured during capture; the next call tries again
         with self._lock:
             if met.calls >= met.ask_at:  # another thread may have decided in the meantime
-                self._deciding(met, self._decide)
+                self._timed(met)
 
     def make_room(self, met: ShapeStats | None) -> None:
         """Free the workspace kept for our algorithms if it and that of torch's next convolution exceed the limit."""
@@ -133,28 +129,21 @@ class Session:
         with self._lock:
             pass
 
-    def _measure(self, met: ShapeStats) -> None:
-        """Tune a problem that was deferred to the time between steps."""
-        with self._lock:
-            self._deciding(met, self._tune)
-
-    def _deciding(self, met: ShapeStats, decide: Callable[[ShapeStats], None]) -> None:
+    def _timed(self, met: ShapeStats) -> None:
+        """Decide for a problem; if that fails, torch's convolution runs."""
         began, self.is_deciding = self.clock(), True
         with warnings_deferred():  # as errors, they would end the tuning
-            self._timed(met, decide, began)
-
-    def _timed(self, met: ShapeStats, decide: Callable[[ShapeStats], None], began: float) -> None:
-        try:
-            with aside(met.device.type):
-                decide(met)
-        except Exception as error:
-            self.failures += 1
-            met.has_failed, met.ask_at = True, inf
-            met.use_torchs_own(f"its tuning failed: {first_line(error)}")
-            say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
-        finally:
-            self.is_deciding = False
-            self.spent_s += self.clock() - began
+            try:
+                with aside(met.device.type):
+                    self._decide(met)
+            except Exception as error:
+                self.failures += 1
+                met.has_failed, met.ask_at = True, inf
+                met.use_torchs_own(f"its tuning failed: {first_line(error)}")
+                say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
+            finally:
+                self.is_deciding = False
+                self.spent_s += self.clock() - began
 
     def _decide(self, met: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
@@ -172,14 +161,7 @@ class Session:
         if met.calls < 2**known:
             met.ask_at = 2**known
             self._use_nearest(met)
-        elif self.background is not None:
-            met.ask_at = inf
-            self._use_nearest(met)
-            self.background.queue.append(met)
-        else:
-            self._tune(met)
-
-    def _tune(self, met: ShapeStats) -> None:
+            return
         try:
             tuned = self.workshop.tune(self._task(met), met.device)
         except InfeasibleError as error:  # the user's call must still return a result
@@ -202,8 +184,7 @@ class Session:
         if found is not None:
             met.use_nearest(*found)
         else:
-            when = "between steps" if met.ask_at == inf else f"at call {met.ask_at}"
-            met.use_torchs_own(f"to be measured {when}")
+            met.use_torchs_own(f"to be measured at call {met.ask_at}")
 
     def _task(self, met: ShapeStats) -> Task:
         return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
@@ -212,65 +193,10 @@ class Session:
         """Return the status of all problems seen so far, in the order of their first calls."""
         with self._lock:
             problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
-        waiting = 0 if self.background is None else len(self.background.queue)
-        return Status(problems, self.spent_s, waiting, tuple(self.passed_by.items()))
+        return Status(problems, self.spent_s, tuple(self.passed_by.items()))
 
 
 def _why_never(x: Tensor) -> str:
     if x.dim() == 5:
         return "three dimensions"
     return f"{x.dtype} on {x.device.type}, or not a convolution of images"
-
-
-SHARE = 0.05  # largest share of the time for measuring between steps
-_ALONE_S = 1.0  # least time since another thread computed a convolution
-
-
-class Background:
-    """Queue of problems (convolutions of one size) to measure later, between steps.
-
-    Problems are measured one at a time, if measuring has taken at most 5 % of the time so far and no other thread has
-    computed convolutions in the last second.
-
-    measure: function that measures one problem. clock: function that returns seconds.
-    """
-
-    def __init__(self, measure: Callable[[ShapeStats], None], clock: Callable[[], float]) -> None:
-        self.queue: deque[ShapeStats] = deque()
-        self.spent_s = 0.0
-        self._measure, self._clock, self._began = measure, clock, clock()
-        self._computed_at: dict[int, float] = {}  # thread -> when it last computed a convolution
-        self._is_asked = False
-
-    def before_call(self) -> None:
-        """Record that this thread computes a convolution; without gradients, first call ``work``."""
-        self._computed_at[threading.get_ident()] = self._clock()
-        if self.queue and not torch.is_grad_enabled():
-            self.work()
-
-    def before_backward(self) -> None:
-        """Record that this thread computes gradients, and schedule ``work`` for the end of the backward pass."""
-        self._computed_at[threading.get_ident()] = self._clock()
-        if self.queue and not self._is_asked:
-            try:
-                torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-            except RuntimeError:  # called directly, outside any backward pass
-                self.work()
-            else:
-                self._is_asked = True
-
-    def work(self) -> None:
-        """Measure one problem of the queue if the time limit allows and no other thread computes convolutions."""
-        now = self._clock()
-        is_due = self.spent_s <= SHARE * (now - self._began)
-        if self.queue and is_due and self._is_alone(now):
-            self._measure(self.queue.popleft())
-            self.spent_s += self._clock() - now
-
-    def _after_backward(self) -> None:
-        self._is_asked = False
-        self.work()
-
-    def _is_alone(self, now: float) -> bool:
-        me = threading.get_ident()
-        return all(thread == me or now - at > _ALONE_S for thread, at in list(self._computed_at.items()))

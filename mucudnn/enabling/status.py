@@ -107,13 +107,12 @@ class ShapeStats:
 class Status:
     """Snapshot of the problems under one config. It prints as a table; ``to_frame()`` has every problem.
 
-    spent_s: time spent on tuning. waiting: number of problems to be measured between steps. passed_by: reasons why
-    calls are never tuned, with the number of shapes of such calls.
+    spent_s: time spent on tuning. passed_by: reasons why calls are never tuned, with the number of shapes of such
+    calls.
     """
 
     problems: tuple[ShapeStats, ...] = ()
     spent_s: float = 0.0
-    waiting: int = 0
     passed_by: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -179,8 +178,6 @@ class Status:
 
     def _summary(self) -> Iterator[str]:
         yield from map(filled, self._totals())
-        if self.waiting:
-            yield f"to be measured between steps: {self.waiting}"
         reasons = Counter(one.why for one in self.problems if one.origin is Origin.NONE)
         for why, count in reasons.items():
             yield filled(f"PyTorch's own in {count} of {len(self.problems)} problems: {why}")

@@ -141,8 +141,6 @@ class Config:
     no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
     first_call_time: with ``enable`` and ``tuned``, most seconds of measuring when a problem first occurs; None for
     ``time_limit``.
-    background: with ``enable`` and ``tuned``, measure between steps, for at most 5 % of the time, and not in the call
-    in which a problem first occurs (docs/training.md).
     confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
     interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
     step is neither too short nor too long and the processes that take part tune together. Stored results are reused.
@@ -229,7 +227,6 @@ class Config:
         "only --time-limit.",
         "TIME",
     )
-    background: bool = _setting(False, flag, "Where convolutions are tuned as they occur: measure between steps.")
     confirm: bool | None = _setting(
         None,
         _open_flag,

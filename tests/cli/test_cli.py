@@ -197,17 +197,14 @@ def test_every_choice_has_an_option() -> None:
 
 
 def test_what_only_enable_knows_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--how", "enable", "--first-call-time", "7s", "--background")
-    config = config_of(monkeypatch, *TRAINING, *options)
-    assert (config.first_call_time_s, config.background) == (7.0, True)
-    config = config_of(monkeypatch, *TRAINING)
-    assert (config.first_call_time, config.background) == (Config().first_call_time, Config().background)
+    config = config_of(monkeypatch, *TRAINING, "--how", "enable", "--first-call-time", "7s")
+    assert config.first_call_time_s == 7.0
+    assert config_of(monkeypatch, *TRAINING).first_call_time == Config().first_call_time
 
 
-@pytest.mark.parametrize("options", [("--background",), ("--first-call-time", "1s")])
-def test_what_only_enable_knows_is_refused_without_it(options: tuple[str, ...]) -> None:
-    message = fail(*TRAINING, *options)
-    assert options[0] in message
+def test_what_only_enable_knows_is_refused_without_it() -> None:
+    message = fail(*TRAINING, "--first-call-time", "1s")
+    assert "--first-call-time" in message
     assert "add --how enable" in message
 
 

@@ -8,7 +8,6 @@ from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch.nn import functional as F
 
 from mucudnn.enabling.status import Status
-from mucudnn.words.config import Config
 from mucudnn.words.text_tables import WIDTH
 
 W = torch.randn(6, 4, 3, 3)
@@ -56,11 +55,3 @@ def test_nothing_met_says_what_to_do() -> None:
     assert "call mucudnn.enable()" in str(Status())
     assert len(Status().to_frame()) == 0
     assert Status().gained_share is None
-
-
-def test_what_waits_is_told() -> None:
-    with enabled(MadeUpWorkshop(), Config(workspace_limit=None, background=True)) as session:
-        F.conv2d(torch.randn(4, 4, 8, 8), W)
-    status = session.status()
-    assert status.waiting == 1
-    assert "to be measured between steps: 1" in str(status)

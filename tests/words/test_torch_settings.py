@@ -249,8 +249,8 @@ def test_time_for_a_first_call() -> None:
     assert Config(first_call_time=None).first_call_time_s is None
     with pytest.raises(InvalidInputError, match="first_call_time"):
         Config(first_call_time=-1)
-    with pytest.raises(InvalidInputError, match="background"):
-        Config(background="yes")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="strict"):
+        Config(strict="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

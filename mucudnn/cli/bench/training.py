@@ -14,9 +14,6 @@ from mucudnn.words.problem import MemoryFormat
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 
-_OF_ENABLE = ("first_call_time", "background")  # settings allowed only with --how enable
-
-
 @click.command(cls=FileCommand)
 @click.argument("sources", type=SOURCE, nargs=-1, required=True)
 @options.option(
@@ -45,7 +42,7 @@ _OF_ENABLE = ("first_call_time", "background")  # settings allowed only with --h
 )
 @options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "confirm", *_OF_ENABLE)
+@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "confirm", "first_call_time")
 @options.threads
 @options.device
 @outputs("csv", "json", "out")
@@ -76,20 +73,16 @@ def training(
     from mucudnn.bench.suites.training.report import training_tables
     from mucudnn.words.progress import progress_bar
 
-    _require_enable(how)
+    if how is not How.ENABLE:
+        options.refuse_given(
+            "only for convolutions tuned as they occur: add --how enable, or leave out", "first_call_time"
+        )
     asked = TrainingOptions(
         config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how
     )
     sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
     with outputs.shown(training_tables) as folder, progress_bar() as progress:
         benchmark_training(*(sources, sizes, asked, folder), input_size=input_shape, device=device, progress=progress)
-
-
-def _require_enable(how: How) -> None:
-    """Raise ``UsageError`` for options that require ``--how enable`` if it is not given."""
-    if how is not How.ENABLE:
-        reason = "only for convolutions tuned as they occur: add --how enable, or leave out"
-        options.refuse_given(reason, *_OF_ENABLE)
 
 
 def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:
