@@ -25,7 +25,7 @@ help:
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
 	@echo "make docs   the documentation site, built strictly into build/site"
-	@echo "make gallery  real runs on this machine, and every kind of picture drawn of them (12 minutes)"
+	@echo "make gallery  a real run on this machine, and every kind of picture drawn of it (10 minutes)"
 	@echo "make wheel  build sdist and wheel, for each Python from 3.11 on, into build/wheel, and try it (four minutes)"
 	@echo "make wheel-aarch64  cross-compile the wheel for ARM (g++-aarch64-linux-gnu)"
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of limits, networks and training,"
@@ -82,18 +82,12 @@ docs: $(VENV)/.docs
 
 # Results and pictures are in build/gallery; an interrupted run continues there.
 GALLERY := $(CURDIR)/build/gallery
-DRAWN := $(GALLERY)/pictures
 BENCH = $(BIN)/python -m mucudnn bench
 gallery: $(VENV)/.test
-	mkdir -p $(GALLERY) $(DRAWN)
+	mkdir -p $(GALLERY)
 	$(BENCH) deepbench --batch 16 --filter 3x3,5x5 --workspace-limit 2MiB,16MiB --policy power-of-two --rounds 7 \
 		--run-time-limit 8m --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
-	$(BENCH) network alexnet --batch 32 --memory-format contiguous --workspace-budget 48MiB --rounds 7 \
-		--database $(GALLERY)/measurements.sqlite --out $(GALLERY)/network
-	for kind in speedups divided limits samples algorithms cuts desirable micro-batches memory errors tuning; do \
-		$(BIN)/python -m mucudnn plot $$kind $(GALLERY)/deepbench --out $(DRAWN)/$$kind.svg || exit 1; \
-	done
-	$(BIN)/python -m mucudnn plot budget $(GALLERY)/network --out $(DRAWN)/budget.svg
+	$(BIN)/python -m mucudnn report $(GALLERY)/deepbench --pictures $(GALLERY)/pictures
 
 # The wheel is built from the sdist, with the extensions for each Python that is there, and tested in its own environment,
 # in a folder that cannot import the checkout. auditwheel names it after the glibc that it needs.

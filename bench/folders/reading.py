@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 
-from mucudnn.bench.folders.candidates import CANDIDATES_FILE, Candidates, candidates_of_lines, read_candidates
+from mucudnn.bench.folders.candidates import CANDIDATES_FILE, candidates_of_lines
 from mucudnn.bench.folders.header import (
     ROWS_FILE,
     SUMMARY_FILE,
@@ -21,7 +21,7 @@ from mucudnn.bench.folders.header import (
     read_object,
     require_version,
 )
-from mucudnn.bench.folders.rows import COLUMNS, Line, Rows, read_rows, rows_of_lines
+from mucudnn.bench.folders.rows import COLUMNS, Line, Rows, lines_in, read_rows, rows_of_lines
 from mucudnn.words.errors import InvalidInputError
 
 
@@ -39,15 +39,15 @@ class ResultFolder:
 
     lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with the
     columns described in docs/benchmarks.md and ``time_s``, the median of ``samples_s`` in seconds, NaN without samples.
-    candidates: candidates measured by tuning. summary: the object of ``summary.json``; empty until the run ends.
-    problems: messages about unreadable content, with file and line.
+    candidates: the valid objects of ``candidates.jsonl``. summary: the object of ``summary.json``; empty until the run
+    ends. problems: messages about unreadable content, with file and line.
     """
 
     path: Path
     header: Header
     lines: tuple[Line, ...]
     rows: pandas.DataFrame
-    candidates: Candidates
+    candidates: tuple[Line, ...]
     summary: Mapping[str, Any]
     problems: tuple[str, ...] = ()
 
@@ -64,27 +64,12 @@ class ResultFolder:
             found.setdefault(one.reason, []).append(one.what)
         return found
 
-    @property
-    def samples(self) -> pandas.DataFrame:
-        """A data frame with a row for each sample.
-
-        Columns: ``row``, the index in ``rows``; ``round``, from 0; and ``time_s``, in seconds.
-        """
-        each = self.rows["samples_s"].map(len)
-        return pandas.DataFrame(
-            {
-                "row": self.rows.index.repeat(each),
-                "round": [number for samples in self.rows["samples_s"] for number in range(len(samples))],
-                "time_s": [sample for samples in self.rows["samples_s"] for sample in samples],
-            }
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return the content of all files of the folder as one JSON object, as ``--json`` writes it."""
         return {
             **header_record(self.header),
             "rows": self.lines,
-            "candidates": self.candidates.lines,
+            "candidates": self.candidates,
             "summary": self.summary,
         }
 
@@ -102,7 +87,8 @@ def read_folder(path: Path) -> ResultFolder:
     except InvalidInputError as error:
         told = f"{file} cannot be read, so it is unknown what was left out: {error}"
         summary, problems = {}, (told if file.exists() else f"{file} does not exist: the run has not ended",)
-    rows, candidates = read_rows(path / ROWS_FILE, header), read_candidates(path / CANDIDATES_FILE, header)
+    rows, file = read_rows(path / ROWS_FILE, header), path / CANDIDATES_FILE
+    candidates = candidates_of_lines(f"{file}, line", lines_in(file) if file.exists() else (), header)
     return _result(path, header, rows, candidates, summary, problems)
 
 
@@ -129,14 +115,14 @@ def _result(
     path: Path,
     header: Header,
     found: Rows,
-    candidates: Candidates,
+    candidates: tuple[list[Line], list[str]],
     summary: Mapping[str, Any],
     problems: tuple[str, ...],
 ) -> ResultFolder:
     rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
-    problems = (*found.problems, *candidates.problems, *problems)
-    return ResultFolder(path, header, found.lines, rows, candidates, summary, problems)
+    problems = (*found.problems, *candidates[1], *problems)
+    return ResultFolder(path, header, found.lines, rows, tuple(candidates[0]), summary, problems)
 
 
 def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Elements shared by the pictures: style, colours, axes, bars, box plots and legends."""
+"""Elements shared by the pictures: style, colours, axes, box plots and legends."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas
@@ -17,7 +17,6 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -38,17 +37,13 @@ STYLE: Any = {
 _MOST_LETTERS = 44
 _COLUMNS = 3  # number of panels side by side
 _PANEL_INCHES = 4.4
-_LEGEND_INCHES = 2.8  # width of one column of a legend
-
-
-def one_line(text: str) -> str:
-    """Return the text on one line, without formulas or characters that SVG forbids, for use in a picture."""
-    return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
+_LEGEND_INCHES, _LEGEND_LINE_INCHES = 2.8, 0.2  # width of a column of a legend, height of a line
 
 
 def plain(text: str) -> str:
-    """Return the text in the form of ``one_line``, shortened to 44 characters."""
-    return one_line(text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…")
+    """Return at most 44 characters of text on one line, without formulas or characters that SVG forbids."""
+    text = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+    return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
 
 
 def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str:
@@ -74,10 +69,11 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def legend_above(figure: Figure) -> None:
-    """Add one legend above all axes of a figure, with each label once."""
+    """Add one legend above all axes of a figure, with each label once; the figure grows by its height."""
     pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
     handles = {text: handle for each in pairs for handle, text in each}
     columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_INCHES * -(-len(handles) // columns))
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns, frameon=False)
 
 
@@ -98,14 +94,9 @@ def named_rows(
     """Create a figure with axes side by side that share a y axis, on which the names are listed from top to bottom."""
     figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)), "")
     every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
-    name_places(every[0], names)
+    every[0].set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
+    every[0].set_ylim(len(names) - 0.4, -0.6)
     return figure, every
-
-
-def name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Label the y axis with the names from top to bottom, at the coordinates 0, 1, 2 and so on."""
-    axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
-    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:
@@ -123,10 +114,8 @@ def x_ratio_axis(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_boxes(
-    axes: Axes, values: Sequence[ArrayLike], places: Sequence[float], width: float, colour: str, **style: Any
-) -> None:
-    """Draw a horizontal box plot for each group of values."""
+def draw_boxes(axes: Axes, values: Sequence[ArrayLike], places: Sequence[float], width: float, colour: str) -> None:
+    """Draw a horizontal box plot for each group of values, with whiskers to the least and the most."""
     thin = {"color": colour, "linewidth": 0.9}
     axes.boxplot(
         values,
@@ -138,42 +127,5 @@ def draw_boxes(
         boxprops=thin,
         whiskerprops=thin,
         medianprops={"color": colour, "linewidth": 2},
-        **style,
+        whis=(0, 100),
     )
-
-
-def draw_samples(axes: Axes, by_name: Iterable[tuple[str, Sequence[float], str]]) -> None:
-    """Draw time samples in milliseconds: for each name a violin plot, a box plot, and a point for every sample.
-
-    by_name: the samples in seconds and the colour of each name.
-    """
-    names = []
-    for place, (name, samples_s, colour) in enumerate(by_name):
-        names.append(name)
-        times = np.array(samples_s) * 1e3
-        if np.ptp(times) > 0:
-            shape = axes.violinplot(
-                [times], [place], orientation="horizontal", widths=0.85, showextrema=False, points=40
-            )
-            for body in cast("list[Artist]", shape["bodies"]):
-                body.set(facecolor=colour, alpha=0.3)
-            draw_boxes(axes, [times], [place], 0.3, colour, showfliers=False)
-        axes.plot(times, np.full(len(times), place), "|", color=colour, markersize=4)
-        axes.plot([np.median(times)], [place], "D", color=colour, markersize=3)
-    name_places(axes, names)
-    axes.set_xlim(left=0)
-
-
-def draw_bars(
-    axes: Axes, y: ArrayLike, left: ArrayLike, right: ArrayLike, thickness: float, colour: str, **style: Any
-) -> None:
-    """Draw horizontal bars of one colour as a single path, which keeps picture files small."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    y, left, right = (np.asarray(each, dtype=float) for each in (y, left, right))
-    top, bottom = y - thickness / 2, y + thickness / 2
-    corners = np.stack([left, top, right, top, right, bottom, left, bottom, left, top], axis=-1).reshape(-1, 5, 2)
-    path = Path.make_compound_path_from_polys(corners)
-    axes.add_artist(PathPatch(path, facecolor=colour, edgecolor="none", **style))
-    axes.update_datalim(corners.reshape(-1, 2))  # add_patch would compute the limits edge by edge, which is slow

@@ -21,6 +21,7 @@ from mucudnn.bench.folders.speedups import Estimate, mean_speedup, overhead_of, 
 from mucudnn.bench.report.tables import shares
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.words.problem import Operation
+from mucudnn.words.results import BUSY
 
 PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
 UNDIVIDED = "undivided"  # name of both the contestant and its policy
@@ -269,7 +270,7 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     Columns: those of ``CONTESTANT``; ``problems``, the number of timed problems; ``speedup`` over torch, a geometric
     mean, with its interval; for convolutions also the speedup of each operation, such as ``speedup_forward``, and the
     geometric mean ``over_bound``; ``total_s``, the sum of times multiplied by the number of occurrences, and
-    ``torch_s``, torch's sum for the same problems.
+    ``torch_s``, torch's sum for the same problems; and ``busy``, the number of problems timed on a busy machine.
     """
     if rows.empty:
         return pandas.DataFrame()
@@ -285,6 +286,7 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
         **_mean_speedup(group).columns("speedup{}"),
         "total_s": float((group["count"] * group["time_s"]).sum()),
         "torch_s": float((group["count"] * group["torch_s"]).sum(skipna=False)),
+        "busy": int((group["load"] > BUSY).sum()),
     }
     if has_problems(group):
         by_operation = {name: group[group["operation"] == name]["speedup"] for name in OPERATIONS}
@@ -308,9 +310,9 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return the speedup of divided mini-batches over the best undivided algorithm under the same limit.
 
     rows: the result of ``measured``. The result has a row for each layer, policy and limit, with the columns ``layer``,
-    those of ``LAYER``, ``policy``, ``limit_bytes``, and ``gain``, the undivided algorithms' sum of medians over
-    mucudnn's, with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``). Values are NaN if one of the two
-    was timed on fewer operations.
+    those of ``LAYER``, ``policy``, ``limit_bytes``; ``gain``, the undivided algorithms' sum of medians over mucudnn's,
+    with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``), NaN if one of the two was timed on fewer
+    operations; and ``is_same``: whether all operations run the configuration of the undivided.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
@@ -320,7 +322,8 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
         for (contestant, policy, limit), ours in every.items():
             if contestant == "mucudnn" and limit in undivided:
                 gain = _ratio(undivided[limit], ours).columns("gain{}")
-                found.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain)
+                is_same = all(row["same_as"] == UNDIVIDED for row in ours.values())
+                found.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain | {"is_same": is_same})
     return pandas.DataFrame(found)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 import pandas
 
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.pages.measured import has_problems, layer_rows, measured, summary_rows, unmatched_published
+from mucudnn.bench.folders.rows import subject_key
+from mucudnn.bench.pages.measured import gains, has_problems, layer_rows, measured, summary_rows, unmatched_published
 from mucudnn.bench.pages.tables import TextTable, layer_table, problem_table, summary_table
 from mucudnn.bench.sources.published import SOURCE, TABLES
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
 
@@ -27,23 +28,12 @@ _NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A tuned operation of a layer: its rows in the results, its measured candidates, and its desirable set."""
+    """A tuned operation of a layer: the candidates whose error is within the bound, and its desirable set."""
 
     name: str
     batch_size: int
-    rows: pandas.DataFrame
-    measured: pandas.DataFrame
+    allowed: pandas.DataFrame
     desirable: pandas.DataFrame
-
-    @property
-    def allowed(self) -> pandas.DataFrame:
-        """The candidates whose numerical error is within the bound."""
-        return self.measured[self.measured["is_allowed"].astype(bool)]
-
-    @property
-    def undivided(self) -> pandas.DataFrame:
-        """The allowed candidates that compute the whole mini-batch in one call."""
-        return self.allowed[self.allowed["micro_batch_size"] == self.batch_size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,38 +98,20 @@ class Report:
     @cached_property
     def subjects(self) -> list[Subject]:
         """The tuned subjects that have candidates, sorted by torch's time, longest first."""
-        candidates, desirable = self.folder.candidates.measured, self.folder.candidates.desirable
-        keys = self._keys(self.rows)
-        rows = dict(tuple(self.rows.groupby(keys, sort=False)))
-        torch_s = self.rows["time_s"].where(self.rows["contestant"] == TORCH).groupby(keys).max().fillna(0.0)
-        points = dict(tuple(desirable.groupby("subject", sort=False)))
-        found = []
-        names = self._keys(candidates.drop_duplicates("subject"))
-        for key, (number, frame) in zip(names, candidates.groupby("subject", sort=False), strict=True):
-            size = frame["batch_size"].iloc[0] if "batch_size" in frame else frame["micro_batch_size"].max()
-            name = name_of(frame.iloc[0].to_dict())
-            of_subject, of_set = rows.get(key, self.rows.iloc[:0]), points.get(number, desirable.iloc[:0])
-            found.append((float(torch_s.get(key, 0.0)), Subject(name, int(size), of_subject, frame, of_set)))
-        return [subject for _, subject in sorted(found, key=lambda pair: pair[0], reverse=True)]
-
-    def _keys(self, frame: pandas.DataFrame) -> pandas.Series[str]:
-        """Return a text for each row that identifies its subject, such as an operation of a layer."""
-        columns = [frame[name].tolist() for name in self.folder.header.subject_columns]
-        return pandas.Series(["\n".join(map(str, of)) for of in zip(*columns, strict=True)], frame.index, dtype=object)
-
-    def of_layers(self, names: Sequence[str]) -> Report:
-        """Return a report that is restricted to these layers. Raises ``InvalidInputError`` for an unknown layer."""
-        known = list(dict.fromkeys(self.rows["layer"])) if "layer" in self.rows else []
-        if unknown := [name for name in names if name not in known]:
-            raise InvalidInputError(
-                f"{self.folder.path} has no layer {unknown[0]!r}; it has {', '.join(known) or 'no layers'}"
+        header = self.folder.header
+        torchs = (line for line in self.folder.lines if line["contestant"] == TORCH and line["samples_s"])
+        torch_s = {subject_key(line, header): median(line["samples_s"]) for line in torchs}
+        lines = [line for line in self.folder.candidates if any(one["is_allowed"] for one in line["candidates"])]
+        lines.sort(key=lambda line: torch_s.get(subject_key(line, header), 0.0), reverse=True)
+        return [
+            Subject(
+                _name_of(line),
+                int(line.get("batch_size") or max(one["micro_batch_size"] for one in line["candidates"])),
+                pandas.DataFrame([one for one in line["candidates"] if one["is_allowed"]]),
+                pandas.DataFrame(line["desirable"]),
             )
-        candidates = self.folder.candidates
-        rows, of_layers, desirable = (
-            frame[frame["layer"].isin(list(names))] for frame in (self.rows, candidates.measured, candidates.desirable)
-        )
-        candidates = replace(candidates, measured=of_layers, desirable=desirable)
-        return Report(replace(self.folder, candidates=candidates), rows)
+            for line in lines
+        ]
 
 
 def report_of(folder: ResultFolder) -> Report:
@@ -147,7 +119,7 @@ def report_of(folder: ResultFolder) -> Report:
     return Report(folder, measured(folder))
 
 
-def name_of(row: Mapping[Hashable, Any]) -> str:
+def _name_of(row: Mapping[str, Any]) -> str:
     """Return a row's name: its layer, its operation, and its memory format unless that is contiguous."""
     names = [str(row[name]) for name in ("layer", "operation") if name in row]
     if row.get("memory_format", "contiguous") != "contiguous":
@@ -182,3 +154,7 @@ def _missing(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str
             yield "published times", text
         if rows["bound_s"].isna().any():
             yield "time / bound", "the machine's limits were not measured for all data types"
+        of_layers = gains(rows)
+        if len(of_layers) and (same := int(of_layers["is_same"].sum())):
+            text = f"nothing in {same} of {len(of_layers)} layers and limits: same configuration as the undivided"
+            yield "what dividing gains", text

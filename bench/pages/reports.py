@@ -1,10 +1,9 @@
-"""Reports of all result folders in a path, as one HTML page, Markdown, terminal output, or CSV."""
+"""Reports of all result folders in a path, as one HTML page, terminal output, CSV, or pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import pandas
@@ -14,12 +13,12 @@ import mucudnn
 from mucudnn.bench.folders.header import HEADER_FILE, folders_below
 from mucudnn.bench.folders.reading import read_folder, read_result_file
 from mucudnn.bench.pages.measured import OPERATIONS
-from mucudnn.bench.pages.pictures import pictures_or_reason
+from mucudnn.bench.pages.pictures import pictures_or_reason, write_pictures
 from mucudnn.bench.pages.report import Report, report_of
 from mucudnn.bench.pages.tables import DEEPBENCH, TextTable
 from mucudnn.bench.report.export import write_csv_of
 from mucudnn.bench.report.tables import new_table, some
-from mucudnn.words.errors import InvalidInputError, UnavailableError
+from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
 
 RESULT_FOLDER = "result_folder"  # the column that names the folder of a row
 # Columns that are not written to CSV files.
@@ -93,6 +92,22 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
     return jinja.get_template("page.html").render(reports=reports, only=only, parts=parts, version=version)
 
 
+def write_pictures_of(reports: Reports, folder: Path) -> list[Path]:
+    """Write the pictures of all reports as SVG files; return the files. Several reports have a folder each.
+
+    Raises ``UnavailableError`` if matplotlib is not installed, and ``OutputError`` if a file cannot be written.
+    """
+    files = []
+    for name, report in reports.by_name.items():
+        place = folder if reports.only is report else folder / name
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{place} cannot be created: {error.strerror}; name another folder") from error
+        files += write_pictures(report, place)
+    return files
+
+
 def printed_table(table: TextTable) -> Table:
     """Convert a table of a report to one for the terminal."""
     titles = [column.title for column in table.columns]
@@ -106,48 +121,6 @@ def printed_table(table: TextTable) -> Table:
 def missing_in_words(report: Report) -> str:
     """Return a line for each reason for which items are missing in the report; empty if nothing is missing."""
     return "\n".join(f"{reason}: {some(things)}" for reason, things in report.missing.items())
-
-
-def markdown_of(reports: Reports) -> str:
-    """Return all reports as one Markdown text, without pictures, with the errors of skipped folders."""
-    if reports.only is not None:
-        return "\n".join(_markdown_lines(reports.only))
-    lines = [f"# {_plain(str(reports.path))}: {len(reports.by_name)} result folders", ""]
-    lines += [f"- not shown: {_plain(message)}" for message in reports.unreadable]
-    for name, report in reports.by_name.items():
-        lines += ["", *_markdown_lines(report, "#", f"{name}: ")]
-    return "\n".join(lines)
-
-
-def _markdown_lines(report: Report, deeper: str = "", before: str = "") -> Iterator[str]:
-    """Yield the Markdown lines of a report. deeper: prefix of its headings. before: prefix of its title."""
-    yield f"{deeper}# {_plain(before + report.title)}\n"
-    yield from (f"- {_plain(name)}: {_plain(text)}" for name, text in (*report.facts.items(), *report.settings.items()))
-    tables = [[*_markdown_table(table, deeper)] for table in report.tables]
-    yield from chain.from_iterable(tables[:1])
-    yield f"\n{deeper}## What was left out\n"
-    for reason, things in report.missing.items():
-        yield from (f"- {_plain(reason)}: {_plain(thing)}" for thing in things)
-    if not report.missing:
-        yield "Nothing."
-    yield from chain.from_iterable(tables[1:])
-
-
-def _markdown_table(table: TextTable, deeper: str) -> Iterator[str]:
-    yield f"\n{deeper}## {table.title}\n\n{table.caption}\n"
-    yield _line([f"{column.group}: {column.title}" for column in table.columns])
-    yield "|" + "|".join("--:" if column.form else "---" for column in table.columns) + "|"
-    yield from map(_line, table.rows)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(_plain, cells)) + " |"
-
-
-def _plain(text: str) -> str:
-    """Return the text on one line, with Markdown's special characters escaped."""
-    text = " ".join(text.split())
-    return "".join(f"\\{one}" if one in "\\`*_{}[]<>|#&$~" else one for one in text)
 
 
 def write_layers(rows: pandas.DataFrame, path: Path) -> None:

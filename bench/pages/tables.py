@@ -61,7 +61,8 @@ class TextTable:
 
 
 _FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory_format"}
-_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1}  # hidden where all rows have these values
+# Columns are hidden where all rows have these values.
+_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1, "busy": 0}
 _MIB = 2.0**20
 _MS, _US = (".4f", 1e3), (".1f", 1e6)
 # Names of problem columns in DeepBench, in its order, followed by columns that DeepBench lacks.
@@ -140,6 +141,7 @@ _SUMMARY = (
     Column("speedup", _MEAN, "all", ".3f"),
     Column("speedup_low", _MEAN, "from", ".3f"),
     Column("speedup_high", _MEAN, "to", ".3f"),
+    Column("busy", _MEAN, "timed on a busy machine", ".0f"),
     *(Column(f"speedup_{name}", _MEAN, name.replace("_", " "), ".3f") for name in OPERATIONS.values()),
     Column("over_bound", "limit", "time / bound, geometric mean", ".3f"),
     Column("total_s", "sum of times, ms", "all", *_MS),

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mucudnn.bench.pages.kinds import KINDS
 from mucudnn.bench.recipes.benchmarks import BENCHMARKS, SOURCES, Benchmark, Cell
 from mucudnn.bench.recipes.criteria import Criterion, read_criteria
 from mucudnn.bench.recipes.sections import Section, alternatives, one_of, read_sections
@@ -24,14 +23,14 @@ _FOLDER = Path(__file__).parent / "shipped"
 DEVICES = ("cpu", "cuda")
 _SECTIONS = ("fixed", "mutable", "accept")
 _SHOWN_SOURCES = {"networks": "networks, a list,", "table": "table, one name"}
-_KEYS = ("title", "takes", "benchmark", "figure", "published", *_SECTIONS, *DEVICES)
+_KEYS = ("title", "takes", "benchmark", "published", *_SECTIONS, *DEVICES)
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
     """A recipe (an experiment in a TOML file) as it applies to one type of device.
 
-    text: the whole file. published: published results, as text. figure: kind of figure, or None. settings: all
+    text: the whole file. published: published results, as text. settings: all
     alternatives of each key; keys in ``[fixed]`` have only one.
     """
 
@@ -39,7 +38,6 @@ class RecipeFile:
     text: str
     title: str
     benchmark_name: str
-    figure: str | None
     published: tuple[str, ...]
     settings: Mapping[str, tuple[Any, ...]]
     criteria: tuple[Criterion, ...]
@@ -84,7 +82,6 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     title = top.take("title", text, path.stem)
     top.take("takes", text)
     name = top.take("benchmark", partial(one_of, allowed=tuple(BENCHMARKS)), next(iter(BENCHMARKS)))
-    figure = top.take("figure", partial(one_of, allowed=tuple(KINDS)))
     benchmark = BENCHMARKS[name]
     for each in DEVICES:
         top.inner(each).require_known(_SECTIONS)
@@ -97,7 +94,7 @@ def read_recipe(path: Path, device: str = "cpu") -> RecipeFile:
     if not criteria:
         top.refuse("accept", f"has no criterion; add a section [accept] with some of {', '.join(benchmark.measures)}")
     published = top.take("published", texts, ())
-    return RecipeFile(path, top.text, title, name, figure, published, MappingProxyType(settings), criteria)
+    return RecipeFile(path, top.text, title, name, published, MappingProxyType(settings), criteria)
 
 
 def _places(top: Section, device: str, *names: str) -> dict[str, Section]:

@@ -1,4 +1,4 @@
-"""Runs a recipe (an experiment in a TOML file) into a folder: results of each cell, then judgements and figures.
+"""Runs a recipe (an experiment in a TOML file) into a folder: results of each cell, then judgements.
 
 A cell is one result folder. A recipe that is run again into its folder resumes where it stopped.
 """
@@ -14,7 +14,6 @@ from rich.table import Table
 
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.pages.pictures import write_picture
 from mucudnn.bench.recipes.benchmarks import Place
 from mucudnn.bench.recipes.criteria import size_in_words
 from mucudnn.bench.recipes.judging import Judgement, all_rows, groups, judge, speedup
@@ -22,7 +21,7 @@ from mucudnn.bench.recipes.recipe_file import RecipeFile
 from mucudnn.bench.report.export import write_json
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
 from mucudnn.terminal.files import whole_text
-from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableError
+from mucudnn.words.errors import OutputError
 from mucudnn.words.progress import share_of
 
 RECIPE_FILE, OUTCOME_FILE = "recipe.toml", "outcome.json"
@@ -31,17 +30,16 @@ _FORMAT_VERSION = 1  # format version of the outcome file
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """The outcome of running a recipe: its rows, judgements and figures.
+    """The outcome of running a recipe: its rows and judgements.
 
-    notes: messages about everything that was left out, could not be read, or could not be drawn.
+    notes: messages about everything that was left out, or could not be read.
 
-    rows: those of all folders, see ``all_rows``. figures: files with figures.
+    rows: those of all folders, see ``all_rows``.
     """
 
     recipe: RecipeFile
     rows: pandas.DataFrame
     judgements: tuple[Judgement, ...]
-    figures: tuple[Path, ...]
     notes: tuple[str, ...]
 
     @property
@@ -61,7 +59,7 @@ def run_recipe(recipe: RecipeFile, out: Path, place: Place) -> Outcome:
         part = share_of(place.progress, index / len(cells), 1 / len(cells))
         recipe.benchmark.run(cell, out / cell.name, replace(place, progress=part))
     folders = {cell.name: read_folder(out / cell.name) for cell in cells}
-    outcome = judged(recipe, folders, out)
+    outcome = judged(recipe, folders)
     write_json(out / OUTCOME_FILE, _record(outcome))
     return outcome
 
@@ -79,36 +77,17 @@ def _prepare(out: Path, recipe: str) -> None:
         stream.write(recipe)
 
 
-def judged(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> Outcome:
-    """Judge result folders by a recipe's criteria, and draw the recipe's figure for each folder into ``out``."""
+def judged(recipe: RecipeFile, folders: dict[str, ResultFolder]) -> Outcome:
+    """Judge result folders by a recipe's criteria."""
     rows = all_rows(folders)
     judgements = tuple(judge(criterion, rows) for criterion in recipe.criteria)
-    notes = [note for folder in folders.values() for note in _left_out(folder)]
-    figures, undrawn = _drawn(recipe, folders, out)
-    return Outcome(recipe, rows, judgements, figures, (*notes, *undrawn))
+    return Outcome(recipe, rows, judgements, tuple(note for folder in folders.values() for note in _left_out(folder)))
 
 
 def _left_out(folder: ResultFolder) -> list[str]:
     """Return a line for each reason why the benchmark left something out, and messages about unreadable results."""
     reasons = folder.left_out_by_reason.items()
     return [*(f"{folder.path.name}: left out, as {why}: {some(what)}" for why, what in reasons), *folder.problems]
-
-
-def _drawn(recipe: RecipeFile, folders: dict[str, ResultFolder], out: Path) -> tuple[tuple[Path, ...], list[str]]:
-    """Draw the recipe's figure for each folder; return the files, and messages about figures that were not drawn."""
-    if recipe.figure is None:
-        return (), []
-    paths, notes = [], []
-    for name, folder in folders.items():
-        path = out / f"{name}-{recipe.figure}.svg"
-        try:
-            write_picture(recipe.figure, folder, path)
-            paths.append(path)
-        except InvalidInputError as error:
-            notes.append(str(error))
-        except UnavailableError as error:
-            return (), [f"no figure: {error}"]
-    return tuple(paths), notes
 
 
 def _record(outcome: Outcome) -> dict[str, object]:
@@ -129,7 +108,6 @@ def _record(outcome: Outcome) -> dict[str, object]:
             }
             for one in outcome.judgements
         ],
-        "figures": [path.name for path in outcome.figures],
         "notes": list(outcome.notes),
     }
 

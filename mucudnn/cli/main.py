@@ -27,7 +27,6 @@ COMMANDS = (
     "doctor",
     "explain",
     "layers",
-    "plot",
     "recipe",
     "report",
     "run",

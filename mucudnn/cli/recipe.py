@@ -51,7 +51,7 @@ def show(name: str) -> None:
 @outputs("out", required=True)
 @click.pass_context
 def run(context: click.Context, name: str, database: Path | None, device: str, outputs: Outputs) -> None:
-    """Run the recipe FILE, or a shipped one by name: measure its grid, check its criteria, draw its figure.
+    """Run the recipe FILE, or a shipped one by name: measure its grid, check its criteria.
 
     Exit status 1 if a criterion is not met. DIR gets a result folder for each network, recipe.toml and outcome.json.
     """
@@ -68,7 +68,6 @@ def run(context: click.Context, name: str, database: Path | None, device: str, o
         criteria_table(outcome),
         *outcome.notes,
         published_in_words(outcome),
-        *(f"figure: {path}" for path in outcome.figures),
     )
     if not outcome.passed:
         context.exit(_FAILED)

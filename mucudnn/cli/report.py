@@ -1,4 +1,4 @@
-"""``mucudnn report``: show a result folder as a web page, CSV files or text."""
+"""``mucudnn report``: show a result folder as tables, CSV files, a web page or pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.files import FileCommand, OutputFile, ResultFolder
+from mucudnn.terminal.files import FileCommand, OutputFile, OutputFolder, ResultFolder
 
 _SECOND = "operations"  # suffix of the second CSV file, which has a row per operation
 
@@ -27,8 +27,8 @@ _SECOND = "operations"  # suffix of the second CSV file, which has a row per ope
     "Write the layers to this CSV file, in DeepBench's columns, and operations to a second file beside it.",
     variable="csv_file",
 )
-@options.flag("markdown", "Print the tables as Markdown.")
-def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown: bool) -> None:
+@options.option("pictures", OutputFolder(), "Write the pictures of the page into this folder, as SVG files.")
+def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures: Path | None) -> None:
     """Show the result folder DIR, which a benchmark wrote with --out, or all result folders in DIR together.
 
     Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
@@ -44,20 +44,21 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
         with whole_text(path) as stream:
             stream.write(page)
 
+    def write_pictures(path: Path) -> None:
+        files = reports.write_pictures_of(found, path)
+        console.print("\n".join(map(str, files)) or f"{folder} has nothing to draw", soft_wrap=True)
+
     found = reports.reports_in(folder)
     console = output()
-    if markdown:
-        console.print(reports.markdown_of(found), soft_wrap=True)
-    else:
-        for name, one in found.by_name.items():
-            if found.only is None:
-                console.print(f"{name}: {one.title}", soft_wrap=True)
-            if one.tables:
-                console.print(reports.printed_table(one.tables[0]))
-            console.print(reports.missing_in_words(one), soft_wrap=True)
-            console.print(str(one.folder.header.environment))
-        for message in found.unreadable:
-            console.print(f"not shown: {message}", soft_wrap=True)
+    for name, one in found.by_name.items():
+        if found.only is None:
+            console.print(f"{name}: {one.title}", soft_wrap=True)
+        if one.tables:
+            console.print(reports.printed_table(one.tables[0]))
+        console.print(reports.missing_in_words(one), soft_wrap=True)
+        console.print(str(one.folder.header.environment))
+    for message in found.unreadable:
+        console.print(f"not shown: {message}", soft_wrap=True)
     write_each(
         (html_file, write_html),
         (csv_file, lambda path: reports.write_layers(found.joined(lambda one: one.layers), path)),
@@ -65,4 +66,5 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, markdown
             csv_file and beside(csv_file, _SECOND),
             lambda path: reports.write_frame(found.joined(lambda one: one.rows), path),
         ),
+        (pictures, write_pictures),
     )

@@ -62,7 +62,7 @@ def test_what_the_folder_has_is_not_measured_again(layers: Path, tmp_path: Path)
     assert {row["operation"] for row in folder.lines} == {*Operation}
     assert invoke(*asked).exit_code == 0  # the machine's limits are measured again, and the better ones stay
     assert read_folder(tmp_path / "folder").lines == folder.lines
-    assert "three" in invoke("report", tmp_path / "folder", "--markdown").output
+    assert "three" in invoke("report", tmp_path / "folder").output
 
 
 def test_the_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:

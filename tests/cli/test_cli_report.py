@@ -1,4 +1,4 @@
-"""``mucudnn report``, ``plot`` and ``recipe``, as users call them."""
+"""``mucudnn report`` and ``recipe``, as users call them."""
 
 from __future__ import annotations
 
@@ -49,47 +49,21 @@ def test_report_writes_what_is_asked_for(folder: Path, tmp_path: Path) -> None:
     assert "published times: 87 of the 90 layers" in output
 
 
-def test_markdown_goes_to_standard_output(folder: Path) -> None:
-    output = invoke_well("report", folder, "--markdown")
-    assert output.startswith("# deepbench: deepbench-train")
-    assert "\n## Layers\n" in output
-
-
-def test_plot_draws_each_kind(tmp_path: Path) -> None:
+def test_pictures_are_written_as_files(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    settings = {"workspace_budget": "64MiB"}
-    folder = write_random_folder(tmp_path / "one", training_layers(1), limits=(8 * MIB,), rounds=3, settings=settings)
+    output = invoke_well("report", folder, "--pictures", tmp_path / "new" / "pictures")
     for kind in KINDS:
-        invoke_well("plot", kind, folder, "--out", tmp_path / "picture.svg")
-        assert ElementTree.parse(tmp_path / "picture.svg").getroot().tag == f"{SVG}svg"
-    invoke_well("plot", "tuning", folder, "--out", tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+        path = tmp_path / "new" / "pictures" / f"{kind}.svg"
+        assert ElementTree.parse(path).getroot().tag == f"{SVG}svg"
+        assert str(path) in output
 
 
-def test_plot_of_one_layer_has_no_other(folder: Path, tmp_path: Path) -> None:
+def test_what_a_folder_lacks_for_a_picture_is_not_drawn(every: Path, tmp_path: Path) -> None:
+    """Folders of before have no candidates; each of several folders has its own pictures."""
     pytest.importorskip("matplotlib")
-    names = [layer.name for layer in training_layers(3)]
-    path = tmp_path / "picture.svg"
-    invoke_well("plot", "samples", folder, "--out", path, "--layer", names[1])
-    texts = "\n".join("".join(text.itertext()) for text in ElementTree.parse(path).getroot().iter(f"{SVG}text"))
-    assert f"{names[1]} forward" in texts
-    assert names[0] not in texts
-
-
-def test_what_a_folder_lacks_for_a_picture_is_told(tmp_path: Path) -> None:
-    """Folders of before have no candidates."""
-    pytest.importorskip("matplotlib")
-    folder = write_random_folder(tmp_path / "old", training_layers(1), rounds=3, candidates=False)
-    for kind in ("desirable", "micro-batches", "algorithms", "errors", "budget"):
-        assert "candidates.jsonl" in fail("plot", kind, folder, "--out", tmp_path / "picture.svg")
-    assert not (tmp_path / "picture.svg").exists()
-
-
-def test_the_help_lists_all_kinds() -> None:
-    output = invoke_well("plot", "--help")
-    for name, kind in KINDS.items():
-        assert f"{name} " in output
-        assert kind.summary in output
+    invoke_well("report", every, "--pictures", tmp_path / "pictures")
+    found = {path.relative_to(tmp_path / "pictures") for path in (tmp_path / "pictures").rglob("*.svg")}
+    assert found == {Path(name) / f"{kind}.svg" for name in NAMES for kind in ("speedups", "divided", "limits")}
 
 
 @pytest.fixture
@@ -128,9 +102,9 @@ def test_the_command_shows_all_and_tells_what_it_cannot_read(
     (every / "old" / "environment.json").write_text('{"format_version": 0}')
     files = [tmp_path / name for name in ("all.html", "all.csv")]
     output = invoke_well("report", every, "--html", files[0], "--csv", files[1])
-    for shown in (output, PageParser(files[0].read_text()).text, invoke_well("report", every, "--markdown")):
-        assert "format version 0" in shown.replace("\\", "")
-        assert all(name in shown.replace("\\", "") for name in NAMES)
+    for shown in (output, PageParser(files[0].read_text()).text):
+        assert "format version 0" in shown
+        assert all(name in shown for name in NAMES)
     layers, rows = (pandas.read_csv(path) for path in (files[1], tmp_path / "all-operations.csv"))
     for name in NAMES:
         found = report_of(read_folder(every / name))
@@ -151,7 +125,6 @@ def test_a_folder_with_nothing_that_can_be_read_is_refused(tmp_path: Path) -> No
 
 
 RECIPE = """
-figure = "speedups"
 published = ["4.54x somewhere else"]
 [fixed]
 table = "{table}"
@@ -207,7 +180,7 @@ def test_a_recipe_runs_and_its_exit_status_is_the_judgement(recipe: Path, tmp_pa
 def test_faults_are_told(recipe: Path, tmp_path: Path) -> None:
     assert "did you mean three-policies?" in fail("recipe", "run", "three-policy", "--out", tmp_path / "out")
     recipe.write_text(recipe.read_text().replace("batch = 2", "batch = -2"))
-    assert "mine.toml, line 6: [fixed] batch is -2; it must be at least 1" in fail(
+    assert "mine.toml, line 5: [fixed] batch is -2; it must be at least 1" in fail(
         "recipe", "run", recipe, "--out", tmp_path / "out"
     )
     assert not (tmp_path / "out").exists()

@@ -42,43 +42,36 @@ def change_line(folder: Path, number: int, change: Callable[[dict[str, Any]], ob
     (folder / CANDIDATES_FILE).write_text("\n".join(lines) + "\n")
 
 
+def layers(folder: Path) -> list[str]:
+    return [line["layer"] for line in read_folder(folder).candidates]
+
+
 def test_what_was_measured_is_read_back(folder: Path) -> None:
     read = read_folder(folder)
     assert read.problems == ()
-    measured = read.candidates.measured
-    assert list(dict.fromkeys(measured["layer"])) == ["conv1", "conv2"]
-    found = measured[measured["layer"] == "conv2"].set_index(["algorithm", "micro_batch_size"])
+    assert layers(folder) == ["conv1", "conv2"]
+    line = read.candidates[1]
+    found = {(one["algorithm"], one["micro_batch_size"]): one for one in line["candidates"]}
     assert len(found) == len(TUNED.measurements) == 4 * 4
     for one in TUNED.measurements:
-        row = found.loc[one.micro_config.algorithm, one.micro_config.micro_batch_size]
-        costs = (one.setup_s, one.step_s, one.prepared_bytes, one.scratch_bytes, one.relative_error)
-        assert tuple(row[["setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error"]]) == costs
-        assert one.raw is not None
-        assert tuple(row["step_samples_s"]) == one.raw.step_samples_s
+        row = found[one.micro_config.algorithm, one.micro_config.micro_batch_size]
+        costs = (one.setup_s, one.step_s, one.prepared_bytes, one.scratch_bytes)
+        assert tuple(row[name] for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")) == costs
         assert row["is_allowed"] == (one.micro_config.algorithm != "bad")
-
-
-def test_the_desirable_set_is_of_what_is_allowed(folder: Path) -> None:
-    points = read_folder(folder).candidates.desirable
-    points = points[points["layer"] == "conv1"]
     expected = desirable_sets([m for m in TUNED.measurements if m.micro_config.algorithm != "bad"], 6).of(6)
-    assert list(zip(points["configuration"], points["time_s"], points["workspace_bytes"], strict=True)) == [
+    assert [tuple(point.values()) for point in line["desirable"]] == [
         (str(c), c.time_s, c.workspace_bytes) for c in expected
     ]
 
 
-def test_several_choices_are_one_line_and_samples_win(folder: Path) -> None:
-    """A second choice knows the times from the database, without samples, and measures one size more."""
-    known = tuple(replace(m, raw=None) for m in TUNED.measurements)
+def test_several_choices_are_one_line(folder: Path) -> None:
+    """A second choice measures one size more."""
     first = replace(TUNED, measurements=TUNED.measurements[:-1])
     with open_folder(folder, HEADER) as writer:
-        writer.add_candidates({"layer": "conv3"}, [first, replace(TUNED, measurements=known)])
+        writer.add_candidates({"layer": "conv3"}, [first, TUNED])
         writer.add_candidates({"layer": "conv4"}, [])
-    measured = read_folder(folder).candidates.measured
-    assert "conv4" not in set(measured["layer"])
-    of = measured[measured["layer"] == "conv3"]
-    assert len(of) == len(TUNED.measurements)
-    assert sorted(map(len, of["step_samples_s"])) == [0] + [5] * (len(of) - 1)
+    assert layers(folder) == ["conv1", "conv2", "conv3"]
+    assert len(read_folder(folder).candidates[2]["candidates"]) == len(TUNED.measurements)
 
 
 def test_an_invalid_line_is_reported_and_the_others_are_shown(folder: Path) -> None:
@@ -89,7 +82,6 @@ def test_an_invalid_line_is_reported_and_the_others_are_shown(folder: Path) -> N
         (lambda line: line["candidates"][0].pop("step_s"), "lacks one of"),
         (lambda line: line["candidates"][0].update(step_s=-1.0), "step_s is -1.0"),
         (lambda line: line["candidates"][0].update(step_s=float("nan")), "NaN is not a finite number"),
-        (lambda line: line["candidates"][0].update(step_samples_s=["x"]), "step_samples_s is ['x']"),
         (lambda line: line["candidates"][0].update(algorithm=7), "algorithm is 7"),
         (lambda line: line["candidates"][0].update(micro_batch_size=0), "micro_batch_size is 0"),
         (lambda line: line["desirable"][0].update(time_s="x"), "time_s is 'x'"),
@@ -97,7 +89,7 @@ def test_an_invalid_line_is_reported_and_the_others_are_shown(folder: Path) -> N
         (folder / CANDIDATES_FILE).write_text(whole)
         change_line(folder, 1, change)
         read = read_folder(folder)
-        assert set(read.candidates.measured["layer"]) == {"conv2"}
+        assert layers(folder) == ["conv2"]
         assert len(read.rows) == 2
         (problem,) = read.problems
         assert problem.startswith(f"{folder / CANDIDATES_FILE}, line 1: ")
@@ -111,17 +103,15 @@ def test_a_line_that_was_being_written_is_lost_alone(folder: Path) -> None:
     for kept in (0.1, 0.5, 0.99):
         path.write_bytes(content[: half + int(kept * (len(content) - half))])
         read = read_folder(folder)
-        assert set(read.candidates.measured["layer"]) == {"conv1"}
+        assert layers(folder) == ["conv1"]
         assert len(read.problems) == 1
         with open_folder(folder, HEADER) as writer:
             writer.add_candidates({"layer": "conv2"}, [TUNED])
-        assert set(read_folder(folder).candidates.measured["layer"]) == {"conv1", "conv2"}
+        assert layers(folder) == ["conv1", "conv2"]
 
 
 def test_folders_without_the_file_are_read(folder: Path) -> None:
     (folder / CANDIDATES_FILE).unlink()
     read = read_folder(folder)
     assert read.problems == ()
-    assert read.candidates.measured.empty
-    assert read.candidates.desirable.empty
-    assert {"layer", "algorithm", "step_s"} <= set(read.candidates.measured)
+    assert read.candidates == ()

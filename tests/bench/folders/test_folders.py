@@ -171,7 +171,6 @@ def test_no_rows_yet(folder: Path) -> None:
     (folder / SUMMARY_FILE).unlink()
     read = read_folder(folder)
     assert read.rows.empty
-    assert read.samples.empty
     assert [ROWS_FILE in read.problems[0], SUMMARY_FILE in read.problems[1]] == [True, True]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,12 @@ from numpy.typing import NDArray
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages import candidate_pictures, row_pictures
-from mucudnn.bench.pages.measured import gains
+from mucudnn.bench.pages import pictures
+from mucudnn.bench.pages.measured import UNDIVIDED, gains
 from mucudnn.bench.pages.report import Report, report_of
+from mucudnn.bench.report.plots import write_figure
 from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
 from mucudnn.bench.sources.published import published_gains, published_times
-from mucudnn.words.results import counts_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,15 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     problems = ((layer, layer.problem) for layer in training_layers())
     published = next(layer for layer, problem in problems if (problem.c, problem.h, problem.k) == GEOMETRY)
     layers = [*training_layers(2), published]
-    settings = {"workspace_budget": "1MiB"}
-    return report_of(
-        read_folder(write_random_folder(path, layers, limits=(8 * MIB, None), rounds=5, settings=settings))
-    )
-
-
-def with_budget(report: Report, budget: object) -> Report:
-    header = replace(report.folder.header, settings={"workspace_budget": budget})
-    return replace(report, folder=replace(report.folder, header=header))
+    return report_of(read_folder(write_random_folder(path, layers, limits=(8 * MIB, None), rounds=5)))
 
 
 def drawn(figure: Figure | None) -> Figure:
@@ -57,7 +51,7 @@ def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
 
 def test_speedups_are_drawn_where_they_are(report: Report) -> None:
     rows = report.rows
-    figure = drawn(row_pictures.speedups(report))
+    figure = drawn(pictures.speedups(report))
     for axes, operation in zip(figure.axes, ("forward", "backward_data", "backward_filter"), strict=True):
         expected = rows[(rows["operation"] == operation) & (rows["contestant"] != "torch")]
         points = [line for line in axes.lines if line.get_label()[0] != "_"]
@@ -65,28 +59,16 @@ def test_speedups_are_drawn_where_they_are(report: Report) -> None:
         assert set(expected["speedup_low"]) | set(expected["speedup_high"]) <= set(ends(axes.lines))
 
 
-def test_bars_are_cut_as_configurations_are(report: Report) -> None:
-    rows = report.rows
-    pieces = list(row_pictures.pieces(counts_in("fft 8×2 + gemm 4 + gemm 1×20")))
-    assert [name for name, *_ in pieces] == ["fft", "fft", "gemm", "gemm"]
-    edges = [(left * 40, right * 40) for _, left, right in pieces]
-    assert edges == [(0, 8), (8, 16), (16, 20), (20, 40)]  # twenty equal ones are one piece
-    figure = drawn(row_pictures.cuts(report))
-    subpaths = sum(np.count_nonzero(patch.get_path().codes == 1) for axes in figure.axes for patch in axes.patches)
-    ours = rows[rows["contestant"] == "mucudnn"]["configuration"]
-    assert subpaths == sum(count if count <= 16 else 1 for text in ours for _, count in counts_in(text))
-
-
 def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
-    figure = drawn(candidate_pictures.desirable(report))
+    figure = drawn(pictures.desirable(report))
     first = report.subjects[0]
     front, points, undivided, torchs = figure.axes[0].lines
     sizes = list(first.desirable["workspace_bytes"] / MIB)
     assert list(points.get_xdata()) == sizes
     assert list(points.get_ydata()) == list(first.desirable["time_s"] * 1e3)
     assert list(front.get_xdata())[:-1] == sizes
-    whole = first.measured[first.measured["micro_batch_size"] == first.batch_size].set_index("algorithm")
-    time = (first.measured.groupby("algorithm")["setup_s"].median() + whole["step_s"]) * 1e3
+    whole = first.allowed[first.allowed["micro_batch_size"] == first.batch_size].set_index("algorithm")
+    time = (first.allowed.groupby("algorithm")["setup_s"].median() + whole["step_s"]) * 1e3
     assert list(undivided.get_ydata()) == pytest.approx([time["fft"], time["gemm"]])  # not "bad": its error bars it
     assert list(torchs.get_ydata()) == pytest.approx([time["native"]])
     for axes in figure.axes:  # nothing undivided is below the line, which says that nothing is faster in its workspace
@@ -97,78 +79,13 @@ def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
 
 
 def test_times_of_a_sample_are_drawn_by_micro_batch_size(report: Report) -> None:
-    figure = drawn(candidate_pictures.micro_batches(report))
+    figure = drawn(pictures.micro_batches(report))
     first = report.subjects[0]
     assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
     for line in figure.axes[0].lines:
-        of = first.measured[first.measured["algorithm"] == line.get_label()]
+        of = first.allowed[first.allowed["algorithm"] == line.get_label()]
         assert list(line.get_xdata()) == list(of["micro_batch_size"])
         assert list(line.get_ydata()) == pytest.approx(list(of["step_s"] / of["micro_batch_size"] * 1e3))
-
-
-def test_every_sample_of_an_algorithm_is_drawn(report: Report) -> None:
-    figure = drawn(candidate_pictures.algorithms(report))
-    first = report.subjects[0]
-    whole = first.measured[first.measured["micro_batch_size"] == first.batch_size]
-    expected = {s * 1e3 for row in whole.to_dict("records") if row["algorithm"] != "bad" for s in row["step_samples_s"]}
-    assert expected <= set(ends(figure.axes[0].lines))
-    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert labels == list(whole[whole["algorithm"] != "bad"].sort_values("step_s")["algorithm"])
-
-
-def test_the_largest_error_of_each_algorithm_is_drawn(report: Report) -> None:
-    figure = drawn(candidate_pictures.errors(report))
-    largest = report.folder.candidates.measured.groupby(["subject", "algorithm"])["relative_error"].max()
-    assert set(largest) <= set(ends(figure.axes[0].lines))
-    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert labels == list(largest.groupby("algorithm").median().sort_values().index)
-
-
-def test_segments_are_those_of_the_rows(report: Report) -> None:
-    """And the curve begins where each problem has its least workspace."""
-    figure = drawn(candidate_pictures.budget(report))
-    curve, segments = figure.axes
-    ours = report.rows[report.rows["contestant"] == "mucudnn"]
-    first = ours.drop_duplicates(["layer", "operation"])["workspace_bytes"] / MIB
-    widths = [patch.get_width() for patch in segments.patches[: len(first)]]
-    assert sorted(widths) == pytest.approx(sorted(first))
-    least = report.folder.candidates.desirable.groupby("subject")["workspace_bytes"].min().sum() / MIB
-    assert curve.lines[0].get_xdata()[0] == pytest.approx(least)
-    assert list(curve.lines[1].get_xdata()) == [1.0]  # the budget
-    times = list(curve.lines[0].get_ydata())
-    assert times == sorted(times, reverse=True)
-
-
-def test_of_several_budgets_the_smallest_that_suffices_is_drawn(report: Report) -> None:
-    """As recipes have them: a row for each budget, whose limit is the budget."""
-    for failed, expected in ((False, 8 * MIB), (True, 64 * MIB)):
-        rows = report.rows.replace({"contestant": {"mucudnn": "mucudnn-wd"}})
-        is_first = rows["limit_bytes"] == 8 * MIB
-        rows["limit_bytes"] = rows["limit_bytes"].where(is_first | (rows["contestant"] != "mucudnn-wd"), 64 * MIB)
-        if failed:
-            rows["configuration"] = rows["configuration"].mask(is_first, None)
-        figure = drawn(candidate_pictures.budget(replace(with_budget(report, [64 * MIB, 8 * MIB]), rows=rows)))
-        curve, segments = figure.axes
-        assert list(curve.lines[1].get_xdata()) == [expected / MIB]
-        ours = rows[(rows["contestant"] == "mucudnn-wd") & (rows["limit_bytes"] == expected)]
-        widths = [patch.get_width() for patch in segments.patches[: len(ours)]]
-        assert sorted(widths) == pytest.approx(sorted(ours["workspace_bytes"] / MIB))
-
-
-def test_memory_is_that_of_the_problems(report: Report) -> None:
-    found = row_pictures.memory_of_layers(report.rows)
-    for row in found.to_dict("records"):
-        of = report.rows[(report.rows["layer"] == row["layer"]) & report.rows["workspace_bytes"].notna()]
-        one = of.iloc[0]
-        height = (one["h"] + 2 * one["pad_h"] - one["r"]) // one["stride_h"] + 1
-        width = (one["w"] + 2 * one["pad_w"] - one["s"]) // one["stride_w"] + 1
-        assert row["activation_bytes"] == 4 * one["batch_size"] * one["k"] * height * width
-        assert row["parameter_bytes"] == 4 * one["k"] * one["c"] * one["r"] * one["s"]
-        is_unlimited = "no limit" in row["series"]
-        same = of[(of["contestant"] == row["series"].split(",")[0]) & (of["limit_bytes"].isna() == is_unlimited)]
-        assert row["workspace_bytes"] == same["workspace_bytes"].max()
-    assert len(found) == 3 * 4
-    assert row_pictures.memory(report) is not None
 
 
 def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
@@ -187,13 +104,39 @@ def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
 
 
 def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None:
-    figure = drawn(row_pictures.divided(report))
+    figure = drawn(pictures.divided(report))
     ours, published = figure.axes
     assert "measured here" in ours.get_title(loc="left")
     assert "P100" in published.get_title(loc="left")
     bars = published_gains().set_index(["c", "h", "k"]).loc[GEOMETRY]
     widths = [patch.get_width() for patch in published.patches]
     assert widths == [float(bars[limit]) for limit in ("128MiB", "256MiB", "512MiB")] == [1.09, 1.18, 1.0]
+
+
+def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report) -> None:
+    first = report.rows["layer"].iloc[0]
+    is_first = report.rows["layer"] == first
+    rows = report.rows.assign(same_as=report.rows["same_as"].mask(is_first, UNDIVIDED))
+    figure = drawn(pictures.divided(replace(report, rows=rows)))
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(names) == rows["layer"].nunique() - 1
+    every = replace(report, rows=rows.assign(same_as=UNDIVIDED))
+    assert pictures.divided(every) is None
+    assert "same configuration" in every.missing["what dividing gains"][0]
+
+
+def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Report) -> None:
+    """And the layout has room for both, which matplotlib would warn of otherwise."""
+    lines = [dict(report.folder.candidates[0])]
+    names = [f"an algorithm with a long name, the {number}th" for number in range(20)]
+    lines[0]["candidates"] = [one | {"algorithm": name} for name in names for one in lines[0]["candidates"]]
+    alone = Report(replace(report.folder, candidates=tuple(lines)), report.rows)
+    figure = drawn(pictures.micro_batches(alone))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_figure(figure, io.BytesIO(), "svg")
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert axes.get_window_extent().y1 <= legend.get_window_extent().y0
 
 
 def test_the_published_file_is_read_whole() -> None:

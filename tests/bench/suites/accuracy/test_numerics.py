@@ -184,7 +184,7 @@ def test_the_command_prints_and_writes_what_the_folder_has(tmp_path: Path, monke
         assert [line["contestant"] for line in csv.DictReader(stream)] == case[1]
     monkeypatch.setattr(numerics, "measure", None)  # nothing is computed again
     assert invoke(*asked).stdout == first.stdout
-    shown = invoke("report", tmp_path / "folder", "--markdown").output
+    shown = invoke("report", tmp_path / "folder").output
     assert "nan results" in shown
     assert "no time" not in shown
 
