@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mucudnn.kernels.registry import register
     from mucudnn.modules.conv1d import Conv1d
     from mucudnn.modules.conv2d import Conv2d
-    from mucudnn.modules.conv3d import Conv3d
     from mucudnn.modules.conv_transpose2d import ConvTranspose2d
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.optimizing.report import report
@@ -46,7 +45,6 @@ __all__ = [
     "Configuration",
     "Conv1d",
     "Conv2d",
-    "Conv3d",
     "ConvProblem",
     "ConvTranspose2d",
     "DatabaseError",
@@ -88,7 +86,6 @@ _MODULES = {
     "optimizing.report": ("report",),
     "modules.conv1d": ("Conv1d",),
     "modules.conv2d": ("Conv2d",),
-    "modules.conv3d": ("Conv3d",),
     "modules.conv_transpose2d": ("ConvTranspose2d",),
     "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "tune"),

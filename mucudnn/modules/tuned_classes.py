@@ -16,7 +16,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.modules.conv1d import Conv1d
 from mucudnn.modules.conv2d import Conv2d
-from mucudnn.modules.conv3d import Conv3d
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.modules.tuned_module import TunedClass
 from mucudnn.words.errors import InvalidInputError
@@ -25,7 +24,6 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: Conv2d,
     nn.Conv1d: Conv1d,
     nn.ConvTranspose2d: ConvTranspose2d,
-    nn.Conv3d: Conv3d,
 }
 _COMPUTING = ("forward", "_conv_forward", "_output_padding")  # methods that ours override or call
 _Class = type[nn.Module]

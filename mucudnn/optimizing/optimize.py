@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.modules.conv2d import Conv2d
-from mucudnn.modules.conv3d import Conv3d
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import confirm_model
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from mucudnn.database.database import Database
     from mucudnn.distributed.team import Team
     from mucudnn.measuring.whole_runs import Machine
-    from mucudnn.optimizing.divide_3d import Divided
     from mucudnn.tracing.headroom import Limits
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
@@ -60,11 +58,11 @@ def optimize(
 ) -> torch.nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
-    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``ConvTranspose2d`` and ``Conv3d``;
-    ``Conv3d`` runs torch's convolution in micro-batches if that keeps it within a workspace limit in bytes. Modules are
-    converted in place: parameters, hooks, names, mode and device stay the same, and shared modules stay shared. An
-    instance of a subclass stays an instance of it; modules that define their own ``forward`` are skipped. The forward
-    pass that finds the shapes does not change mode, buffers, gradients or random state. ``progress`` is called with a
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d`` and ``ConvTranspose2d``; all
+    others, such as ``Conv3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode and
+    device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it; modules
+    that define their own ``forward`` are skipped. The forward pass that finds the shapes does not change mode, buffers,
+    gradients or random state. ``progress`` is called with a
     description of the current measurement and the fraction done. None shows a bar on standard error if that is a
     terminal; False shows nothing. ``report(model)`` returns the choices.
 
@@ -146,7 +144,6 @@ def _tune(
 ) -> Sequence[TunedProblem]:
     """Tune the convolutions of the model, apply the choices to its modules, and return them."""
     wanted = _wanted(model, trace(model, sample_input), config, _limits(model, sample_input, config))
-    divided = _divided_3d(model, sample_input, config, device_type)
     needing: dict[Task, list[str]] = {}
     for name, of_module in wanted.items():
         for task in of_module:
@@ -156,7 +153,6 @@ def _tune(
     with machine_and_database(config, device_type) as (machine, database):
         tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
         _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
-        _swap_3d(model, divided)
         _cache_filters(model, config, machine, database, team)
     return tuning.problems
 
@@ -168,14 +164,6 @@ def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits
     from mucudnn.tracing.headroom import find_headroom
 
     return find_headroom(model, sample_input).limits
-
-
-def _divided_3d(model: torch.nn.Module, sample_input: Any, config: Config, device_type: str) -> Divided:
-    if not any(isinstance(module, torch.nn.Conv3d) for module in model.modules()):
-        return {}
-    from mucudnn.optimizing.divide_3d import divide_3d
-
-    return divide_3d(model, sample_input, config, device_type)
 
 
 def _cache_filters(
@@ -269,13 +257,6 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
     """Apply tuned choices to their module. kept_bytes: workspace that other modules' calls may leave allocated."""
     module.tuned = tuple(its_own)
     module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
-
-
-def _swap_3d(model: torch.nn.Module, divided: Divided) -> None:
-    modules = dict(model.named_modules())
-    for name, its_own in divided.items():
-        make_tunable(modules[name])
-        cast(Conv3d, modules[name]).divided = its_own
 
 
 def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, kept_bytes: int) -> Choices | None:

@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 
 from mucudnn.graph.model import BandedModel
 from mucudnn.modules.conv2d import Conv2d
-from mucudnn.modules.conv3d import UNDIVIDED, Conv3d, DividedOperation
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _TORCHS = "PyTorch"
 _FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"
-_NO_LIMIT = "not reached by the sample input, or no workspace limit in bytes"
 _KINDS = ", ".join(kind.__name__ for kind in OURS)
 
 
@@ -48,11 +46,11 @@ class Report:
 
     layers: module name and the choice for one of its operations. kept: module name and a filter that is cached in
     inference. convolutions: number of convolutions of tunable classes. untuned: module name and the reason why torch's
-    convolution runs. transposed: names of layers whose forward operation is backward data of their problem. divided:
-    module name and the micro-batches of one operation of a ``Conv3d``. confirmations: comparisons of whole steps, one
-    for each part of the model that was optimized separately. unconfirmed: reasons why parts of the model were not
-    compared. alternatives: other dtypes and memory formats in which all these operations were measured on this machine,
-    the fastest first. memory: how a model runs within its memory budget, for each input that it was tuned for.
+    convolution runs. transposed: names of layers whose forward operation is backward data of their problem.
+    confirmations: comparisons of whole steps, one for each part of the model that was optimized separately.
+    unconfirmed: reasons why parts of the model were not compared. alternatives: other dtypes and memory formats in
+    which all these operations were measured on this machine, the fastest first. memory: how a model runs within its
+    memory budget, for each input that it was tuned for.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -60,7 +58,6 @@ class Report:
     convolutions: int = 0
     untuned: tuple[tuple[str, str], ...] = ()
     transposed: tuple[str, ...] = ()
-    divided: tuple[tuple[str, DividedOperation], ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
@@ -85,7 +82,7 @@ class Report:
 
     def details(self) -> str:
         """Return, as text, times, workspace, error and reason of all choices, cached filters, and confirmations."""
-        every = (*self.layers, *self.kept, *self.divided)
+        every = (*self.layers, *self.kept)
         if not every:
             return "\n".join(self._without_layers())
         return "\n".join(
@@ -118,13 +115,13 @@ class Report:
     def _without_layers(self) -> list[str]:
         """Return the lines that replace an empty table, with the reason why no convolution is tuned."""
         if not self.convolutions:
-            return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}"]
-        if all(reason == _UNREACHED for _, reason in self.untuned) and not self.divided:
+            return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}", *self._untuned_in_words()]
+        if all(reason == _UNREACHED for _, reason in self.untuned):
             return [
                 f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
                 "convolutions that the sample input does not reach stay PyTorch's own"
             ]
-        return [*self._divided_in_words(), *self._untuned_in_words()]
+        return [*self._untuned_in_words()]
 
     @property
     def _batch_sizes(self) -> set[int]:
@@ -179,7 +176,6 @@ class Report:
         yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
             yield filled(left_out)
-        yield from self._divided_in_words()
         yield from self._untuned_in_words()
 
     def _barred_in_words(self) -> Iterator[str]:
@@ -201,17 +197,6 @@ class Report:
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
         if unproven := next((f.reason for f in failures if f.is_unproven), None):
             yield filled(f"code of libraries was not tried: {unproven}")
-
-    def _divided_in_words(self) -> Iterator[str]:
-        """Yield a line for each ``Conv3d`` that runs in micro-batches."""
-        for name in dict.fromkeys(name for name, one in self.divided if one.micro_batch_size != UNDIVIDED):
-            its_own = [one for named, one in self.divided if named == name and one.micro_batch_size != UNDIVIDED]
-            samples = ", ".join(f"{one.operation} {one.micro_batch_size} of {one.x_shape[0]}" for one in its_own)
-            most, torchs = max(one.divided_bytes for one in its_own), max(one.undivided_bytes for one in its_own)
-            yield filled(
-                f"in micro-batches, {_named(name)}: {samples} samples at a time; at most {format_bytes(most)} a call, "
-                f"PyTorch's own undivided {format_bytes(torchs)}"
-            )
 
     def _untuned_in_words(self) -> Iterator[str]:
         """Yield a line for each reason why modules run torch's convolution."""
@@ -241,7 +226,6 @@ def report(model: torch.nn.Module) -> Report:
         sum(torchs_class(type(module)) is not None for _, module in convolutions),
         tuple((name, reason) for name, reason in reasons if reason is not None),
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
-        tuple((name, one) for name, module in every if isinstance(module, Conv3d) for one in module.divided),
         tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
         tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
         _alternatives([module for _, module in modules]),
@@ -285,8 +269,6 @@ def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
         return "a lazy module that has not run yet"
     if (reason := why_left_alone(module)) is not None:
         return reason
-    if isinstance(module, torch.nn.Conv3d):
-        return _why_undivided(module)
     if isinstance(module, TunedModule) and module.tuned:
         return _why_torchs_own(module)
     if kept_forward is not None:
@@ -294,13 +276,6 @@ def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
             f"calls bypass the module: {kept_forward} is its bound forward; call the module itself, and optimize again"
         )
     return _UNREACHED
-
-
-def _why_undivided(module: torch.nn.Conv3d) -> str | None:
-    divided = module.divided if isinstance(module, Conv3d) else ()
-    if any(one.micro_batch_size != UNDIVIDED for one in divided):
-        return None
-    return "; ".join(dict.fromkeys(one.reason for one in divided)) or _NO_LIMIT
 
 
 def _why_torchs_own(module: TunedModule) -> str | None:

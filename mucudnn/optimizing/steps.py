@@ -230,10 +230,7 @@ def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
 
 @contextmanager
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Make the modules run torch's convolution inside the block.
-
-    An ``nn.Conv3d`` stays divided into micro-batches, since that saves memory at any speed.
-    """
+    """Make the modules run torch's convolution inside the block."""
     before = [(module, module.choices, module.filter_cache) for module in modules]
     try:
         for module, *_ in before:

@@ -50,15 +50,13 @@ def define(
     return overload
 
 
-def define_convolution(
-    name: str, dimensions: int, tuning: str, compute: Compute
-) -> dict[Operation, OpOverload[..., Tensor]]:
+def define_convolution(name: str, tuning: str, compute: Compute) -> dict[Operation, OpOverload[..., Tensor]]:
     """Define the operators ``name``, ``name_backward_data`` and ``name_backward_filter``; return them by operation.
 
     The operators take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a schema parameter that
     selects the code to run. compute: function of the operation and the operator's arguments.
     """
-    sizes = ", ".join(f"SymInt[{dimensions}] {each}" for each in ("stride", "padding", "dilation"))
+    sizes = ", ".join(f"SymInt[2] {each}" for each in ("stride", "padding", "dilation"))
     operators: dict[Operation, OpOverload[..., Tensor]] = {}
 
     def call(operation: Operation, *arguments: Any) -> Tensor:

@@ -15,7 +15,7 @@ from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.words.values import shown, text
 
 _NAMES_SHOWN = 3
-_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 
 
 def device_named(device: object) -> torch.device:

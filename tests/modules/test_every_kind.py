@@ -10,14 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.problems.tuned_by_hand import assert_exact, results, tune_by_hand
-from support.problems.tuned_by_hand import ran as ran_by_choices
+from support.problems.tuned_by_hand import assert_exact, ran, results, tune_by_hand
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import mucudnn
-from mucudnn.modules import conv3d
-from mucudnn.modules.conv3d import DividedOperation
 from mucudnn.words.problem import Operation
 
 # torch says it once a process, and of its own convolution
@@ -28,41 +24,15 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "Conv1d": (nn.Conv1d, (3, 4, 9)),
     "Conv2d": (nn.Conv2d, (3, 4, 7, 6)),
     "ConvTranspose2d": (nn.ConvTranspose2d, (3, 4, 5, 6)),
-    "Conv3d": (nn.Conv3d, (5, 4, 5, 6, 7)),
 }
-SIZES_3D = dict(zip((3, 2, 1), Operation, strict=True))  # of the micro-batches of a Conv3d
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_2d_or_1d = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Conv3d"])
 
 
 def pair(kind: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any, Tensor]:
     """Torch's module and ours with the same parameters, and the x for which ours is tuned."""
     make, shape = KINDS[kind]
     torchs, x = make(4, 6, 3).to(dtype), torch.randn(shape, dtype=dtype)
-    return torchs, divided(torchs, x) if kind == "Conv3d" else tune_by_hand(copy.deepcopy(torchs), x), x
-
-
-def divided(module: nn.Module, x: Tensor) -> Any:
-    """A copy of a ``Conv3d`` that computes every operation in micro-batches."""
-    ours: Any = copy.deepcopy(module)
-    ours.__class__ = mucudnn.Conv3d
-    ours.divided = tuple(DividedOperation(operation, (*x.shape,), n, 2, 1) for n, operation in SIZES_3D.items())
-    return ours
-
-
-sliced: set[int] = set()  # sizes of the slices that a Conv3d took in a test
-
-
-@pytest.fixture(autouse=True)
-def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    slices = conv3d._slices
-    sliced.clear()
-    monkeypatch.setattr(conv3d, "_slices", lambda n, size: (sliced.add(size), slices(n, size))[1])
-
-
-def ran(module: nn.Module) -> set[str]:
-    """The operations that ran a configuration, or in slices."""
-    return {SIZES_3D[size] for size in sliced} if isinstance(module, mucudnn.Conv3d) else ran_by_choices(module)
+    return torchs, tune_by_hand(copy.deepcopy(torchs), x), x
 
 
 def forward_of(kind: str) -> Operation:
@@ -118,7 +88,7 @@ def test_other_algorithms(kind: str, algorithm: str) -> None:
     assert forward_of(kind) in ran(ours)
 
 
-@each_2d_or_1d
+@each_kind
 def test_inputs_of_any_layout(kind: str) -> None:
     make, (n, c, *size) = KINDS[kind]
     for x in (
@@ -144,7 +114,7 @@ def test_dtypes(kind: str) -> None:
 @each_kind
 def test_sizes_that_are_not_tuned_are_torchs(kind: str) -> None:
     torchs, ours, x = pair(kind)
-    others = (x[:0], torch.cat((x, x), -1), x[0], *([] if kind == "Conv3d" else [torch.cat((x, x))]))
+    others = (x[:0], torch.cat((x, x), -1), x[0], torch.cat((x, x)))
     for other in others:
         assert torch.equal(ours(other), torchs(other))
     assert ran(ours) == set()

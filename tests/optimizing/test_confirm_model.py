@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.modules import conv3d
-from mucudnn.modules.conv3d import DividedOperation
 from mucudnn.optimizing import confirm_model as module
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.running import operators
@@ -68,27 +66,6 @@ def test_torchs_own_is_put_back_where_ours_is_slower_in_place(machine: Machine) 
     details = mucudnn.report(net).details()
     assert "why        PyTorch's own: slower in the step, 0.67 ± 0.00; tuning chose gemm 2" in details
     assert "all that is not a convolution takes 1.00 times as long" in details
-
-
-def test_what_is_divided_to_save_memory_stays_divided_on_either_side(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is never put back: a step of torch's without it would speak for or against what has nothing to do with it."""
-    net = tuned_net()
-    deep: Any = mucudnn.Conv3d(4, 4, 1)
-    deep.divided = (DividedOperation(Operation.FORWARD, (N, 4, 1, 8, 8), 1, 0, 0),)
-    net.deep = deep
-    net.register_forward_hook(lambda net, x, y: deep(y.unsqueeze(2)).squeeze(2))
-    seen: set[tuple[bool, int]] = set()  # whether ours ran beside it, and the size of its micro-batches
-    convolve = conv3d.OPERATORS[Operation.FORWARD]
-
-    def noting(*arguments: Any) -> Tensor:
-        seen.add((net.first.choices is not None, arguments[-1][0]))
-        return convolve(*arguments)
-
-    monkeypatch.setitem(conv3d.OPERATORS, Operation.FORWARD, noting)
-    assert confirmed(net) is not None
-    assert seen == {(False, 1), (True, 1)}
 
 
 def test_nothing_is_left_behind(machine: Machine) -> None:

@@ -246,3 +246,10 @@ def test_other_dtypes_and_formats_that_were_measured_are_told(tmp_path: Path, mo
     assert not (tmp_path / "missing.sqlite").exists()
     text = str(replace(report, alternatives=(replace(found, time_s=1e-9),)))
     assert "measured to be faster here: bfloat16 and channels_last, 0.001 us" in " ".join(text.split())
+
+
+def test_convolutions_of_three_dimensions_are_left_alone_and_told() -> None:
+    model = nn.Sequential(nn.Conv3d(2, 2, 3))
+    assert mucudnn.optimize(model, torch.zeros(1, 2, 4, 4, 4)) is model
+    assert type(model[0]) is nn.Conv3d
+    assert "PyTorch's own in 0: Conv3d is not tuned, only Conv2d, Conv1d, ConvTranspose2d" in str(mucudnn.report(model))

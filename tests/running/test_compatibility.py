@@ -184,7 +184,7 @@ def test_gradients_of_single_samples_and_of_several_results_at_once() -> None:
 def with_torchs_modules(model: Net) -> Net:
     """As the documentation says to do it."""
     for module in model.modules():
-        if isinstance(module, (mucudnn.Conv2d, mucudnn.Conv1d, mucudnn.ConvTranspose2d, mucudnn.Conv3d)):
+        if isinstance(module, (mucudnn.Conv2d, mucudnn.Conv1d, mucudnn.ConvTranspose2d)):
             module.__class__ = module.untuned_class
     return model
 
