@@ -246,7 +246,7 @@ def check_locality_of_padding(algorithm: Algorithm, problem: ConvProblem) -> Non
 def spoilt_call(problem: ConvProblem, operand: str) -> Call:
     """Return a call with NaN and Inf in ``operand``, its values the same for every algorithm."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         call = Call(problem, SAMPLES)
     spoil(getattr(call, operand))
     return call

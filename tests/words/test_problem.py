@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -78,23 +78,6 @@ def test_groups_divide_the_work() -> None:
     assert ConvProblem(Operation.FORWARD, **SIZES, groups=2).flops(1) * 2 == whole.flops(1)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"c": 0}, "c is 0; it must be at least 1"),
-        ({"stride": (0, 1)}, r"stride is \(0, 1\)"),
-        ({"padding": (0, -1)}, r"padding is \(0, -1\)"),
-        ({"dilation": (0, 1)}, r"dilation is \(0, 1\)"),
-        ({"groups": 4}, "groups is 4; it must divide C=4 and K=6"),
-        ({"r": 10}, "the filter covers 10x2 but the padded input is only 9x8"),
-        ({"dtype": "int8"}, "'int8'; allowed are float64, float32"),
-    ],
-)
-def test_refusals_say_what_is_wrong(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        ConvProblem(Operation.FORWARD, **SIZES | change)
-
-
 def test_for_people() -> None:
     problem = ConvProblem(
         Operation.BACKWARD_DATA, **SIZES, stride=(2, 1), groups=2, memory_format=MemoryFormat.CHANNELS_LAST
@@ -124,32 +107,6 @@ def test_none_is_no_limit() -> None:
     assert parse_bytes(" None ") is None
     assert parse_bytes("1.5KiB") == 1536
     assert format_bytes(None) == "no limit"
-
-
-@pytest.mark.parametrize(
-    ("given_text", "message"),
-    [
-        ("64MB", r"'64MB' is ambiguous: write 64MiB \(powers of 1024\) or 64000000B"),
-        ("64", r"'64' has no unit.*64MiB"),
-        ("-1", r"'-1' is not understood.*64MiB"),
-        ("lots", r"'lots' is not understood"),
-        ("", r"'' is not understood"),
-        ("64 parsecs", r"unknown unit 'parsecs'"),
-        (-1, "the number of bytes is -1; it must be at least 0"),
-        (True, "the number of bytes is True; it must be a whole number"),
-        (64.0, "the number of bytes is 64.0; it must be a whole number"),
-        (2**63, f"the number of bytes is {2**63}; it must be at most {2**63 - 1}"),
-        (f"{2**63}B", f"is more than {2**63 - 1} bytes; write a smaller one, or none"),
-        ("8388608TiB", "is more than"),
-        (f"{'9' * 400}MiB", r"is more than 9223372036854775807 bytes"),
-        (f"{'9' * 400}MB", r"is more than 9223372036854775807 bytes"),
-        (f"{'9' * 5000}B", r"99\.\.\. \(5003 characters\) is not understood"),
-        ("1e30TiB", "is not understood"),
-    ],
-)
-def test_refused_sizes_say_what_to_write(given_text: str | int, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        parse_bytes(given_text)
 
 
 @given(st.integers(0, 2**50))
@@ -195,27 +152,9 @@ def test_sizes_beyond_all_units_can_be_printed() -> None:
     assert format_seconds(inf) == "inf s"
 
 
-@pytest.mark.parametrize("text", ["soon", "-1s", "3 days", "", "nan", "inf", "9" * 400, "1e400s", "9" * 5000])
-def test_refused_times_say_what_to_write(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="60s, 2min or 500ms"):
-        parse_seconds(text)
-
-
-@pytest.mark.parametrize("seconds", [-1, nan, inf, True, 10**400, 1j, b"60s"])
-def test_what_is_no_number_of_seconds_is_refused(seconds: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"60s, 2min or 500ms|it must be a finite number"):
-        parse_seconds(seconds)
-
-
 @pytest.mark.parametrize(
     ("text", "bytes_per_s"),
     [("25GB/s", 25e9), ("200Gbit/s", 25e9), ("1.5 MiB/s", 1.5 * 2**20), ("10gbit/s", 1.25e9), ("7B/s", 7)],
 )
 def test_bandwidths_are_bytes_a_second(text: str, bytes_per_s: float) -> None:
     assert parse_bandwidth(text) == bytes_per_s
-
-
-@pytest.mark.parametrize("text", ["25GB", "25/s", "GB/s", "0GB/s", "none", "-1GB/s", "1 parsec/s", f"{'9' * 400}GB/s"])
-def test_what_is_no_bandwidth_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="write for example 25GB/s"):
-        parse_bandwidth(text)

@@ -10,6 +10,7 @@ import click
 from mucudnn.cli.shared import options, parameters
 from mucudnn.terminal.files import FileCommand, ResultFolder
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.values import shown
 
 _SLOWER = 1  # exit status
 
@@ -22,7 +23,7 @@ def parse_tolerance(text: str) -> float:
     """
     match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%\s*", text)
     if match is None:
-        raise InvalidInputError(f"{text!r} is not a percentage; write for example 5%")
+        raise InvalidInputError(f"{shown(text)} is not a percentage; write for example 5%")
     return float(match.group(1)) / 100
 
 

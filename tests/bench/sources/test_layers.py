@@ -161,32 +161,6 @@ def test_equal_lines_are_merged_and_lines_without_a_name_called_by_their_sizes(t
     assert (first.name, second.name) == ("3x9x9 k4 3x3 n4", "3x9x9 k4 3x3 n8")
 
 
-def test_bad_csv_files_are_refused_by_line(tmp_path: Path) -> None:
-    for text, message in (
-        (
-            f"{HEADING}\n3,9,9,4,3,3,0,0,1,1\n3,9,x,4,3,3,0,0,1,1\n",
-            r"layers\.csv, line 3: w is 'x'; write a whole number",
-        ),
-        (f"{HEADING}\n3,9,9,4,3,3,0,0,1\n", r"layers\.csv, line 2: the number of values"),
-        (f"{HEADING}\n3,9,9,4,3,3,0,0,1,1,7\n", r"layers\.csv, line 2: the number of values"),
-        (f"{HEADING}\n3,9,9,4,11,3,0,0,1,1\n", r"line 2: not a convolution: the filter covers 11x3 .* only 9x9"),
-        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,0\n", "line 2: n is 0; it must be at least 1"),
-        (f"{HEADING},colour\n3,9,9,4,3,3,0,0,1,1,7\n", "line 1: unknown column 'colour'; allowed are c, h"),
-        ("c,h,w,k,r\n3,9,9,4,3\n", "line 1: no column s, pad_h, pad_w"),
-        ("", "line 1: no column c"),
-        (f"{HEADING}\n", "has no convolution"),
-        (f'{HEADING}\n"3,9\n', "cannot be read as a CSV file"),
-        (f"{HEADING},c\n3,9,9,4,3,3,0,0,1,1,5\n", "line 1: column c occurs more than once"),
-        (f"{HEADING}\n999999999999,9,9,4,3,3,0,0,1,1\n", "line 2: c is 999999999999; it must be at most 2147483647"),
-        (f"{HEADING}\n3,99999,99999,4,3,3,0,0,1,1\n", "line 2: .* one sample of y has .*; at most 2147483647 are"),
-        (f"{HEADING},n\n3,9,9,4,3,3,0,0,1,1,1000000000\n", "line 2: n is 1000000000; it must be at most"),
-        (f"{HEADING},count\n3,9,9,4,3,3,0,0,1,1,-2\n", "line 2: count is -2; it must be at least 1"),
-        (f"{HEADING}\n{'9' * 5000},9,9,4,3,3,0,0,1,1\n", r"line 2: c is '9+\.\.\. \(5002 characters\); write a whole"),
-    ):
-        with pytest.raises(InvalidInputError, match=message):
-            load_csv(tmp_path, text)
-
-
 # The user's own models
 
 
@@ -221,35 +195,4 @@ def test_axes_folded_into_the_batch_count(own_model: str) -> None:
     assert layer.batch_size == 3 * 4
 
 
-def test_unusable_models_are_refused(own_model: str) -> None:
-    for factory, message in (
-        ("fails", r"cannot be built: 'no weights' \(KeyError in .*, line \d+\); name a function"),
-        ("leaves", r"cannot be built: it ended with exit status 3 \(SystemExit in .*, line \d+\)"),
-        ("text", "gives str; it must give a torch.nn.Module"),
-        ("missing", "cannot be built: there is no 'missing' in .*; it has .*fails"),
-        ("flat", "has no convolution"),
-        ("frames", "cannot compute an input of 1x3x8x9: .*; --input gives the shape of one sample"),
-    ):
-        with pytest.raises(InvalidInputError, match=f"{own_model}:{factory} {message}"):
-            load_source(f"{own_model}:{factory}", input_shape=(3, 8, 9))
-
-
 # Options and names
-
-
-def test_bad_choices_are_refused() -> None:
-    for source, choices, message in (
-        ("alexnt", {}, "'alexnt'; did you mean alexnet.*resnet50.*deepbench-train.*CSV file.*package.module:factory"),
-        ("missing.csv", {}, "missing.csv cannot be read as a CSV file of layers: No such file"),
-        ("alexnet", {"batch": 0}, "batch is 0; it must be at least 1"),
-        ("alexnet", {"batch": 1_000_000_000}, "batch is 1000000000; it must be at most 1048576"),
-        ("deepbench-train", {"batch": 134_217_727}, "batch is 134217727; it must be at most"),
-        ("deepbench-train", {"batch": 10**30}, f"batch is {10**30}; it must be at most"),
-        ("deepbench-train", {"batch": 1.5}, "batch is 1.5; it must be a whole number"),
-        ("alexnet", {"input_shape": (3, 8, 8)}, "alexnet cannot compute an input of 1x3x8x8"),
-        ("alexnet", {"dtype": "int8"}, "'int8'; allowed are"),
-        ("deepbench-train", {"input_shape": (3, 8, 8)}, "deepbench-train has its own"),
-        ("torch.nn:Identity", {}, "give --input, for example --input 3x224x224"),
-    ):
-        with pytest.raises(InvalidInputError, match=message):
-            load_source(source, **choices)
