@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import mucudnn
-from mucudnn.bench.sources.images import load_images
 from mucudnn.bench.sources.networks import build
 
 FIRST_LOSS_WITHIN = 1e-4  # relative: float32, in another order of operations
@@ -48,8 +47,12 @@ def compare(device, options):
     """Train with torch and with each policy. Returns in what they disagree."""
     if options.batch < 1 or options.batch % dist.get_world_size():
         sys.exit(f"--batch is {options.batch}: {dist.get_world_size()} ranks cannot share it evenly, give a multiple")
-    images, (network, epochs) = load_images(options.data), DATA[options.data]
-    data = TensorDataset(*images.train), TensorDataset(*images.test)
+    load, network, epochs = DATA[options.data]
+    images, labels = load()
+    train, test = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).chunk(2)  # always the same
+    deviation, mean = torch.std_mean(images[train])
+    images = ((images - mean) / deviation).expand(-1, 3, -1, -1)  # gray images get three equal channels
+    data = [TensorDataset(images[half], labels[half]) for half in (train, test)]
     options.epochs = options.epochs or epochs
     trainings = [Training(policy, data, network, device, options) for policy in (None, *options.policies)]
     for epoch in range(options.epochs):
@@ -98,6 +101,25 @@ def join_the_ranks():
 # ---- Data, a network that learns it, and in how many epochs
 
 
+def digits():
+    """Return the 1797 digits of scikit-learn, 8x8 pixels."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    return torch.tensor(loaded.images, dtype=torch.float32).unsqueeze(1), torch.tensor(loaded.target)
+
+
+def cifar_shaped():
+    """Return synthetic images, 3x32x32: each class has a pattern, which is shifted, scaled in contrast, and noisy."""
+    count, generator = 1536, torch.Generator().manual_seed(0)
+    patterns = F.interpolate(torch.randn(10, 3, 8, 8, generator=generator), size=(32, 32), mode="bilinear")
+    labels = torch.randint(10, (count,), generator=generator)
+    shifts = torch.randint(-2, 3, (count, 2), generator=generator).tolist()
+    images = torch.stack([patterns[label].roll(by, (1, 2)) for label, by in zip(labels, shifts, strict=True)])
+    contrasts = 0.5 + torch.rand(count, 1, 1, 1, generator=generator)
+    return contrasts * images + torch.randn(images.shape, generator=generator) / 2, labels
+
+
 def small_network():
     def block(in_channels, out_channels):
         convolution = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
@@ -107,8 +129,11 @@ def small_network():
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
-# By name of the data: network and epochs.
-DATA = {"digits": (small_network, 10), "cifar-shaped": (lambda: build("resnet18", num_classes=10), 4)}
+# By name: images and labels, a network that learns them, and in how many epochs.
+DATA = {
+    "digits": (digits, small_network, 10),
+    "cifar-shaped": (cifar_shaped, lambda: build("resnet18", num_classes=10), 4),
+}
 
 
 # ---- Training, as with torch alone but for one line

@@ -19,7 +19,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat, Pair, dtype_name
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.units import parse_bytes, parse_seconds
-from mucudnn.words.values import flag, member, pair, real, shown, text, texts, whole
+from mucudnn.words.values import flag, member, pair, shown, text, texts, whole
 
 _EACH = " each"  # suffix of a budget that is multiplied by the number of problems
 _MOST_FILTER = 2**15
@@ -154,7 +154,6 @@ def _of(keys: Mapping[str, Parse], *names: str) -> dict[str, Parse]:
     return {name: keys[name] for name in names}
 
 
-ACCURACIES = ("accuracy", "accuracy_over_spread")
 DIFFERENCES = ("loss_difference", "gradient_difference", "loss_over_yardstick", "gradient_over_yardstick")
 _BENCHMARKS = (
     Benchmark(
@@ -181,18 +180,6 @@ _BENCHMARKS = (
             **_of(_GRID, "policy", "workspace_limit"),
             "steps": partial(whole, least=2),
         },
-    ),
-    Benchmark(
-        "accuracy",
-        ("torch", "mucudnn"),
-        (*ACCURACIES, "speedup", "time"),
-        {
-            **_of(SOURCES, "networks"),
-            **{"data": text, "batch": _COUNT, "epochs": _COUNT, "seeds": _COUNT, "until": real},
-            **_CONFIG,
-            **_of(_GRID, "policy"),
-        },
-        needed="data",
     ),
 )
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType({one.name: one for one in _BENCHMARKS})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from mucudnn.bench.sources.layers import LayerTable, load_source, with_filters
 from mucudnn.bench.suites.accuracy.equality import benchmark_equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.convolutions.contest import Choices
-from mucudnn.bench.suites.data_parallel.accuracy import Learning, benchmark_accuracy, measure_alone
 from mucudnn.bench.suites.solver import benchmark_division
-from mucudnn.running.environment import current_environment
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.units import parse_bytes
@@ -57,18 +54,6 @@ def equality(cell: Cell, out: Path, place: Place) -> None:
     ]
     more: dict[str, Any] = {**cell.given("steps"), "device": place.device, "progress": place.progress}
     benchmark_equality(cell.source, configs, out, batch_size=cell.settings.get("batch", 1), **more)
-
-
-def accuracy(cell: Cell, out: Path, place: Place) -> None:
-    """Learn images with torch's and with mucudnn's convolutions, from several seeds."""
-    known = cell.given("epochs", "until") | ({"batch_size": cell.settings["batch"]} if "batch" in cell.settings else {})
-    seeds = tuple(range(cell.settings.get("seeds", 3)))
-    learning = Learning(
-        cell.source, cell.settings["data"], seeds=seeds, policies=_policies(cell), device=place.device, **known
-    )
-    config = cell.config(database=place.database)
-    header = learning.header(config, current_environment(place.device))
-    benchmark_accuracy(learning, header, out, partial(measure_alone, learning, config, place.progress))
 
 
 def _policies(cell: Cell) -> tuple[BatchSizePolicy, ...]:

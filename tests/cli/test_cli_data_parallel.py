@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -14,7 +13,7 @@ from support.command_line import fail, invoke, one_layer
 from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.folders.reading import read_folder, read_result_file
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
@@ -30,8 +29,13 @@ pytestmark = pytest.mark.slow
 
 TRAINED = ("bench", "data-parallel", "support.models_by_name:trained", "--input", "3x9x9")
 FEW = ("--batch", "2", "--rounds", "2", "--threads", "1")
-QUICK = (*FEW, "--algorithms", "gemm", "--time-limit", "10ms", "--no-confirm")
+QUICK = (*FEW, "--time-limit", "10ms")
 NAMES = [(cap, which) for cap in (None, 0.01) for which in ("torch", "mucudnn")]
+
+
+@pytest.fixture(autouse=True)
+def few_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUCUDNN_ALGORITHMS", "gemm")
 
 
 def names(lines: Iterable[Mapping[str, object]]) -> list[tuple[object, object]]:
@@ -39,9 +43,8 @@ def names(lines: Iterable[Mapping[str, object]]) -> list[tuple[object, object]]:
 
 
 def test_the_command_starts_its_ranks_and_writes_every_row(tmp_path: Path) -> None:
-    files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
     kept = "--bucket-cap-mb", "default,0.01", "--out", tmp_path / "folder"
-    result = invoke(*TRAINED, *QUICK, *kept, *files)
+    result = invoke(*TRAINED, *QUICK, *kept)
     assert result.exit_code == 0, result.output
     folder = read_folder(tmp_path / "folder")
     assert names(folder.lines) == NAMES
@@ -49,9 +52,6 @@ def test_the_command_starts_its_ranks_and_writes_every_row(tmp_path: Path) -> No
     assert read_folder(tmp_path / "folder").lines == folder.lines  # nothing was measured again
     assert "2 ranks of 2 samples, allreduce: data-parallel steps" in result.output
     assert "2 ranks, 1 thread each" in result.output
-    assert read_result_file(tmp_path / "out.json").lines == folder.lines
-    with (tmp_path / "out.csv").open() as stream:
-        assert [line["contestant"] for line in csv.DictReader(stream)] == [name for _, name in NAMES]
     for line in folder.lines:
         assert (len(line["samples_s"]), line["ranks"], line["batch_size"]) == (2, 2, 2)
         assert (line["compared"], line["equal"]) == (3, 3)
@@ -60,12 +60,13 @@ def test_the_command_starts_its_ranks_and_writes_every_row(tmp_path: Path) -> No
 
 
 def test_ranks_of_torchrun_measure_and_one_of_them_tells(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = torchrun(*("-m", "mucudnn", *TRAINED, *QUICK, "--communication", "post-local-sgd", "--json", out), ranks=2)
+    done = torchrun(
+        *("-m", "mucudnn", *TRAINED, *QUICK, "--communication", "post-local-sgd", "--out", tmp_path / "out"), ranks=2
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("data-parallel steps") == 1
     assert "average the parameters of all ranks, one in 4" in done.stdout
-    assert names(read_result_file(out).lines) == NAMES[:2]
+    assert names(read_folder(tmp_path / "out").lines) == NAMES[:2]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +160,8 @@ def test_ranks_that_are_not_equal_fail_the_command_once_all_is_told(
 ) -> None:
     monkeypatch.setattr(command, "on_every_rank", lambda *given: rows(equal=9)[1])
     monkeypatch.setattr(command._Measuring, "header", lambda self: rows()[0].header(Config(), 3, current_environment()))
-    result = invoke(*TRAINED, *QUICK, "--json", tmp_path / "out.json")
+    result = invoke(*TRAINED, *QUICK, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "9 of 10" in result.stdout
     assert "parameters of the ranks were not equal" in result.stderr
-    assert [line["equal"] for line in read_result_file(tmp_path / "out.json").lines] == [10, 9, 10, 10]
+    assert [line["equal"] for line in read_folder(tmp_path / "out").lines] == [10, 9, 10, 10]

@@ -54,6 +54,7 @@ def test_two_ranks_train_alike_with_torch_and_with_mucudnn(agreeing: dict[str, A
         assert len(one["losses"]) == STEPS
         assert one["losses"][-1] < one["losses"][0]
         assert one["first_unequal_step"] is None
+        assert one["seconds_to_accuracy"] == one["seconds"][0]
     assert ours["losses"] == pytest.approx(torchs["losses"], rel=1e-2)
 
 

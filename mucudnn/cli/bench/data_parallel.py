@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -14,22 +13,18 @@ from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.terminal.files import FileCommand
 from mucudnn.words.communication import Communication
-from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.words.problem import MemoryFormat
 
 if TYPE_CHECKING:
     from mucudnn.bench.folders.header import Header
     from mucudnn.bench.folders.rows import Row
-    from mucudnn.bench.suites.data_parallel.accuracy import Learning
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
 
 _MOST_RANKS = 64  # processes on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
 _LARGEST_CAP = 65536.0  # MiB
-# Parameters that are for timed steps, and for learning images.
-_OF_STEPS = ("communication", "period", "bucket_caps", "rounds", "input_shape", "dtype", "memory_format", "policy")
-_OF_DATA = ("until", "epochs", "seeds", "policies")
 _LONGEST_PERIOD = 1000  # steps: a sample runs a whole period
 
 
@@ -52,18 +47,6 @@ def _cap(part: str, text: str) -> float | None:
     if not 0 < cap <= _LARGEST_CAP:
         raise InvalidInputError(f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25")
     return cap
-
-
-def _share(text: str) -> float:
-    """Parse ``accuracy=0.8``, the target accuracy on test images. Raises ``InvalidInputError`` for other text."""
-    name, _, value = text.partition("=")
-    try:
-        share = float(value)
-    except ValueError:
-        share = inf
-    if name.strip() != "accuracy" or not 0 < share <= 1:
-        raise InvalidInputError(f"{text!r} is not an accuracy to reach; write for example accuracy=0.8")
-    return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +112,10 @@ class _Measuring:
     "bucket_caps",
 )
 @options.rounds(9, "Samples of each kind of step.")
-@options.option(
-    "data",
-    parameters.Text("digits|cifar-shaped|cifar10:DIR|mnist:DIR", str),
-    "Learn these images to an accuracy, in place of timing steps; DIR has the published files.",
-)
-@options.option(
-    "until", parameters.Text("accuracy=SHARE", _share), "With --data: test accuracy to reach.", "accuracy=0.8"
-)
-@options.option("epochs", parameters.Count(), "With --data: epochs of each training.", 4)
-@options.option("seeds", parameters.Count(), "With --data: number of seeds, each a training of every kind.", 3)
-@options.option("policies", parameters.several(BatchSizePolicy), "With --data: policies to compare; default: all.")
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "confirm")
+@options.config(options.workspace_limit("64MiB", headroom=True), "time_limit", "database")
 @options.option(
     "threads",
     parameters.Count(most=parameters.MOST_THREADS),
@@ -155,7 +127,7 @@ class _Measuring:
     "Where to run: cpu (the ranks exchange over gloo), or cuda (over NCCL, each rank on the GPU of its number).",
     "cpu",
 )
-@outputs("csv", "json", "out")
+@outputs("out")
 def data_parallel(
     source: str,
     ranks: int | None,
@@ -164,11 +136,6 @@ def data_parallel(
     period: int,
     bucket_caps: tuple[float | None, ...],
     rounds: int,
-    data: str | None,
-    until: float,
-    epochs: int,
-    seeds: int,
-    policies: tuple[BatchSizePolicy, ...] | None,
     input_shape: tuple[int, int, int] | None,
     dtype: str,
     memory_format: MemoryFormat,
@@ -182,12 +149,8 @@ def data_parallel(
     Every rank trains on its own samples, in PyTorch's DistributedDataParallel. The time of a step is split into
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
-
-    With --data, SOURCE learns images instead, with PyTorch's convolutions and with mucudnn's under each policy: shown
-    are accuracy and time to accuracy.
     """
     from mucudnn.bench.folders.writing import open_folder
-    from mucudnn.bench.suites.data_parallel.accuracy import Learning
     from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 
     _require_suitable(communication, device, memory_format)
@@ -195,12 +158,6 @@ def data_parallel(
     if device == "cuda":
         _require_gpus(ranks_here(ranks))
     threads = threads or cores_of_each(ranks_here(ranks))
-    if data is not None:
-        options.refuse_given("--data times whole trainings, not steps: leave one of them out", *_OF_STEPS)
-        how = (source, data, ranks, batch or _BATCH[device], epochs, until, tuple(range(seeds)))
-        _learn(Learning(*how, policies or tuple(BatchSizePolicy), device=device), threads, config, outputs)
-        return
-    options.refuse_given("only for learning images: add --data, or leave out", *_OF_DATA)
     setting = Setting(
         *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
@@ -218,36 +175,6 @@ def data_parallel(
         folder.write_summary()
         if any(row.more["equal"] < row.more["compared"] for row in rows):
             raise SharingError("the parameters of the ranks were not equal after all steps; report this")
-
-
-def _learn(learning: Learning, threads: int, config: Config, outputs: Outputs) -> None:
-    from mucudnn.bench.sources.images import load_images
-    from mucudnn.bench.suites.data_parallel.accuracy import accuracy_tables, benchmark_accuracy
-    from mucudnn.running.environment import current_environment
-
-    def measure() -> list[Row]:
-        return on_every_rank(partial(_learnt, learning, threads, config), learning.ranks, learning.device) or []
-
-    if rank_of_torchrun() not in (None, 0):
-        measure()
-        return
-    load_images(learning.data)  # fails early if the data are missing
-    header = learning.header(config, replace(current_environment(learning.device), threads=threads))
-    with outputs.shown(accuracy_tables) as path:  # ranks of torchrun would wait for this one
-        benchmark_accuracy(learning, header, path, measure, again=ranks_of_torchrun() is not None)
-
-
-def _learnt(learning: Learning, threads: int, config: Config) -> list[Row]:
-    """Train on images as one rank (process) of a group."""
-    import torch.distributed as dist
-
-    from mucudnn.bench.sources.models import importable
-    from mucudnn.bench.suites.data_parallel.accuracy import measure_accuracy
-    from mucudnn.words.progress import progress_bar, silent
-
-    options.use_threads(threads)
-    with progress_bar() as progress, importable(learning.source):
-        return measure_accuracy(learning, config, silent if dist.get_rank() else progress)
 
 
 def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
