@@ -50,7 +50,6 @@ NETWORKS = MappingProxyType(
     {
         "alexnet": Network(_loaded("plain", "alexnet")),
         "vgg16": Network(_loaded("plain", "vgg16")),
-        "vgg19": Network(_loaded("plain", "vgg19")),
         "resnet18": Network(_loaded("resnet", "resnet18")),
         "resnet50": Network(_loaded("resnet", "resnet50")),
         "googlenet": Network(_loaded("plain", "googlenet")),
@@ -58,11 +57,7 @@ NETWORKS = MappingProxyType(
         "mobilenetv2": Network(_loaded("mobilenet", "mobilenetv2")),
         "efficientnet-b0": Network(_loaded("mobilenet", "efficientnet_b0")),
         "convnext-t": Network(_loaded("convnext", "convnext_t")),
-        "regnety-400mf": Network(_loaded("resnet", "regnety_400mf")),
         "densenet40": Network(_loaded("plain", "densenet40"), 10, (3, 32, 32)),
-        "segformer-b0": Network(_loaded("segformer", "SegFormer"), 150, (3, 512, 512), "SEGMENTATION"),
-        "unet": Network(_loaded("diffusion", "unet"), input_shape=(3, 32, 32), objective="DENOISING"),
-        "vae": Network(_loaded("diffusion", "vae"), input_shape=(3, 64, 64), objective="RECONSTRUCTION"),
     }
 )
 
@@ -98,8 +93,8 @@ def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
     """Return the arguments to call a model with for images x, (N, C, H, W); only x for a user's own model.
 
     >>> import torch
-    >>> [tuple(argument.shape) for argument in arguments_for("unet", torch.zeros(2, 3, 32, 32))]
-    [(2, 3, 32, 32), (2,)]
+    >>> [tuple(argument.shape) for argument in arguments_for("resnet18", torch.zeros(2, 3, 32, 32))]
+    [(2, 3, 32, 32)]
     """
     return objective_for(source).arguments(x)
 

@@ -88,11 +88,9 @@ def normalised(
     return named(conv=convolution, norm=nn.BatchNorm2d(channels))
 
 
-def activated(
-    in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
-) -> nn.Sequential:
+def activated(in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0) -> nn.Sequential:
     """Return a convolution without bias, followed by batch norm and ReLU."""
-    return normalised(in_channels, channels, size, stride=stride, padding=padding, groups=groups).append(nn.ReLU())
+    return normalised(in_channels, channels, size, stride=stride, padding=padding).append(nn.ReLU())
 
 
 def named(**modules: nn.Module) -> nn.Sequential:

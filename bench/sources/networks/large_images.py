@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mucudnn.bench.sources.networks.diffusion import VAE
+from mucudnn.bench.sources.networks.diffusion import VAEDecoder
 
 _UNET_WIDTHS = (64, 128, 256, 512)
 
@@ -76,19 +76,6 @@ class SegmentingUNet(nn.Module):
             x = block(torch.cat((skipped.pop(), enlarge(x)), dim=1))
         scores: Tensor = self.last(x)
         return scores
-
-
-class VAEDecoder(nn.Module):
-    """Decodes latents, (N, 4, H, W), to images 8 times as high and wide: that of Stable Diffusion, at full width."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        whole = VAE(width=128)
-        self.decoder = nn.Sequential(whole.from_latent, whole.decoder)
-
-    def forward(self, latent: Tensor) -> Tensor:
-        image: Tensor = self.decoder(latent)
-        return image
 
 
 def _twice(channels: int, width: int) -> nn.Sequential:

@@ -23,24 +23,14 @@ def alexnet(num_classes: int) -> nn.Module:
     return named(features=features, classifier=classifier)
 
 
-_VGG_WIDTHS = (64, 128, 256, 512, 512)
+_VGG_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, number of convolutions) of each stage
 
 
 def vgg16(num_classes: int) -> nn.Module:
     """Build VGG-16 (Simonyan and Zisserman, 2014, configuration D), with 138,357,544 parameters."""
-    return _vgg((2, 2, 3, 3, 3), num_classes)
-
-
-def vgg19(num_classes: int) -> nn.Module:
-    """Build VGG-19 (Simonyan and Zisserman, 2014, configuration E), with 143,667,240 parameters."""
-    return _vgg((2, 2, 4, 4, 4), num_classes)
-
-
-def _vgg(repeats: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build a VGG network with ``repeats`` convolutions in each stage."""
     features = nn.Sequential()
     in_channels = 3
-    for channels, count in zip(_VGG_WIDTHS, repeats, strict=True):
+    for channels, count in _VGG_STAGES:
         for _ in range(count):
             features.extend((nn.Conv2d(in_channels, channels, 3, padding=1), nn.ReLU()))
             in_channels = channels

@@ -1,4 +1,4 @@
-"""Networks with bottlenecks and shortcuts: ResNet and RegNet."""
+"""Networks with bottlenecks and shortcuts: ResNet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from mucudnn.bench.sources.networks.blocks import Residual, SqueezeExcitation, activated, named, normalised
+from mucudnn.bench.sources.networks.blocks import Residual, activated, named, normalised
 
 
 def resnet18(num_classes: int) -> nn.Module:
@@ -55,31 +55,3 @@ def _bottleneck(in_channels: int, channels: int, stride: int) -> nn.Module:
 def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     same = in_channels == channels and stride == 1
     return nn.Identity() if same else normalised(in_channels, channels, 1, stride=stride)
-
-
-_REGNET = ((48, 1), (104, 3), (208, 6), (440, 6))  # (channels, number of blocks) of each stage
-_REGNET_GROUP = 8  # number of channels per group
-
-
-def regnety_400mf(num_classes: int) -> nn.Module:
-    """Build RegNetY-400MF (Radosavovic et al., 2020), with 4,344,144 parameters."""
-    network = named(stem=activated(3, 32, 3, stride=2, padding=1))
-    in_channels = 32
-    for stage, (channels, blocks) in enumerate(_REGNET):
-        body = nn.Sequential()
-        for index in range(blocks):
-            body.append(_regnet_block(in_channels, channels, 2 if index == 0 else 1))
-            in_channels = channels
-        network.add_module(f"stage{stage + 1}", body)
-    return network.extend((nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)))
-
-
-def _regnet_block(in_channels: int, channels: int, stride: int) -> nn.Module:
-    """Return the body of a RegNet block: a grouped bottleneck of constant width with squeeze-and-excitation."""
-    body = nn.Sequential(
-        activated(in_channels, channels, 1),
-        activated(channels, channels, 3, stride=stride, padding=1, groups=channels // _REGNET_GROUP),
-        SqueezeExcitation(channels, round(in_channels / 4), nn.ReLU),
-        normalised(channels, channels, 1),
-    )
-    return Residual(body, _shortcut(in_channels, channels, stride))
