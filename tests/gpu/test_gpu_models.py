@@ -17,12 +17,13 @@ import torch
 from support.always_ours import choose_always_ours
 from support.command_line import HEADING, invoke, rows
 from support.cuda.either_device import captured, new_stream, wait_for_all
+from support.peaks import repeatable_step
 from support.problems.nets import conv_net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
+from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.accuracy.equality import train_in_turns
 from mucudnn.words.config import Config

@@ -9,9 +9,10 @@ from typing import cast
 
 import pytest
 import torch
+from support.peaks import repeatable_step
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, repeatable_step
+from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.modules.tuned_classes import make_tunable

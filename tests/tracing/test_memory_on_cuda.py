@@ -11,7 +11,7 @@ GPU = torch.device("cuda", 1)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
-    "command", [("bench", "memory", "alexnet"), ("tune", "alexnet", "--workspace-limit", "headroom")], ids=" ".join
+    "command", [("bench", "training", "alexnet"), ("tune", "alexnet", "--workspace-limit", "headroom")], ids=" ".join
 )
 def test_without_one_the_commands_say_so_before_anything_is_loaded(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,6 @@ COMMANDS = (
     "errors",
     "inference",
     "limits",
-    "memory",
     "metrics",
     "network",
     "numerics",

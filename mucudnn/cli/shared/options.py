@@ -180,7 +180,7 @@ def _no_headroom(value: Any, name: str) -> Any:
     if value == HEADROOM:
         raise InvalidInputError(
             f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
-            "none (mucudnn tune, solve and bench memory support the headroom)"
+            "none (mucudnn tune, solve and bench training support the headroom)"
         )
     return SETTINGS[name].metadata["check"](value, name)
 
