@@ -63,21 +63,6 @@ def try_in_turns(
     return [timer.error or tuple(timer.samples_s) for timer in timers]
 
 
-def time_in_turns(
-    contestants: Sequence[Contestant], rounds: int, clock: Clock, rule: StoppingRule | None = None
-) -> list[Samples]:
-    """Time the contestants interleaved, after a warm-up call of each; return the seconds of one call in each round.
-
-    Raises the first error of a contestant.
-    """
-    found = []
-    for times in try_in_turns(contestants, TurnRounds(rounds, rounds, 0.0), clock, rule):
-        if isinstance(times, Exception):
-            raise times
-        found.append(times)
-    return found
-
-
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 

@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from support.command_line import TUNE, commands, fail, invoke, one_layer
+from support.command_line import TUNE, commands, invoke, one_layer
 from support.database_rows import FAST, HERE, PROBLEM, fill
 from support.places import TESTS
 from support.processes import loaded_by
@@ -190,22 +190,6 @@ def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     assert seen, result.output
     config: Config = seen[0]
     return config
-
-
-def test_every_choice_has_an_option() -> None:
-    assert {field.name for field in fields(Config)} <= set().union(*map(names, COMMANDS.values()))
-
-
-def test_what_only_enable_knows_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of(monkeypatch, *TRAINING, "--how", "enable", "--first-call-time", "7s")
-    assert config.first_call_time_s == 7.0
-    assert config_of(monkeypatch, *TRAINING).first_call_time == Config().first_call_time
-
-
-def test_what_only_enable_knows_is_refused_without_it() -> None:
-    message = fail(*TRAINING, "--first-call-time", "1s")
-    assert "--first-call-time" in message
-    assert "add --how enable" in message
 
 
 @pytest.mark.parametrize(

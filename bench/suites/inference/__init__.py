@@ -1,1 +1,1 @@
-"""Benchmark of inference against torch, for whole models and single modules, with and without cached filters."""
+"""Benchmark of inference: calls of whole models by torch, mucudnn and other runtimes."""

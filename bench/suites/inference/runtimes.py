@@ -26,20 +26,23 @@ from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.contests.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
-from mucudnn.bench.contests.peak_memory import resident_growth
+from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, resident_growth
 from mucudnn.bench.contests.processes import OwnProcessError
 from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
 from mucudnn.bench.contests.variants import Runtime
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.suites.inference.report import RUNTIMES, InferenceRun
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.rows import Row, Subject
+from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.report.records import config_record
 from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import Operation
+from mucudnn.words.problem import MemoryFormat, Operation
 from mucudnn.words.progress import Progress, silent
 
 _Arrays = list[np.ndarray[Any, Any]]
-_GROWN, _KINDS = 0, 1  # what a process is asked: by how many bytes it grew in its first call, and kinds of layers
+_MEMORY, _KINDS = 0, 1  # what a process is asked: columns of the memory of a call, and kinds of layers
 _Outputs = Callable[[], _Arrays]  # A function that calls the model once.
 _OF_EXPORT = ("onnx", "onnxscript")
 _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
@@ -87,8 +90,11 @@ class RuntimeJob:
         model, arguments = self.subject()
         outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
         found, grown_bytes = resident_growth(outputs)
+        memory = {"grown_bytes": grown_bytes}
+        if self.runtime not in _PACKAGES:  # others have allocators of their own
+            memory["peak_bytes"] = allocator_peak_bytes(outputs)
         kinds = self._kinds(model, outputs) if self._tells_layers else lambda _: {}
-        ask = {_GROWN: lambda _: grown_bytes, _KINDS: kinds}
+        ask: dict[int, Callable[[int], Any]] = {_MEMORY: lambda _: memory, _KINDS: kinds}
         return Ready(outputs, [np.array(array) for array in found], ask=lambda what: ask[what](what))
 
     @property
@@ -193,16 +199,20 @@ def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> 
     return file
 
 
+ROUNDS = 25
 _KINDS_ROUNDS = 3
 READY_S, SAMPLE_S = 3600.0, 600.0  # timeouts of a runtime's preparation and of one sample
 
 
 def compare_runtimes(
-    run: InferenceRun,
     model: nn.Module,
     arguments: tuple[Tensor, ...],
     config: Config,
+    out: Path,
     *,
+    name: str = "model",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    rounds: int = ROUNDS,
     runtimes: Sequence[Runtime] = tuple(Runtime),
     job: Callable[..., Callable[[], Ready[_Arrays]]] = RuntimeJob,
     pause_s: float = PAUSE_S,
@@ -210,50 +220,72 @@ def compare_runtimes(
 ) -> None:
     """Prepare each runtime in its own process, one after the other, then time their calls of the model, interleaved.
 
-    arguments: all arguments of the model, first x (N, C, H, W) in the memory format for torch and mucudnn. config: for
-    mucudnn's tuning; its operations are ignored. runtimes: torch is always added, as the reference for outputs. job:
-    makes the job of a runtime. pause_s: seconds between samples. Runtimes that the folder already has are not measured
-    again.
+    The rows are written into the folder ``out``; nothing is measured if it has them. arguments: all arguments of the
+    model, first x (N, C, H, W) in ``memory_format``, for torch and mucudnn. config: for mucudnn's tuning; its
+    operations are ignored. runtimes: torch is always added, as the reference for outputs. job: makes the job of a
+    runtime. pause_s: seconds between samples.
 
     A runtime that is not installed, fails, is killed or times out gets a row with the reason, and the others continue.
-    Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails.
+    Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails, and the errors of ``open_folder``.
     """
-    if run.is_known(RUNTIMES):
-        return
     config = replace(config, operations=(Operation.FORWARD,))
     asked = [runtime for runtime in Runtime if runtime in runtimes or runtime is Runtime.TORCH]
+    subject = {"network": name, "batch_size": len(arguments[0]), "memory_format": str(memory_format)}
+    settings = {
+        "input_shape": list(arguments[0].shape),
+        "rounds": rounds,
+        "runtimes": [str(runtime) for runtime in asked],
+        **config_record(config),
+    }
+    header = Header("inference", name, settings, current_environment(), subject_columns=tuple(subject), wanted=1)
+    with open_folder(out, header) as folder:
+        if not folder.known(subject):
+            folder.add(_measured(subject, (model, arguments), asked, config, rounds, job, pause_s, progress))
+        folder.write_summary()
+
+
+def _measured(
+    subject: Subject,
+    called: tuple[nn.Module, tuple[Tensor, ...]],
+    runtimes: Sequence[Runtime],
+    config: Config,
+    rounds: int,
+    job: Callable[..., Callable[[], Ready[_Arrays]]],
+    pause_s: float,
+    progress: Progress,
+) -> list[Row]:
     entrants = dict[Runtime, Entrant[_Arrays]]()
     with Apart(ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s) as apart:
-        handed = apart.handed((model, tuple(arguments)))
-        for index, runtime in enumerate(asked):
-            progress(f"{runtime} gets ready", index / len(asked) / 2)
+        handed = apart.handed(called)
+        for index, runtime in enumerate(runtimes):
+            progress(f"{runtime} gets ready", index / len(runtimes) / 2)
             entrants[runtime] = Entrant.started(apart, job(runtime, handed, torch.get_num_threads(), config))
         require_torch(entrants[Runtime.TORCH])
-        for done in sampled(entrants.values(), run.rounds):
-            progress(f"round {done} of {run.rounds}", 0.5 + done / run.rounds / 2)
+        for done in sampled(entrants.values(), rounds):
+            progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
         require_torch(entrants[Runtime.TORCH])
         torchs = entrants[Runtime.TORCH].found or []
-        run.folder.add([_row(run, runtime, entrant, torchs) for runtime, entrant in entrants.items()])
+        return [_row(subject, runtime, entrant, torchs) for runtime, entrant in entrants.items()]
 
 
-def _row(run: InferenceRun, runtime: Runtime, entrant: Entrant[_Arrays], torchs: _Arrays) -> Row:
+def _row(subject: Subject, runtime: Runtime, entrant: Entrant[_Arrays], torchs: _Arrays) -> Row:
     more: dict[str, Any] = {"version": version_of(runtime)}
     if entrant.process is not None and entrant.found is not None:
         more |= {
             "relative_difference": relative_difference(entrant.found, torchs),
-            "grown_bytes": _grown_bytes(entrant.process),
+            **_memory(entrant.process),
             "ready_after_s": entrant.process.ready_after_s,
             "kinds_s": _kinds(entrant.process) if runtime.tells_layers else {},
         }
-    return Row(run.subject(RUNTIMES), runtime, entrant.samples_s, failure=entrant.failure, more=more)
+    return Row(subject, runtime, entrant.samples_s, failure=entrant.failure, more=more)
 
 
-def _grown_bytes(process: OwnProcess[_Arrays]) -> int | None:
+def _memory(process: OwnProcess[_Arrays]) -> dict[str, int | None]:
     try:
-        grown: int | None = process.ask(_GROWN)
+        columns: dict[str, int | None] = process.ask(_MEMORY)
     except OwnProcessError:
-        return None
-    return grown
+        return {}
+    return columns
 
 
 def _kinds(process: OwnProcess[_Arrays]) -> dict[str, float]:

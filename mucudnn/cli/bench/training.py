@@ -42,10 +42,10 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "confirm", "first_call_time")
+@options.config(options.memory_bounds("64MiB", headroom=True), "confirm", "time_limit", "database")
 @options.threads
 @options.device
-@outputs("csv", "json", "out")
+@outputs("out")
 def training(
     sources: tuple[str, ...],
     batch_sizes: tuple[int, ...] | None,
@@ -73,10 +73,6 @@ def training(
     from mucudnn.bench.suites.training.report import training_tables
     from mucudnn.words.progress import progress_bar
 
-    if how is not How.ENABLE:
-        options.refuse_given(
-            "only for convolutions tuned as they occur: add --how enable, or leave out", "first_call_time"
-        )
     asked = TrainingOptions(
         config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how
     )

@@ -11,7 +11,7 @@ import torch
 from support.clock.machine import FakeClock
 from support.clock.ticking import TickingClock
 
-from mucudnn.bench.contests.timing import Contestant, TurnRounds, time_in_turns, torch_variants, try_in_turns
+from mucudnn.bench.contests.timing import Contestant, TurnRounds, torch_variants, try_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.measuring.timing.timer import here
 
@@ -30,7 +30,7 @@ def test_every_round_runs_each_once() -> None:
         order += name
         clock.advance(next(costs[name]))
 
-    cells = time_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], 3, clock)
+    cells = try_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], TurnRounds(3, 3, 0.0), clock)
     rounds = [order[:4], order[4:6], order[6:]]
     assert ["".join(sorted(each)) for each in rounds] == ["aabb", "ab", "ab"]  # the first of each does not count
     assert cells == [(1.0, 5.0, 1.0), (2.0, 2.0, 2.0)]
@@ -50,7 +50,7 @@ def test_the_clock_is_read_where_the_call_is_made() -> None:
         thread.join()
 
     clock = Watched()
-    time_in_turns([Contestant(lambda: clock.advance(1.0), elsewhere)], 2, clock)
+    try_in_turns([Contestant(lambda: clock.advance(1.0), elsewhere)], TurnRounds(2, 2, 0.0), clock)
     assert read_in == {"elsewhere"}
 
 

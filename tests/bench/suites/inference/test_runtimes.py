@@ -11,28 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from support.command_line import fail, invoke
 from support.own_jobs import MadeUpRuntime
 from support.snapshots import assert_as_stored
 from torch import nn
 
 from mucudnn.bench.contests.apart import Apart
 from mucudnn.bench.contests.variants import Runtime
-from mucudnn.bench.folders.reading import ResultFolder, read_folder, read_result_file
+from mucudnn.bench.folders.header import Header
+from mucudnn.bench.folders.reading import ResultFolder, read_folder
 from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import runtimes
-from mucudnn.bench.suites.inference.report import RUNTIMES, InferenceRun, inference_tables
+from mucudnn.bench.suites.inference.report import inference_tables
 from mucudnn.bench.suites.inference.runtimes import (
     RuntimeJob,
     compare_runtimes,
     relative_difference,
     require_installed,
 )
-from mucudnn.cli.main import main
+from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
 from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import MemoryFormat
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 
@@ -43,9 +44,7 @@ def tiny() -> nn.Sequential:
 
 
 def compared(out: Path, job: Any, *runtimes: Runtime) -> ResultFolder:
-    named = "tiny", X.shape, MemoryFormat.CONTIGUOUS
-    with InferenceRun.opened(out, *named, Config(fuse=True), 2, [RUNTIMES]) as run:
-        compare_runtimes(run, tiny(), (X,), Config(), runtimes=runtimes, job=job, pause_s=0.0)
+    compare_runtimes(tiny(), (X,), Config(), out, name="tiny", rounds=2, runtimes=runtimes, job=job, pause_s=0.0)
     return read_folder(out)
 
 
@@ -150,7 +149,13 @@ def row(
     runtime: Runtime, version: str, time_s: float, spread: float, difference: float, **kinds_s: float
 ) -> tuple[Runtime, tuple[float, ...], str | None, dict[str, Any]]:
     samples_s = (time_s * (1 - spread), time_s, time_s * (1 + spread))
-    more = {"version": version, "relative_difference": difference, "ready_after_s": 1.5, "kinds_s": kinds_s}
+    more = {
+        "version": version,
+        "relative_difference": difference,
+        "ready_after_s": 1.5,
+        "kinds_s": kinds_s,
+        "grown_bytes": 2**20,
+    }
     return runtime, samples_s, None, more
 
 
@@ -164,11 +169,13 @@ def made_up(out: Path, wrong_s: float = 0.05, **torch_kinds_s: float) -> ResultF
         row(Runtime.MUCUDNN, "0.1.0", 0.03, 0.0, 3e-7),
         row(Runtime.MUCUDNN_COMPILE, "0.1.0", 0.025, 0.0, 3e-7, **({"3x3": 0.02} if torch_kinds_s else {})),
     ]
-    named = "tiny", X.shape, MemoryFormat.CONTIGUOUS
     torch.set_num_threads(2)
-    with InferenceRun.opened(out, *named, Config(fuse=True), 2, [RUNTIMES]) as run:
-        subject = run.subject(RUNTIMES)
-        run.folder.add([Row(subject, one, samples, failure=why, more=more) for one, samples, why, more in found])
+    subject = {"network": "tiny", "batch_size": 2, "memory_format": "contiguous"}
+    settings = {"input_shape": [*X.shape], "fuse": True}
+    header = Header("inference", "tiny", settings, current_environment(), tuple(subject), wanted=1)
+    with open_folder(out, header) as folder:
+        folder.add([Row(subject, one, samples, failure=why, more=more) for one, samples, why, more in found])
+        folder.write_summary()
     return read_folder(out)
 
 
@@ -184,28 +191,27 @@ def test_shares_of_time_are_told_where_they_are_known(tmp_path: Path) -> None:
     assert_as_stored("bench-inference-kinds", kinds)
 
 
-def on_the_command_line(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setattr(models, "load_model", lambda source, **_: (tiny(), (3, 8, 8)))
-    return CliRunner().invoke(main, ["bench", "inference", "tiny", "--rounds", "1", "--time-limit", "10ms", *arguments])
-
-
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(runtimes, "compare_runtimes", lambda *args, **rest: given.append((args, rest)))
-    file = tmp_path / "inference.json"
-    asked = ("--runtimes", "openvino, mucudnn", "--no-fuse", "--cache-budget", "1KiB", "--json", str(file))
-    done = on_the_command_line(monkeypatch, *asked)
-    assert done.exit_code == 0, done.output
-    (((_, _, _, config), rest),) = given
-    assert rest["runtimes"] == (Runtime.OPENVINO, Runtime.MUCUDNN)
-    assert not config.fuse
-    found = read_result_file(file)
-    assert len(found.rows) == 3 * (1 + 2)  # the whole model, and two layers
-    assert found.header.settings["cache_budget"] == "1KiB"
-    assert found.rows.groupby("layer")["kept_bytes"].max().sum() <= 1024
-    for wrong, told in (
-        (("--no-layers", "--runtimes", "none"), "leave out --no-layers, or name --runtimes"),
-        (("--runtimes", "tensorrt"), "'tensorrt' is not a runtime; allowed are torch, torch-compile"),
-    ):
-        done = on_the_command_line(monkeypatch, *wrong)
-        assert (done.exit_code, told in done.output) == (2, True)
+    monkeypatch.setattr(models, "load_model", lambda source, **_: (tiny(), (3, 8, 8)))
+    asked = (
+        "bench",
+        "inference",
+        "tiny",
+        "--rounds",
+        "1",
+        "--time-limit",
+        "10ms",
+        "--no-fuse",
+        "--runtimes",
+        "mucudnn",
+    )
+    result = invoke(*asked, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    folder = read_folder(tmp_path / "out")
+    assert [line["contestant"] for line in folder.lines] == [Runtime.TORCH, Runtime.MUCUDNN]
+    assert not folder.header.settings["fuse"]
+    y_bytes = 4 * 8 * 8 * 4
+    for line in folder.lines:
+        assert line["peak_bytes"] >= y_bytes
+    said = fail("bench", "inference", "tiny", "--runtimes", "tensorrt")
+    assert "'tensorrt'; allowed are torch, torch-compile" in said

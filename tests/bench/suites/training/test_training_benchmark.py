@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.contests.variants import How, Precision, Variant
 from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import read_folder, read_result_file
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources import models
@@ -37,8 +36,13 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.torch_settings import searching
 
-QUICK = ("--algorithms", "gemm", "--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
+QUICK = ("--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
 SOME = ("--variants", "mucudnn")
+
+
+@pytest.fixture(autouse=True)
+def few_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUCUDNN_ALGORITHMS", "gemm")
 
 
 def test_every_variant_is_measured_in_every_precision_and_format_and_the_model_is_left_as_it_is() -> None:
@@ -218,11 +222,11 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -
 def test_a_model_of_the_user_is_trained_in_processes(tmp_path: Path) -> None:
     """It is defined in a file in another folder than this one, which the processes find."""
     (tmp_path / "net_of_a_user.py").write_text(NET)
-    source, file = f"{tmp_path / 'net_of_a_user.py'}:net", tmp_path / "out.json"
-    only = ("--precisions", "float32", "--memory-format", "contiguous", "--input", "3x6x6", "--json", file)
+    source, out = f"{tmp_path / 'net_of_a_user.py'}:net", tmp_path / "out"
+    only = ("--precisions", "float32", "--memory-format", "contiguous", "--input", "3x6x6", "--out", out)
     result = invoke("bench", "training", source, *QUICK, *SOME, *only)
     assert result.exit_code == 0, result.output
-    lines = read_result_file(file).lines
+    lines = read_folder(out).lines
     assert [(c["network"], c["contestant"], c["failure"]) for c in lines] == [
         (source, "torch", None),
         (source, "mucudnn", None),
@@ -293,17 +297,12 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     train_in_threads(monkeypatch)
     monkeypatch.setattr(models, "build", lambda name: tiny())
     monkeypatch.setattr(training_benchmark, "measured_rows", interrupted)
-    files = "--csv", tmp_path / "out.csv", "--json", tmp_path / "out.json"
-    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, *files)
+    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "alexnet, batch 2: training steps" in result.stdout
     assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout
     assert "All measurements are kept" in result.stderr
-    with (tmp_path / "out.csv").open() as stream:
-        lines = list(csv.DictReader(stream))
-    found = read_result_file(tmp_path / "out.json").lines
-    assert [line["contestant"] for line in lines] == [line["contestant"] for line in found] == ["torch", "mucudnn"]
-    assert [float(line["rest_s"]) for line in lines] == [line["rest_s"] for line in found]
+    assert [line["contestant"] for line in read_folder(tmp_path / "out").lines] == ["torch", "mucudnn"]
 
 
 def test_bad_values() -> None:
