@@ -1,4 +1,4 @@
-"""Speedups and overheads from paired time samples, with bootstrap intervals.
+"""Speedups from paired time samples, with bootstrap intervals.
 
 The interval is the percentile bootstrap (Efron, Tibshirani 1993, "An introduction to the bootstrap", chapter 13) over
 rounds: both samples of a round are drawn together, so that slow rounds cancel out.
@@ -35,8 +35,8 @@ class Estimate:
 
         name: column name with ``{}`` where ``_low`` and ``_high`` are inserted.
 
-        >>> Estimate(2.0, 1.5, 3.0).columns("overhead{}_s")
-        {'overhead_s': 2.0, 'overhead_low_s': 1.5, 'overhead_high_s': 3.0}
+        >>> Estimate(2.0, 1.5, 3.0).columns("gain{}")
+        {'gain': 2.0, 'gain_low': 1.5, 'gain_high': 3.0}
         """
         return {name.format(""): self.value, name.format("_low"): self.low, name.format("_high"): self.high}
 
@@ -82,24 +82,6 @@ def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
         for seed, (torch, ours) in enumerate(pairs)
     ]
     return Estimate(ratio, *interval(np.exp(np.mean(drawn, axis=0))))
-
-
-def overhead_of(call_s: Samples, alone_s: Samples) -> Estimate:
-    """Return the overhead of a call over its algorithm alone, the median of the differences by round, in seconds.
-
-    call_s, alone_s: samples in seconds, where sample i of both is from round i. Rounds that only one of them has are
-    ignored; there is no interval for fewer than ``LEAST_ROUNDS`` rounds.
-
-    >>> overhead_of([0.5, 0.75, 1.0], [0.25, 0.5, 0.75])
-    Estimate(value=0.25, low=0.25, high=0.25)
-    """
-    differences = tuple(call - alone for call, alone in zip(call_s, alone_s, strict=False))
-    if not differences:
-        return Estimate()
-    middle = float(np.median(differences))
-    if len(differences) < LEAST_ROUNDS:
-        return Estimate(middle)
-    return Estimate(middle, *interval(resampled_medians(differences, seed=0)))
 
 
 def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
-from mucudnn.bench.folders.speedups import Estimate, mean_speedup, overhead_of, speedup_of
+from mucudnn.bench.folders.speedups import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.report.tables import shares
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.words.problem import Operation
@@ -29,9 +29,8 @@ CONTESTANT = ("contestant", "policy", "limit_bytes")
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
-# Columns of ``bench metrics`` only: samples of the algorithm without its module, and numeric metrics.
-_ALONE = "alone_samples_s"
-_METRICS = ("error_l1", "error_l2", "error_max", "gradient_error", "runs", "distinct_results")
+# Numeric columns of ``bench metrics`` only.
+_METRICS = ("error_l1", "error_l2", "error_max", "runs", "distinct_results", "not_finite", "not_finite_by_definition")
 
 
 def measured(folder: ResultFolder) -> pandas.DataFrame:
@@ -42,16 +41,13 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's peak rates, and
     ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, with each tensor moved once;
     ``same_as``, ``UNDIVIDED`` if the row has the same configuration as the undivided contestant; and for each machine
-    of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For operator metrics also
-    ``samples_per_s``, and ``overhead_s``, ``overhead_low_s``, ``overhead_high_s``, the additional time of a call
-    through a module. For whole models ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as
-    text. Unknown values are NaN.
+    of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For whole models
+    ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows, folder.header.subject_columns)
     rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
-    if _ALONE in rows:
-        rows = _with_metrics(rows)
+    rows = rows.astype({name: float for name in _METRICS if name in rows})
     if not has_problems(rows):
         return _with_models(rows)
     return _with_published(_with_bounds(_with_same(rows), folder.header.limits))
@@ -126,15 +122,6 @@ def _spread(samples: list[float]) -> float:
         return nan
     low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float((high - low) / middle)
-
-
-def _with_metrics(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add samples per second and call overheads to the rows, and convert metric columns to numbers."""
-    alone_s = [value if isinstance(value, list) else [] for value in rows[_ALONE]]
-    found = (overhead_of(call, alone) for call, alone in zip(rows["samples_s"], alone_s, strict=True))
-    rows = rows.astype({name: float for name in _METRICS if name in rows})
-    rows = rows.assign(samples_per_s=rows["batch_size"] / rows["time_s"])
-    return _with_columns(rows, (one.columns("overhead{}_s") for one in found))
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:

@@ -22,7 +22,7 @@ from mucudnn.words.errors import InvalidInputError, OutputError, UnavailableErro
 
 RESULT_FOLDER = "result_folder"  # the column that names the folder of a row
 # Columns that are not written to CSV files.
-_INNER = ("format_version", "folder", "samples_s", "torch_samples_s", "alone_samples_s", "error_map")
+_INNER = ("format_version", "folder", "samples_s", "torch_samples_s")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

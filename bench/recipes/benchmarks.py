@@ -154,7 +154,6 @@ def _of(keys: Mapping[str, Parse], *names: str) -> dict[str, Parse]:
     return {name: keys[name] for name in names}
 
 
-DIFFERENCES = ("loss_difference", "gradient_difference", "loss_over_yardstick", "gradient_over_yardstick")
 _BENCHMARKS = (
     Benchmark(
         "convolutions",
@@ -168,18 +167,6 @@ _BENCHMARKS = (
         ("workspace", "share_of_limit", "time", "failures", "gap", "options"),
         {**_LAYERS, **_CONFIG, **_of(_GRID, "policy", "workspace_budget"), "rounds": _COUNT},
         needed="workspace_budget",
-    ),
-    Benchmark(
-        "equality",
-        ("torch", "mucudnn"),
-        ("speedup", "error", "time", "failures", *DIFFERENCES),
-        {
-            **_of(SOURCES, "networks"),
-            "batch": _COUNT,
-            **_CONFIG,
-            **_of(_GRID, "policy", "workspace_limit"),
-            "steps": partial(whole, least=2),
-        },
     ),
 )
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType({one.name: one for one in _BENCHMARKS})

@@ -8,7 +8,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from mucudnn.bench.recipes.benchmarks import DIFFERENCES
 from mucudnn.bench.recipes.sections import Section, one_of
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import Operation
@@ -62,7 +61,7 @@ _PLAIN = partial(Measure, parse=real, write=_number)
 MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
         "speedup": Measure("", real, lambda value: f"{_number(value)}×"),
-        **{name: _PLAIN(name) for name in ("share_of_limit", "gap", "options", *DIFFERENCES)},
+        **{name: _PLAIN(name) for name in ("share_of_limit", "gap", "options")},
         "error": _PLAIN("relative_error"),
         "workspace": Measure("workspace_bytes", _size, size_in_words),
         "time": Measure("time_s", _time, lambda value: f"{_number(value * 1e3)} ms"),

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from mucudnn.bench.recipes.benchmarks import Cell, Place
 from mucudnn.bench.sources.layers import LayerTable, load_source, with_filters
-from mucudnn.bench.suites.accuracy.equality import benchmark_equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.solver import benchmark_division
-from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy
+from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.units import parse_bytes
 
 
 def convolutions(cell: Cell, out: Path, place: Place) -> None:
@@ -43,17 +40,6 @@ def program(cell: Cell, out: Path, place: Place) -> None:
     budgets = [budget.of(problems) for budget in cell.settings["workspace_budget"]]
     more: dict[str, Any] = {**cell.given("rounds"), "device": place.device, "progress": place.progress}
     benchmark_division(table, config, _policies(cell), budgets, out, **more)
-
-
-def equality(cell: Cell, out: Path, place: Place) -> None:
-    """Compare training with torch's and with mucudnn's convolutions, step by step from the same seed."""
-    limits = cell.settings.get("workspace_limit", (parse_bytes(DEFAULT_WORKSPACE_LIMIT),))
-    configs = [
-        cell.config(policy=policy, workspace_limit=limit, database=place.database)
-        for policy, limit in product(_policies(cell), limits)
-    ]
-    more: dict[str, Any] = {**cell.given("steps"), "device": place.device, "progress": place.progress}
-    benchmark_equality(cell.source, configs, out, batch_size=cell.settings.get("batch", 1), **more)
 
 
 def _policies(cell: Cell) -> tuple[BatchSizePolicy, ...]:

@@ -52,7 +52,7 @@ def spoil(tensor: Tensor) -> None:
         tensor[tuple(index)] = next(values)
 
 
-def dependent(problem: ConvProblem, operand: str, *, on_padding: bool = False) -> Tensor:
+def dependent(problem: ConvProblem, operand: str, batch_size: int = SAMPLES, *, on_padding: bool = False) -> Tensor:
     """Return a mask of the results that depend on one of the operand's NaN or Inf, which are at the ``places``.
 
     on_padding: also mark results of products with the zeros of the padding.
@@ -60,18 +60,15 @@ def dependent(problem: ConvProblem, operand: str, *, on_padding: bool = False) -
     if on_padding:
         (down, right), height, width = problem.padding, problem.h, problem.w
         problem = replace(problem, padding=(0, 0), h=height + 2 * down, w=width + 2 * right)
-    ones = {name: torch.ones(shape) for name, shape in _shapes(problem).items()}
-    ones[operand] = places(_shapes(problem)[operand]).float()
+    shapes = {"x": problem.x_shape(batch_size), "w": problem.w_shape(), "y": problem.y_shape(batch_size)}
+    ones = {name: torch.ones(shape) for name, shape in shapes.items()}
+    ones[operand] = places(shapes[operand]).float()
     return reference(problem, **ones) != 0
 
 
 def kinds(results: Tensor) -> Tensor:
     """Return 0 for finite results, 1 for Inf, -1 for -Inf, and 2 for NaN."""
     return results.isposinf().int() - results.isneginf().int() + 2 * results.isnan().int()
-
-
-def _shapes(problem: ConvProblem) -> dict[str, tuple[int, int, int, int]]:
-    return {"x": problem.x_shape(SAMPLES), "w": problem.w_shape(), "y": problem.y_shape(SAMPLES)}
 
 
 UNEVEN_THREADS = 3  # divides no size of the suite

@@ -78,7 +78,7 @@ for network in alexnet resnet50 vgg16; do
 done
 # The paper's experiments, the shorter ones first.
 for recipe in at-the-limit conv2-desirable-set three-policies reuse-against-division budget-division integer-program \
-	training-equality memory-per-layer deepbench networks-by-limit; do
+	memory-per-layer deepbench networks-by-limit; do
 	part "recipe-$recipe" mucudnn recipe run $recipe --device cuda --out "$OUT/recipe-$recipe"
 done
 exit $failed

@@ -1,6 +1,5 @@
-"""Errors against float64: of operators, of modules, on unusual images, of a training step, and of a training run.
+"""Errors against float64: of one layer's algorithms, and of a network's training step.
 
-Operators and modules are measured by the metrics of level 0 of Deep500 (Ben-Nun et al., 2019, "A modular benchmarking
-infrastructure for high-performance and reproducible deep learning"). Every benchmark writes rows into a result folder,
-from which tables are made.
+The metrics are those of level 0 of Deep500 (Ben-Nun et al., 2019, "A modular benchmarking infrastructure for
+high-performance and reproducible deep learning").
 """

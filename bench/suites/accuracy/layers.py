@@ -1,44 +1,39 @@
-"""Accuracy and time of a convolution layer's operations, by torch, by every algorithm and by configurations.
+"""Accuracy of a convolution layer's operations against float64: by torch, every algorithm and given configurations.
 
-Measured are errors with an error map, gradients, repeatability, time, and the overhead of the framework. For the
-overhead, a configuration is called through a PyTorch module, as in training, and its algorithms are called alone.
+A configuration is called through a PyTorch module, as in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.contests.timing import Contestant, Samples, TurnRounds, try_in_turns
+from mucudnn.bench.contests.timing import Contestant, TurnRounds, try_in_turns
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import LeftOut
+from mucudnn.bench.folders.reading import LeftOut, ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns
 from mucudnn.bench.folders.writing import write_missing
+from mucudnn.bench.report.tables import milliseconds, new_table
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.accuracy.metrics import (
-    SAMPLES,
-    Compute,
-    cut_down,
-    directional_error,
-    exact,
-    gradcheck,
-    with_errors,
-)
-from mucudnn.kernels.registry import algorithm
+from mucudnn.bench.suites.accuracy.metrics import PASSED, cut_down, distinct_results, error_norms, gradcheck
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.running.choices import Choices
-from mucudnn.running.workspace import lasting_buffer
+from mucudnn.testing.checks import IMAGE, dependent, spoil
 from mucudnn.tuning.benchmarker import permitted_algorithms
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, LibraryError, first_line
@@ -46,107 +41,75 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.words.units import format_bytes
 
-ROUNDS, RUNS = 15, 5
+ROUNDS = 15
+RUNS = 5  # results that are compared bit by bit
 # Short calls are sampled for SHORT_S seconds, which reduces the noise to a few percent.
-MOST_ROUNDS, SHORT_S = 41, 0.2
+_MOST_ROUNDS, _SHORT_S = 41, 0.2
 _LIMIT_S = 3.0  # for each call: some algorithms are a hundred times slower
+_FEW = 2  # samples of a gradcheck
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsOptions:
-    """Options of the accuracy benchmark that select what to measure.
-
-    algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
-    configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
-    measured like algorithms. rounds: time samples of each call; short calls get more, up to ``MOST_ROUNDS``. runs:
-    number of results that are compared bit by bit.
-    """
-
-    operations: Sequence[Operation] = tuple(Operation)
-    algorithms: tuple[str, ...] | None = None
-    rounds: int = ROUNDS
-    runs: int = RUNS
-    configurations: Sequence[Configuration] = ()
-
-    @property
-    def permitted(self) -> Config:
-        """Return a config that permits only the algorithms to be measured, on the undivided mini-batch."""
-        return Config(algorithms=(TORCHS_OWN,) if self.algorithms is None and self.configurations else self.algorithms)
-
-
-@dataclass(frozen=True, slots=True)
-class Untimed:
-    """A result row that has no times yet, and the calls to time for it.
-
-    calls: the call through a module, then the call of the algorithm alone if possible; empty if measuring failed.
-    """
-
-    row: Row
-    calls: tuple[Callable[[], object], ...] = ()
-
-
-def timed(every: Sequence[Untimed], options: MetricsOptions, machine: Machine) -> list[Row]:
-    """Time the calls of all rows, interleaved; return the rows with their time samples or the reason for a failure."""
-    rounds = TurnRounds(options.rounds, max(options.rounds, MOST_ROUNDS), SHORT_S)
-    contestants = [Contestant(call) for one in every for call in one.calls]
-    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
-    times = iter(try_in_turns(contestants, rounds, machine.clock, rule))
-    return [_with_times(one.row, [next(times) for _ in one.calls]) for one in every]
-
-
-def _with_times(row: Row, times: Sequence[Samples | Exception]) -> Row:
-    failed = [time for time in times if isinstance(time, Exception)]
-    if failed or not times:
-        return replace(row, failure=row.failure or first_line(failed[0]))
-    call_s, *alone_s = (time for time in times if isinstance(time, tuple))
-    return replace(row, samples_s=call_s, more={**row.more, "alone_samples_s": alone_s[0] if alone_s else []})
-
-
-def benchmark_metrics(
+def benchmark_layer(
     source: str,
     layer: Layer,
-    options: MetricsOptions,
     out: Path,
     *,
-    device: str = "cpu",
+    operations: Sequence[Operation] = tuple(Operation),
+    algorithms: tuple[str, ...] | None = None,
+    configurations: Sequence[Configuration] = (),
+    rounds: int = ROUNDS,
+    machine: Machine,
     progress: Progress = silent,
-    machine: Machine | None = None,
 ) -> None:
     """Measure accuracy and time of a layer's operations; write rows into ``out``, skipping operations it already has.
 
-    machine: the machine to measure on; this one by default.
+    algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
+    configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
+    measured like algorithms. rounds: time samples of each call; short calls get more.
 
     Raises the errors of ``open_folder``, and ``InvalidInputError`` for unknown algorithms and configurations of other
     batch sizes. On ``KeyboardInterrupt``, everything measured so far is in the folder.
     """
-    machine = machine or Machine.current(device)
-    problems = (layer.problem.with_operation(operation) for operation in options.operations)
-    every = [_OfProblem(layer, problem, options, machine) for problem in problems]
-    left_out = [one for of_problem in every for one in of_problem.left_out]
-    wanted = {one.key: one.rows for one in every}
-    write_missing(out, _header(source, layer, options, machine), wanted, progress, machine.watch, left_out)
-
-
-def _header(source: str, layer: Layer, options: MetricsOptions, machine: Machine) -> Header:
-    problem = layer.problem
+    problem, n = layer.problem, layer.batch_size
+    for one in configurations:
+        if one.batch_size != n:
+            raise InvalidInputError(
+                f"configuration '{one}' has {one.batch_size} samples, and the layer {n}: give one of {n} samples, or "
+                "another batch size"
+            )
+    permitted = Config(algorithms=(TORCHS_OWN,) if algorithms is None and configurations else algorithms)
+    wanted, left_out = {}, []
+    for operation in operations:
+        own = problem.with_operation(operation)
+        alone = permitted_algorithms(machine, permitted, own, [n])
+        asked = {
+            **{TORCH if one.name == TORCHS_OWN else one.name: _of(MicroConfig(one.name, n)) for one in alone},
+            **{str(one): one for one in configurations},
+        }
+        variants, reasons = _variants(asked, own, n, machine)
+        left_out += [LeftOut(f"{layer.name}, {own}: {name}", reason) for name, reason in reasons.items()]
+        key = (layer.name, *problem_columns(own, n).values())
+        wanted[key] = partial(_rows, variants, own, n, rounds=rounds, machine=machine)
     settings = {
         "layer": layer.name,
-        "batch_size": layer.batch_size,
+        "batch_size": n,
         "dtype": problem.dtype,
         "memory_format": str(problem.memory_format),
-        "operations": [str(operation) for operation in options.operations],
-        "algorithms": None if options.algorithms is None else list(options.algorithms),
-        **({"configurations": list(map(str, options.configurations))} if options.configurations else {}),
-        "rounds": options.rounds,
-        "runs": options.runs,
+        "operations": [str(operation) for operation in operations],
+        "algorithms": None if algorithms is None else list(algorithms),
+        "configurations": list(map(str, configurations)),
+        "rounds": rounds,
+        "runs": RUNS,
     }
-    return Header(
+    header = Header(
         *("metrics", source, settings, machine.environment),
         subject_columns=("layer", *PROBLEM_COLUMNS),
-        wanted=len(options.operations),
+        wanted=len(operations),
         limits={problem.dtype: MachineLimits.measured(machine.device, problem.dtype)},
     )
+    write_missing(out, header, wanted, progress, machine.watch, left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,127 +129,155 @@ class _Variant:
         return sum(prepared.values()) + max(one.scratch_bytes for one in self.candidates)
 
 
-class _OfProblem:
-    """The measurement of one operation of a layer by every algorithm and configuration that can compute it."""
+def _variants(
+    asked: Mapping[str, Configuration], problem: ConvProblem, n: int, machine: Machine
+) -> tuple[list[_Variant], dict[str, str]]:
+    """Return what can be measured of the configurations asked for, by name, and the reasons why others cannot.
 
-    def __init__(self, layer: Layer, problem: ConvProblem, options: MetricsOptions, machine: Machine) -> None:
-        self.problem, self._n, self._options, self._machine = problem, layer.batch_size, options, machine
-        self._label = f"{layer.name}, {problem}"
-        self.key = (layer.name, *problem_columns(problem, self._n).values())
-        reasons: dict[str, str] = {}
-        self._variants = [*self._variants_of(options, reasons)]
-        self.left_out = [LeftOut(f"{self._label}: {name}", reason) for name, reason in reasons.items()]
+    Raises ``InvalidInputError`` for unknown algorithms.
+    """
+    parts = {part for one in asked.values() for part in one.micro_configs}
+    sizes = sorted({part.micro_batch_size for part in parts})
+    config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
+    proofs = machine.proofs(n, checks_samples=True)
+    candidates, refused = find_candidates(
+        problem, permitted_algorithms(machine, config, problem, sizes), sizes, proofs=proofs
+    )
+    found = {one.micro_config: one for one in candidates if one.micro_config in parts}
+    failures = {failure.micro_config: failure.reason for failure in refused}
+    if proofs is not None:
+        foreign = [one for one in found.values() if one.is_foreign]
+        proofs.ask(foreign)
+        failures |= {one.micro_config: str(error) for one in foreign if (error := proofs.error_of(one)) is not None}
+    variants, reasons = [], {}
+    for name, configuration in asked.items():
+        own = dict.fromkeys(configuration.micro_configs)
+        missing = next((part for part in own if part not in found or part in failures), None)
+        if missing is None:
+            variants.append(_Variant(name, configuration, [found[part] for part in own]))
+            continue
+        not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
+        reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
+    return variants, reasons
 
-    def _variants_of(self, options: MetricsOptions, reasons: dict[str, str]) -> Iterator[_Variant]:
-        """Yield the algorithms and configurations that can be measured; add to ``reasons``, by name, why others cannot.
 
-        Raises ``InvalidInputError`` for unknown algorithms, and for configurations of other batch sizes.
-        """
-        asked: dict[str, Configuration] = {}
-        for one in permitted_algorithms(self._machine, options.permitted, self.problem, [self._n]):
-            name = TORCH if one.name == TORCHS_OWN else one.name
-            asked[name] = configuration_of(MicroConfig(one.name, self._n))
-        for configuration in options.configurations:
-            if configuration.batch_size != self._n:
-                raise InvalidInputError(
-                    f"configuration '{configuration}' has {configuration.batch_size} samples, and the layer "
-                    f"{self._n}: give one of {self._n} samples, or another batch size"
-                )
-            asked[str(configuration)] = configuration
-        found, failures = self._candidates({part for one in asked.values() for part in one.micro_configs})
-        for name, configuration in asked.items():
-            parts = dict.fromkeys(configuration.micro_configs)
-            if missing := next((part for part in parts if part not in found), None):
-                not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
-                at_all = MicroConfig(missing.algorithm, self._n)
-                reasons[name] = failures.get(missing) or failures.get(at_all) or not_offered
-            else:
-                yield _Variant(name, configuration, [found[part] for part in parts])
-
-    def _candidates(self, parts: set[MicroConfig]) -> tuple[dict[MicroConfig, Candidate], dict[MicroConfig, str]]:
-        """Return the candidates that can run and give correct results, and the reasons why others cannot be used."""
-        sizes = sorted({part.micro_batch_size for part in parts})
-        config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
-        algorithms = permitted_algorithms(self._machine, config, self.problem, sizes)
-        proofs = self._machine.proofs(self._n, checks_samples=True)
-        candidates, failures = find_candidates(self.problem, algorithms, sizes, proofs=proofs)
-        found = {one.micro_config: one for one in candidates if one.micro_config in parts}
-        reasons = {failure.micro_config: failure.reason for failure in failures}
-        if proofs is not None:
-            foreign = [one for one in found.values() if one.is_foreign]
-            proofs.ask(foreign)
-            reasons |= {one.micro_config: str(error) for one in foreign if (error := proofs.error_of(one)) is not None}
-        return {one: candidate for one, candidate in found.items() if one not in reasons}, reasons
-
-    def rows(self, subject: Subject, progress: Progress) -> list[Row]:
-        """Return a row for each algorithm and configuration, with its measurements or the reason for a failure."""
-        progress(self._label, 0.0)
-        operands = random_operands(self.problem, self._n, self._machine.device)
-        expected, writable = exact(self.problem, operands), operands.with_own_result(self.problem.operation)
-        every = [self._untimed(subject, one, operands, writable, expected) for one in self._variants]
-        del expected
-        return timed(every, self._options, self._machine)
-
-    def _untimed(
-        self, subject: Subject, one: _Variant, operands: Operands, writable: Operands, expected: Tensor
-    ) -> Untimed:
-        row = Row(subject, one.name, configuration=str(one.configuration))
+def _rows(
+    variants: Sequence[_Variant],
+    problem: ConvProblem,
+    n: int,
+    subject: Subject,
+    progress: Progress,
+    *,
+    rounds: int,
+    machine: Machine,
+) -> list[Row]:
+    """Return a row for each variant, with its metrics and its times, interleaved, or the reason for a failure."""
+    progress(f"{subject['layer']}, {problem}", 0.0)
+    operands = random_operands(problem, n, machine.device)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    reached = int(dependent(problem, IMAGE[problem.operation], n).sum())
+    rows: list[Row] = []
+    calls: dict[int, Callable[[], Tensor]] = {}
+    for one in variants:
+        row = Row(subject, one.name, configuration=str(one.configuration), workspace_bytes=one.workspace_bytes)
         try:
-            through = through_module(one.configuration, self.problem, operands)
-            by_itself = alone(one.configuration, self.problem, writable)
-            by_itself()
-            measured = replace(row, workspace_bytes=one.workspace_bytes, more=self._gradients(one))
-            return Untimed(with_errors(measured, through, expected, self._options.runs), (through, by_itself))
+            calls[len(rows)] = call = through_module(one.configuration, problem, operands)
+            row = _with_metrics(row, one, problem, operands, call, expected, reached)
         except tuple(error for candidate in one.candidates for error in candidate.errors) as error:
-            return Untimed(replace(row, failure=first_line(error)))
-
-    def _gradients(self, one: _Variant) -> dict[str, Any]:
-        few = of_few(one.configuration, SAMPLES)
-
-        def compute(problem: ConvProblem, operands: Operands) -> Tensor:
-            return run_whole(problem, few, operands)
-
-        return {
-            "gradient_error": directional_error(self.problem, compute, self._machine.device, few.batch_size),
-            "gradcheck": self._gradcheck(one, compute, few.batch_size),
-        }
-
-    def _gradcheck(self, one: _Variant, compute: Compute, samples: int) -> str:
-        if self._machine.device != "cpu":
-            return "not done: it runs on the CPU"
-        reasons = []
-        for small in cut_down(self.problem):
-            reason = next(filter(None, (candidate.algorithm.supports(small) for candidate in one.candidates)), None)
-            if reason is None:
-                return gradcheck(small, compute, samples)
-            reasons.append(reason)
-        return f"not done: {reasons[0]}"
+            calls.pop(len(rows), None)
+            row = replace(row, failure=first_line(error))
+        rows.append(row)
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
+    count = TurnRounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    found = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
+    for index, times in zip(calls, found, strict=True):
+        failed = isinstance(times, Exception)
+        rows[index] = replace(rows[index], **{"failure": first_line(times)} if failed else {"samples_s": times})  # type: ignore[arg-type]
+    return rows
 
 
-def configuration_of(*micro_configs: MicroConfig) -> Configuration:
-    """Return a configuration of these micro-batches, with time and workspace set to 0 because they are unknown."""
+def _with_metrics(
+    row: Row,
+    one: _Variant,
+    problem: ConvProblem,
+    operands: Operands,
+    call: Callable[[], Tensor],
+    expected: Tensor,
+    reached: int,
+) -> Row:
+    first = call().detach()
+    again = (call().detach() for _ in range(RUNS - 1))
+    image = IMAGE[problem.operation]
+    spoilt = replace(operands, **{image: getattr(operands, image).clone()})
+    spoil(getattr(spoilt, image))
+    not_finite = ~through_module(one.configuration, problem, spoilt)().isfinite()
+    more = {
+        **error_norms(first, expected),
+        "gradcheck": _gradcheck(one, problem, operands.x.device.type),
+        "runs": RUNS,
+        "distinct_results": distinct_results(chain([first], again)),
+        "not_finite": int(not_finite.sum()),
+        "not_finite_by_definition": reached,
+        "local": all(candidate.algorithm.is_local(problem) for candidate in one.candidates),
+    }
+    return replace(row, relative_error=relative_l2_error(first, expected), more=more)
+
+
+def _gradcheck(one: _Variant, problem: ConvProblem, device: str) -> str:
+    """Check the gradients of the layer cut down, of which this operation is computed by the variant's algorithms.
+
+    Torch computes the other two, so that a failed check is the variant's fault.
+    """
+    if device != "cpu":
+        return "not done: it runs on the CPU"
+    few, reasons = of_few(one.configuration), []
+    for small in cut_down(problem):
+        reason = next(filter(None, (candidate.algorithm.supports(small) for candidate in one.candidates)), None)
+        if reason is None:
+            module = module_of(few, small, random_operands(small, few.batch_size).w)
+            return gradcheck(module, small, few.batch_size)
+        reasons.append(reason)
+    return f"not done: {reasons[0]}"
+
+
+def _of(*micro_configs: MicroConfig) -> Configuration:
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
 
 
-def of_few(configuration: Configuration, samples: int) -> Configuration:
-    """Return a configuration with the same algorithms, each computing an equal share of about ``samples`` samples."""
+def of_few(configuration: Configuration) -> Configuration:
+    """Return a configuration with the same algorithms, each computing an equal share of about ``_FEW`` samples."""
     names = configuration.algorithms
     if len(configuration.micro_configs) == 1:
-        return configuration_of(MicroConfig(names[0], samples))
-    of_each = range(-(-samples // len(names)))
-    return configuration_of(*(MicroConfig(name, 1) for name in names for _ in of_each))
+        return _of(MicroConfig(names[0], _FEW))
+    of_each = range(-(-_FEW // len(names)))
+    return _of(*(MicroConfig(name, 1) for name in names for _ in of_each))
+
+
+def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Conv2d:
+    """Return a module with the filter w that computes the problem's operation by a configuration, others by torch.
+
+    Raises ``LibraryError`` if the module would run another configuration.
+    """
+    geometry = (problem.c, problem.k, (problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
+    kind = nn.Conv2d if configuration.is_baseline else Conv2d
+    module = kind(*geometry, problem.groups, bias=False, device="meta")
+    module.weight = nn.Parameter(w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
+    if isinstance(module, Conv2d):
+        n = configuration.batch_size
+        module.choices = Choices.of({problem: {n: configuration}}, w.device.type)
+        executable = module.choices.executable(problem, n)
+        if executable is None or executable.configuration != module.choices.configuration(problem, n):
+            raise LibraryError(f"a module does not run {configuration} here: see the warning before")
+    return module
 
 
 def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
     """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
 
     For the forward operation, the function calls the module under autograd. For a backward operation, the function lets
-    autograd compute that one gradient, after an untimed forward pass. Torch's own convolution runs in ``nn.Conv2d``,
-    all other algorithms in ``mucudnn.Conv2d``.
-
-    Raises ``LibraryError`` if the module would run another configuration.
+    autograd compute that one gradient, after an untimed forward pass. Raises the error of ``module_of``.
     """
-    module = _module(configuration, problem, operands)
+    module = module_of(configuration, problem, operands.w)
     if problem.operation is Operation.FORWARD:
         return partial(module, operands.x)
     of_data = problem.operation is Operation.BACKWARD_DATA
@@ -296,46 +287,49 @@ def through_module(configuration: Configuration, problem: ConvProblem, operands:
     return lambda: torch.autograd.grad(y, wanted, operands.y, retain_graph=True)[0]
 
 
-def alone(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], object]:
-    """Return a function that runs a configuration's algorithms alone, and writes their result into ``operands``.
-
-    The function uses neither a module nor autograd, and allocates nothing except torch's own convolution's result.
-    """
-    if configuration.is_baseline:
-        return partial(run_torch, problem, operands)
-    device, parts, w = operands.x.device, configuration.micro_configs, operands.w
-    algorithms = {name: algorithm(name, device.type) for name in configuration.algorithms}
-    sizes = {part: algorithms[part.algorithm].workspace(problem, part.micro_batch_size) for part in parts}
-    prepared = {part.algorithm: lasting_buffer(size.prepared_bytes).to(device) for part, size in sizes.items()}
-    scratch = lasting_buffer(max(size.scratch_bytes for size in sizes.values())).to(device)
-    opened = [(algorithms[name], buffer) for name, buffer in prepared.items()]
-    slices = [torch.split(tensor, [part.micro_batch_size for part in parts]) for tensor in (operands.x, operands.y)]
-    steps = [
-        (algorithms[one.algorithm], prepared[one.algorithm], x, y) for one, x, y in zip(parts, *slices, strict=True)
-    ]
-
-    def call() -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
-            w.zero_()
-        for one, own in opened:
-            one.open(problem, w, own)
-        for one, own, x, y in steps:
-            one.step(problem, x, w, y, None, own, scratch)
-        for one, own in opened:
-            one.close(problem, w, own)
-
-    return call
+_LEGEND = (
+    "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
+    "gradcheck: PyTorch's, in float64, of the layer cut down to few channels",
+    f"results: number of results that differ in any bit, of {RUNS} runs; 1: repeatable",
+    "not finite: results where a few pixels of x (backward data: dy) are NaN or infinite; by definition, and as "
+    "computed; strict: whether --strict allows it",
+    "ms: median of a call through a module, as in training",
+)
 
 
-def _module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> nn.Conv2d:
-    geometry = (problem.c, problem.k, (problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
-    kind = nn.Conv2d if configuration.is_baseline else Conv2d
-    module = kind(*geometry, problem.groups, bias=False, device="meta")
-    module.weight = nn.Parameter(operands.w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
-    if isinstance(module, Conv2d):
-        n = operands.batch_size
-        module.choices = Choices.of({problem: {n: configuration}}, operands.x.device.type)
-        executable = module.choices.executable(problem, n)
-        if executable is None or executable.configuration != module.choices.configuration(problem, n):
-            raise LibraryError(f"a module does not run {configuration} here: see the warning before")
-    return module
+def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield a table with a row for each operation and contestant, and a text that explains columns and gaps."""
+    columns = ("relative", "L1", "L2", "maximum", "gradcheck", "results", "by definition", "not finite", "strict")
+    printed = new_table(
+        f"{folder.header.source}, {folder.header.settings['layer']}",
+        ("operation", "algorithm"),
+        (*columns, "ms", "workspace"),
+    )
+    before = ""
+    for row in folder.lines:
+        if row["operation"] != before:
+            printed.add_section()
+        name = row["operation"] if row["operation"] != before else ""
+        before = row["operation"]
+        printed.add_row(name, row["contestant"], *([row["failure"]] if row["failure"] else _cells(row)))
+    yield printed
+    unusual: dict[str, list[str]] = {}
+    for row in folder.lines:
+        if row.get("gradcheck", PASSED) != PASSED:
+            unusual.setdefault(f"gradcheck {row['gradcheck']}", []).append(row["contestant"])
+    for one in folder.left_out:
+        unusual.setdefault(one.reason, []).append(one.what.rpartition(": ")[2])
+    notes = (f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in unusual.items())
+    yield "\n".join((*_LEGEND, *notes, *folder.problems))
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("relative_error", "error_l1", "error_l2", "error_max"):
+        yield "not finite" if row[name] is None else f"{row[name]:.1e}"
+    yield row["gradcheck"].partition(":")[0]
+    yield f"{row['distinct_results']} of {row['runs']}"
+    yield f"{row['not_finite_by_definition']:,}"
+    yield f"{row['not_finite']:,}"
+    yield "yes" if row["local"] else "no"
+    yield milliseconds(median(row["samples_s"]))
+    yield format_bytes(row["workspace_bytes"])

@@ -1,4 +1,4 @@
-"""Errors of a network's training step in float32, by torch and by mucudnn, against the same step in float64.
+"""Errors of a network's training step, by torch and by mucudnn under error bounds, against the same step in float64.
 
 All steps have the same parameters, images and random numbers. Dropout is switched off, because its mask depends on the
 dtype. There is no optimizer, because only the gradients are compared.
@@ -7,9 +7,8 @@ dtype. There is no optimizer, because only the gradients are compared.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import mucudnn
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.report.records import config_record
-from mucudnn.bench.report.tables import new_table
+from mucudnn.bench.report.tables import new_table, ratio
 from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
@@ -37,10 +37,8 @@ from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 from mucudnn.words.progress import Progress, silent
 
-TORCH, MUCUDNN = "torch", "mucudnn"
 
-
-def benchmark_step_errors(
+def benchmark_step(
     network: str,
     model: nn.Module,
     input_shape: tuple[int, int, int],
@@ -49,31 +47,42 @@ def benchmark_step_errors(
     batch_size: int,
     config: Config,
     error_bounds: Sequence[float],
-    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    device: str = "cpu",
     objective: Objective = CLASSIFICATION,
     progress: Progress = silent,
 ) -> None:
     """Compare training steps of ``model`` with float64; write rows of errors into the folder ``out``.
 
-    Rows that the folder already has are not measured again. model: in float32 on the CPU; left unchanged. Its first
-    argument is x: (N, *input_shape). error_bounds: values of ``max_relative_error``, with a row for each. objective:
-    the loss, of images with labels from ten classes.
+    A folder that has the rows is left as it is. model: left unchanged; its first argument is x: (N, *input_shape).
+    error_bounds: values of ``max_relative_error``, with a row for each. dtype, memory_format: of all steps but the
+    exact one. objective: the loss, of images with labels from ten classes.
 
     Raises the errors of ``open_folder``, ``optimize`` and the model.
     """
-    settings = {
-        "batch_sizes": [batch_size],
-        "memory_formats": list(memory_formats),
-        **config_record(config),
-        "max_relative_error": list(error_bounds),
-    }
-    columns = ("network", "batch_size", "memory_format")
-    environment = current_environment()
-    header = Header(*("errors", network, settings, environment), columns, wanted=len(memory_formats), is_timed=False)
-    configs = {f"{MUCUDNN} {bound:g}": replace(config, max_relative_error=bound) for bound in error_bounds}
-    comparison = _Comparison(model, input_shape, batch_size, configs, objective)
-    wanted = {(network, batch_size, str(one)): partial(comparison.rows, one) for one in memory_formats}
-    write_missing(out, header, wanted, progress)
+    settings = {**config_record(config), "max_relative_error": list(error_bounds)}
+    # Confirmation could restore torch's own convolutions, but everything that tuning chose is to be compared.
+    configs = {f"mucudnn {bound:g}": replace(config, max_relative_error=bound, confirm=False) for bound in error_bounds}
+    variants: dict[str, Config | None] = {TORCH: None, **configs}
+
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        progress("float64", 0.0)
+        ((images, labels),) = labelled_batches(1, batch_size, input_shape)
+        batch = tree_map(lambda t: t.to(device), (objective.arguments(images), objective.target(images, labels)))
+        own = copy.deepcopy(model).to(device).train()
+        for module in own.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        exact = _step(own, batch, objective, torch.float64, torch.contiguous_format)
+        for number, (name, chosen) in enumerate(variants.items(), start=1):
+            progress(name, number / (len(variants) + 1))
+            found = _step(own, batch, objective, getattr(torch, dtype), TORCH_FORMATS[memory_format], chosen)
+            yield _compared(Row(subject, name), found, exact)
+
+    columns = ("network", "batch_size", "dtype", "memory_format")
+    header = Header(*("metrics", network, settings, current_environment(device)), columns, wanted=1, is_timed=False)
+    write_missing(out, header, {(network, batch_size, dtype, str(memory_format)): rows}, progress)
 
 
 @dataclass(frozen=True)
@@ -86,55 +95,33 @@ class _Step:
     model: nn.Module
 
 
-class _Comparison:
-    """A comparison of a model's training steps in float32 with its step in float64, all without dropout."""
+def _step(
+    model: nn.Module,
+    batch: tuple[tuple[Tensor, ...], Tensor],
+    objective: Objective,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    config: Config | None = None,
+) -> _Step:
+    """Run one training step of a copy of the model in this dtype and memory format; return its results.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        shape: tuple[int, int, int],
-        batch_size: int,
-        configs: Mapping[str, Config],
-        objective: Objective,
-    ) -> None:
-        self._model, self._objective = copy.deepcopy(model).train(), objective
-        for module in self._model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.p = 0.0
-        ((images, labels),) = labelled_batches(1, batch_size, shape)
-        self._arguments, self._target = objective.arguments(images), objective.target(images, labels)
-        # Confirmation could restore torch's own convolutions, but everything that tuning chose is to be compared.
-        self._configs = {name: replace(config, confirm=False) for name, config in configs.items()}
-        self._exact = cache(partial(self._step, torch.float64, torch.contiguous_format))
-
-    def rows(self, memory_format: MemoryFormat, subject: Subject, progress: Progress) -> Iterator[Row]:
-        """Yield the errors against float64 of a step with torch's convolutions, then with mucudnn's in each config."""
-        progress("float64", 0.0)
-        exact = self._exact()
-        variants = (TORCH, *self._configs)
-        for number, variant in enumerate(variants, start=1):
-            progress(f"{variant} {memory_format}", number / (len(variants) + 1))
-            found = self._step(torch.float32, TORCH_FORMATS[memory_format], self._configs.get(variant))
-            yield _compared(Row(subject, variant), found, exact)
-
-    def _step(self, dtype: torch.dtype, memory_format: torch.memory_format, config: Config | None = None) -> _Step:
-        """Run one training step of a copy of the model in this dtype and memory format; return its results.
-
-        config: of mucudnn's convolutions; None for torch's.
-        """
-        own = copy.deepcopy(self._model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
-        images, *others = (_in(tensor, dtype) for tensor in self._arguments)
-        arguments = (images.contiguous(memory_format=memory_format), *others)
-        if config is not None:
-            own = mucudnn.optimize(own, arguments, config, progress=False)
-        torch.manual_seed(0)
-        with _DrawnInFloat32():
-            output = own(*arguments)
-            loss = self._objective.loss(output, _in(self._target, dtype))
-        loss.backward()  # type: ignore[no-untyped-call]
-        values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
-        gradients = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
-        return _Step(values, loss.detach(), gradients, own)
+    batch: the model's arguments, and the target. config: of mucudnn's convolutions; None for torch's.
+    """
+    own = copy.deepcopy(model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
+    (images, *others), target = tree_map(
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch
+    )
+    arguments = (images.contiguous(memory_format=memory_format), *others)
+    if config is not None:
+        own = mucudnn.optimize(own, arguments, config, progress=False)
+    torch.manual_seed(0)
+    with _DrawnInFloat32():
+        output = own(*arguments)
+        loss = objective.loss(output, target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
+    gradients = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
+    return _Step(values, loss.detach(), gradients, own)
 
 
 class _DrawnInFloat32(TorchFunctionMode):
@@ -144,13 +131,8 @@ class _DrawnInFloat32(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.randn_like:
-            return torch.randn(args[0].shape).to(args[0].dtype)
+            return torch.randn(args[0].shape).to(args[0])
         return func(*args, **(kwargs or {}))
-
-
-def _in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert the tensor to this dtype; return integer tensors, such as labels or diffusion times, unchanged."""
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _compared(row: Row, found: _Step, exact: _Step) -> Row:
@@ -179,20 +161,22 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
     return replace(row, relative_error=relative_l2_error(*together), more=more)
 
 
-def errors_tables(folder: ResultFolder) -> Iterator[Table]:
-    """Yield a table of errors against float64, with a line for each variant of the step and each memory format."""
-    (batch_size,) = folder.header.settings["batch_sizes"]
+def step_tables(folder: ResultFolder) -> Iterator[Table]:
+    """Yield a table of errors against float64, with a line for each variant of the step."""
+    row = folder.lines[0]
     printed = new_table(
-        f"{folder.header.source}, batch {batch_size}: one training step in float32 against float64",
-        ("variant", "memory format", "worst parameter"),
+        f"{row['network']}, batch {row['batch_size']}, {row['memory_format']}: one training step in {row['dtype']} "
+        "against float64",
+        ("variant", "worst parameter"),
         ["output", "loss", "gradients", "worst", "ours", "speedup"],
     )
     for row in folder.lines:
         errors = (row[name] for name in ("output", "loss", "relative_error", "worst"))
         texts = ("not finite" if error is None else f"{error:.1e}" for error in errors)
         ours = f"{row['ours']} of {row['operations']}" if row["operations"] else ""
-        speedup = f"{row['speedup']:.2f}×" if row.get("speedup") else ""
-        printed.add_row(row["contestant"], row["memory_format"], row["worst_parameter"], *texts, ours, speedup)
+        printed.add_row(
+            row["contestant"], row["worst_parameter"], *texts, ours, ratio(row["speedup"]) if row["speedup"] else ""
+        )
     printed.caption = (
         "relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the largest; "
         "ours: operations that do not run PyTorch's own convolution; speedup: of the convolutions, when tuned"

@@ -13,12 +13,10 @@ COMMANDS = (
     "compare",
     "data_parallel",
     "deepbench",
-    "errors",
     "inference",
     "limits",
     "metrics",
     "network",
-    "numerics",
     "training",
 )
 

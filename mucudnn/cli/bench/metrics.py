@@ -1,12 +1,9 @@
-"""``mucudnn bench metrics``: errors, gradients, repeatability, time and overhead of a layer's algorithms."""
+"""``mucudnn bench metrics``: errors, gradients, repeatability and NaN of a layer's algorithms; errors of a step."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,11 +11,8 @@ from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.layer_tables import named_layer
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.terminal.files import FileCommand
-from mucudnn.words.problem import Operation
+from mucudnn.words.config import Config, from_text
 from mucudnn.words.results import Configuration, counts_in
-
-if TYPE_CHECKING:
-    from mucudnn.bench.folders.reading import ResultFolder
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -31,16 +25,15 @@ def parse_configuration(text: str) -> Configuration:
     return Configuration(tuple(one for one, count in counts for _ in range(count)), time_s=0.0, workspace_bytes=0)
 
 
+def _error_bounds(text: str) -> tuple[float, ...]:
+    """Parse error bounds of algorithms. Raises ``InvalidInputError`` for other text."""
+    numbers = [from_text("max_relative_error", part) for part in text.split(",")]
+    return tuple(Config(max_relative_error=number).error_bound("float32") for number in dict.fromkeys(numbers))
+
+
 @click.command(cls=FileCommand)
 @options.source
 @options.layer_of_source
-@click.option(
-    "--algorithms",
-    "--algorithm",
-    "algorithms",
-    type=parameters.Text("NAME,...", parameters.parse_names),
-    help="Algorithms beside PyTorch's own (mucudnn doctor lists them); default: all, or with --configuration none.",
-)
 @click.option(
     "--configuration",
     "configurations",
@@ -48,65 +41,84 @@ def parse_configuration(text: str) -> Configuration:
     multiple=True,
     help="A division of the batch, as tables show it: 'gemm 8×2 + fft 4'; x may replace ×. May be repeated.",
 )
-@click.option(
-    "--module",
-    "module_name",
-    metavar="NAME",
-    help="In place of a layer: any module of SOURCE's model, named as by named_modules(); '.' is the whole model.",
+@options.option(
+    "max-relative-error",
+    parameters.Text("NUMBER,...", _error_bounds),
+    "Of a step: exclude algorithms with a larger error; several bounds are compared. Default: as mucudnn tune.",
+    variable="error_bounds",
 )
-@options.operations
+@options.config("algorithms", "operations")
 @options.dtype
 @options.memory_format
 @options.rounds(15, "Smallest number of samples of each call; short calls get more.")
-@options.option("repetitions", parameters.Count(2), "Number of results to compare bit by bit.", 5)
 @options.threads
 @options.device
-@outputs("csv", "plot", "out")
+@outputs("out")
 def metrics(
     source: str,
     layer_name: str | None,
-    module_name: str | None,
-    algorithms: tuple[str, ...] | None,
     configurations: tuple[Configuration, ...],
-    operations: tuple[Operation, ...],
+    error_bounds: tuple[float, ...] | None,
+    config: Config,
     rounds: int,
-    repetitions: int,
     device: str,
     outputs: Outputs,
     **sizes: Any,
 ) -> None:
-    """Measure the operators of one layer of SOURCE, as level 0 of Deep500 does: PyTorch's own and each algorithm.
+    """Compare convolutions with float64: one layer by each algorithm, or a training step of SOURCE's model.
 
-    It can also measure configurations, which divide the mini-batch, or any module of a model against a float64 copy.
+    With --layer, or if SOURCE is a table: errors of PyTorch's own convolution, of each algorithm and of configurations
+    that divide the mini-batch, as level 0 of Deep500 has them (L1, L2, maximum); a numerical check of gradients;
+    whether runs repeat bit by bit; where NaN and infinities spread; the time of a call through a module.
 
-    Shows errors against float64 (L1, L2, maximum, and with --plot their places), a numerical check of gradients,
-    whether runs repeat bit by bit, the time of a call through a module, samples per second, and the overhead of the
-    module over the algorithm's own time. SOURCE is as for mucudnn tune. See docs/compatibility.md.
+    Otherwise: errors of output, loss and gradients of one step, by PyTorch and by mucudnn under each bound of a layer's
+    error, with the same parameters, images and random numbers, without dropout. SOURCE is as for mucudnn tune. See
+    docs/compatibility.md.
     """
+    import torch
+
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.bench.sources.models import seeded_model
-    from mucudnn.bench.suites.accuracy.layers import MetricsOptions, benchmark_metrics
-    from mucudnn.bench.suites.accuracy.modules import benchmark_module, called_module
-    from mucudnn.bench.suites.accuracy.report import draw_error_maps, metrics_tables
+    from mucudnn.bench.sources.models import blamed_in_training, importable, model_of
+    from mucudnn.bench.sources.networks import objective_for
+    from mucudnn.bench.suites.accuracy.layers import benchmark_layer, layer_tables
+    from mucudnn.bench.suites.accuracy.steps import benchmark_step, step_tables
     from mucudnn.measuring.whole_runs import Machine
     from mucudnn.words.progress import progress_bar
 
-    if module_name is not None and (layer_name or algorithms or configurations):
-        raise click.UsageError("--module excludes --layer, --algorithms and --configuration: leave them out")
-    layer = None if module_name is not None else named_layer(load_source(source, **sizes), layer_name)
-    choices = MetricsOptions(operations, algorithms, rounds, repetitions, configurations)
-    with outputs.shown(metrics_tables, _rows, draw_error_maps) as folder, progress_bar() as progress:
-        if layer is not None:
-            benchmark_metrics(source, layer, choices, folder, device=device, progress=progress)
-        elif module_name is not None:
-            model, arguments = seeded_model(source, sizes.pop("batch") or 1, device, **sizes)
-            called, machine = called_module(model, module_name, arguments), Machine.current(device)
-            benchmark_module(source, module_name, called, choices, folder, machine=machine, progress=progress)
-
-
-def _rows(folder: ResultFolder) -> Callable[[Path], None]:
-    """Return a function that writes the folder's rows to a CSV file, with values derived from the samples."""
-    from mucudnn.bench.pages.measured import measured
-    from mucudnn.bench.pages.reports import write_frame
-
-    return partial(write_frame, measured(folder))
+    found = None
+    if layer_name is None and not configurations:
+        torch.manual_seed(0)
+        with importable(source):
+            found = model_of(source, sizes["input_shape"], initialised=True)
+    if found is None:
+        options.refuse_given("it is for a step of the whole model: leave --layer out", "error_bounds")
+        layer = named_layer(load_source(source, **sizes), layer_name)
+        with outputs.shown(layer_tables) as folder, progress_bar() as progress:
+            benchmark_layer(
+                *(source, layer, folder),
+                operations=config.operations,
+                algorithms=config.algorithms,
+                configurations=configurations,
+                rounds=rounds,
+                machine=Machine.current(device),
+                progress=progress,
+            )
+        return
+    (model, shape), batch_size = found, sizes["batch"] or 1
+    with (
+        outputs.shown(step_tables) as folder,
+        progress_bar() as progress,
+        importable(source),
+        blamed_in_training(source, (batch_size, *shape)),
+    ):
+        benchmark_step(
+            *(source, model, shape, folder),
+            batch_size=batch_size,
+            config=config,
+            error_bounds=error_bounds or (config.error_bound(sizes["dtype"]),),
+            dtype=sizes["dtype"],
+            memory_format=sizes["memory_format"],
+            device=device,
+            objective=objective_for(source),
+            progress=progress,
+        )

@@ -68,7 +68,7 @@ def test_the_section_of_the_device_replaces_key_by_key(tmp_path: Path) -> None:
 def test_a_fault_is_told_with_its_place_and_what_is_allowed(tmp_path: Path) -> None:
     for parts, said in (
         (("[fixed\n",), "not a TOML file: "),
-        ((HEAD, 'benchmark = "x"\n', FIXED), "line 2: benchmark is 'x'; allowed are convolutions, program, equality"),
+        ((HEAD, 'benchmark = "x"\n', FIXED), "line 2: benchmark is 'x'; allowed are convolutions, program"),
         (("fixed = 1\n",), "line 1: fixed is 1; it must be a section, [fixed]"),
         ((FIXED, "bach = 3\n"), "line 3: [fixed] bach is not known; did you mean batch? allowed are networks, "),
         ((FIXED, "batch = 0\n"), "line 3: [fixed] batch is 0; it must be at least 1"),

@@ -10,7 +10,6 @@ from statistics import median
 import pytest
 from pandas import DataFrame
 from support.clock.known_machine import MadeUpMachine
-from torch import Tensor, nn
 
 from mucudnn.bench.recipes import runs
 from mucudnn.bench.recipes.benchmarks import Place
@@ -18,7 +17,6 @@ from mucudnn.bench.recipes.criteria import Criterion
 from mucudnn.bench.recipes.judging import judge
 from mucudnn.bench.recipes.recipe_file import read_recipe
 from mucudnn.bench.recipes.running import Outcome, run_recipe
-from mucudnn.bench.suites.accuracy import equality
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.solver import benchmark_division
 from mucudnn.words.errors import InvalidInputError
@@ -139,43 +137,6 @@ def test_a_budget_that_suffices_for_nothing_is_told(kitchen: Kitchen) -> None:
     )
     assert [one.value for one in outcome.judgements] == [1]
     assert "budget" in outcome.rows["failure"][0]
-
-
-def trained(out: Path, monkeypatch: pytest.MonkeyPatch, scale: float) -> Outcome:
-    """Train a small model, and one whose loss is scaled, by a recipe of two policies."""
-
-    def small(network: str) -> tuple[nn.Module, tuple[int, int, int]]:
-        return nn.Sequential(nn.Flatten(), nn.Linear(12, 10)), (3, 2, 2)
-
-    class Scaled(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.model(x) * scale
-
-    monkeypatch.setattr(equality, "load_model", small)
-    monkeypatch.setattr("mucudnn.optimize", lambda model, x, config, progress: Scaled(model))
-    path = out.parent / "recipe.toml"
-    path.write_text(
-        'benchmark = "equality"\n[fixed]\nnetworks = ["alexnet"]\nbatch = 4\nsteps = 3\n'
-        '[mutable]\npolicy = ["power-of-two", "all"]\n'
-        "[accept]\nloss_difference = { at_most = 1e-6 }\ngradient_difference = { at_most = 1e-6 }\n"
-    )
-    return run_recipe(read_recipe(path), out, Place())
-
-
-@pytest.mark.parametrize(("scale", "passed"), [(1.0, True), (1.01, False)])
-def test_training_is_equal_or_not(scale: float, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = trained(tmp_path / "out", monkeypatch, scale)
-    assert [one.passed for one in outcome.judgements] == [passed, passed]
-    ours = outcome.rows[outcome.rows["contestant"] == "mucudnn"]
-    assert list(ours["policy"]) == ["power-of-two", "all"]
-    assert ours["loss_over_yardstick"].isna().all()  # a linear layer has no other memory format
-    assert set(map(len, outcome.rows["samples_s"])) == {2}
-    again = trained(tmp_path / "out", monkeypatch, scale)
-    assert list(again.rows["samples_s"]) == list(outcome.rows["samples_s"])
 
 
 def row(contestant: str, samples: list[float], turns: int = 1, **more: object) -> dict[str, object]:

@@ -1,9 +1,8 @@
-"""``mucudnn bench errors``: a step's errors against the same step in float64, by definition, on tiny models."""
+"""``mucudnn bench metrics`` of a model: errors against the same step in float64, by definition, on tiny models."""
 
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +21,10 @@ from mucudnn.bench.folders.rows import Line, Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.accuracy import steps
-from mucudnn.bench.suites.accuracy.steps import benchmark_step_errors, errors_tables
+from mucudnn.bench.suites.accuracy.steps import benchmark_step, step_tables
 from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
 
 CONFIG = Config(algorithms=("gemm",), time_limit="20ms")
-CONTIGUOUS = (MemoryFormat.CONTIGUOUS,)
 SHAPE = (3, 12, 12)
 
 
@@ -37,9 +34,7 @@ def tiny() -> nn.Sequential:
 
 
 def measure(model: nn.Module, out: Path, error_bounds: tuple[float, ...] = (1e-5,)) -> tuple[Line, ...]:
-    benchmark_step_errors(
-        "tiny", model, SHAPE, out, batch_size=4, config=CONFIG, error_bounds=error_bounds, memory_formats=CONTIGUOUS
-    )
+    benchmark_step("tiny", model, SHAPE, out, batch_size=4, config=CONFIG, error_bounds=error_bounds)
     return read_folder(out).lines
 
 
@@ -110,14 +105,14 @@ def test_models_that_draw_at_random_draw_the_same_in_float64(tmp_path: Path) -> 
 
 
 def test_what_is_printed(tmp_path: Path) -> None:
-    subject = {"network": "resnet50", "batch_size": 8, "memory_format": "contiguous"}
-    header = Header("errors", "resnet50", {"batch_sizes": [8]}, ENVIRONMENT, tuple(subject), wanted=1, is_timed=False)
+    subject = {"network": "resnet50", "batch_size": 8, "dtype": "float32", "memory_format": "contiguous"}
+    header = Header("metrics", "resnet50", {}, ENVIRONMENT, tuple(subject), wanted=1, is_timed=False)
     with open_folder(tmp_path / "out", header) as folder:
         for k, variant in ((1, "torch"), (2, "mucudnn 1e-05")):
             more = {"output": 5e-5 * k, "loss": 1e-8, "worst": 0.1, "worst_parameter": "stem.weight"}
             more |= {"operations": 3 * (k - 1), "ours": k - 1, "speedup": 1.25 if k == 2 else None}
             folder.add([Row(subject, variant, relative_error=2.4e-2, more=more)])
-    assert_as_stored("bench-errors", *errors_tables(read_folder(tmp_path / "out")))
+    assert_as_stored("bench-metrics-step", *step_tables(read_folder(tmp_path / "out")))
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,18 +120,12 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
         "from torch import nn\ndef make():\n    return nn.Conv2d(3, 4, 3)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    options = ("--algorithms", "gemm", "--time-limit", "20ms", "--threads", "1", "--memory-format", "contiguous")
-    options += ("--max-relative-error", "1e-5,1e-6")
-    json_file, csv_file = tmp_path / "errors.json", tmp_path / "errors.csv"
+    monkeypatch.setenv("MUCUDNN_TIME_LIMIT", "20ms")
     result = invoke(
-        *("bench", "errors", "own_model_of_errors:make", "--input", "3x8x8", "--batch", "2", *options),
-        *("--json", json_file, "--csv", csv_file),
+        *("bench", "metrics", "own_model_of_errors:make", "--input", "3x8x8", "--batch", "2", "--algorithms", "gemm"),
+        *("--threads", "1", "--max-relative-error", "1e-5,1e-6", "--out", tmp_path / "out"),
     )
     assert result.exit_code == 0, result.output
-    assert "own_model_of_errors:make, batch 2: one training step in float32 against float64" in result.output
-    assert [row["contestant"] for row in json.loads(json_file.read_text())["rows"]] == [
-        "torch",
-        "mucudnn 1e-05",
-        "mucudnn 1e-06",
-    ]
-    assert len(csv_file.read_text().splitlines()) == 4
+    assert "batch 2, contiguous: one training step in float32 against float64" in result.output
+    names = [row["contestant"] for row in read_folder(tmp_path / "out").lines]
+    assert names == ["torch", "mucudnn 1e-05", "mucudnn 1e-06"]
