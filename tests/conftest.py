@@ -14,12 +14,10 @@ import pytest
 import torch
 from support.cudnn.backend import FakeBackend
 from support.ranks.group import Ranks
-from torch import Tensor
 
 from mucudnn.kernels import registry
 from mucudnn.measuring.timing import cold_caches
 from mucudnn.optimizing import confirm_model
-from mucudnn.running.executable import Executable
 from mucudnn.words.errors import first_line
 
 with suppress(ModuleNotFoundError):  # make gpu does without it
@@ -86,19 +84,6 @@ def ranks() -> Iterator[Mapping[int, Ranks]]:
     yield groups
     for group in groups.values():
         group.close()
-
-
-@pytest.fixture
-def preparations(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
-    """Every preparation of a filter that is kept, as they come."""
-    prepare, seen = Executable.prepare, []
-
-    def recorded(executable: Executable, w: Tensor) -> Tensor:
-        seen.append(executable)
-        return prepare(executable, w)
-
-    monkeypatch.setattr(Executable, "prepare", recorded)
-    return seen
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -45,7 +45,7 @@ FUNCTIONS = (*ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu")
 _PRODUCTS = ("floats", "pairs", "tiles")  # in the order of enum Products (common/pairs.h)
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
 _ALGORITHMS = ("winograd", "implicit_gemm", "pointwise", "depthwise", "loop_nest")
-_int, _int64, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class Operand(ctypes.Structure):
@@ -228,8 +228,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
     for constant in (loaded.mucudnn_vector_length, loaded.mucudnn_products):
         constant.argtypes, constant.restype = [], _int64
-    fingerprint = loaded.mucudnn_fingerprint  # unchecked: every number is a valid fingerprint
-    fingerprint.argtypes, fingerprint.restype = [_pointer, _int64, _int], _int64
     accepted = partial(_accepted, loaded.mucudnn_refusal)
     stage = ctypes.POINTER(Stage)
     signatures = {

@@ -88,13 +88,10 @@ class Entries:
         batch_size: int,
         slices: Sequence[slice],
         workspace: Workspace,
-        *,
-        is_open: bool = False,
     ) -> CompiledStage:
         """Return a callable that runs these slices of the mini-batch, with all arguments resolved except addresses."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
-        phases = _ALL - _OPEN if is_open else _ALL
-        stage = self.stage(problem, _shapes(problem, batch_size), phases, sizes, slices)
+        stage = self.stage(problem, _shapes(problem, batch_size), _ALL, sizes, slices)
         return CompiledStage(self._entry("stage"), stage, problem)
 
     def band(self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int) -> tuple[CompiledStage, Workspace]:

@@ -223,14 +223,11 @@ class BaseAlgorithm:
         batch_size: int,
         slices: Sequence[slice],
         workspace: Workspace,
-        *,
-        is_open: bool = False,
     ) -> BoundStage | None:
         """Return a callable that runs these slices of a mini-batch, for these buffer sizes and this number of threads.
 
         The callable gives the results of ``open``, ``step`` and ``close``, without their overhead in Python. Return
-        None if there is no such callable. The number of threads is torch's current one. is_open: whether ``open`` has
-        filled ``prepared`` in an earlier call, so that the callable only reads ``prepared``.
+        None if there is no such callable. The number of threads is torch's current one.
         """
         return None
 

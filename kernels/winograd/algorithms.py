@@ -176,12 +176,10 @@ class Winograd(BaseAlgorithm):
         batch_size: int,
         slices: Sequence[slice],
         workspace: Workspace,
-        *,
-        is_open: bool = False,
     ) -> BoundStage | None:
         if not self.is_compiled(problem):
             return None
-        return self.entries.bound(problem, batch_size, slices, workspace, is_open=is_open)
+        return self.entries.bound(problem, batch_size, slices, workspace)
 
     def band(
         self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int

@@ -15,10 +15,8 @@ from mucudnn.words.results import (
     ACTIVATIONS,
     How,
     MicroConfig,
-    WithCachedFilter,
     WithEpilogue,
     WithFreshWorkspace,
-    epilogue_of,
 )
 from mucudnn.words.values import shown
 
@@ -31,19 +29,12 @@ _EPILOGUES = {
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], how: How = None) -> str:
     """Return JSON with a list ``[algorithm, version, micro-batch size, count]`` for each series of equal micro-configs.
 
-    With a cached filter, the lists of its algorithm end with ``"kept"``, and the lists of the uncached configuration
-    that it replaces follow, each ending with ``"instead"``. With a fresh workspace all lists end with ``"fresh"``. With
+    With a fresh workspace all lists end with ``"fresh"``. With
     an epilogue (operations after the convolution) all lists end with its text, such as ``"with ReLU"``.
     """
     parts = _parts(micro_configs, versions)
-    match how:
-        case WithCachedFilter():
-            parts = [[*part, "kept"] if part[0] == how.algorithm else part for part in parts]
-            parts += [[*part, "instead"] for part in _parts(how.instead_of, versions)]
-        case WithFreshWorkspace():
-            parts = [[*part, "fresh"] for part in parts]
-    if (epilogue := epilogue_of(how)) is not None:
-        parts = [[*part, str(epilogue)] for part in parts]
+    if how is not None:
+        parts = [[*part, "fresh" if isinstance(how, WithFreshWorkspace) else str(how)] for part in parts]
     return json.dumps(parts)
 
 
@@ -68,13 +59,9 @@ def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int]
     with suppress(ValueError, TypeError, LookupError):
         every = json.loads(key)
         versions = {part[0]: part[1] for part in every}
-        own, instead = ([part for part in every if ("instead" in part[4:]) is is_other] for is_other in (False, True))
-        kept = [part[0] for part in own if "kept" in part[4:]]
-        epilogue = next((_EPILOGUES[ending] for ending in own[0][4:] if ending in _EPILOGUES), None)
-        how: How = WithFreshWorkspace() if own[0][4:] == ["fresh"] else epilogue
-        if instead:
-            how = WithCachedFilter(kept[0] if kept else "", _expanded(instead), epilogue)
-        micro_configs = _expanded(own)
+        (*_, ending) = every[0]
+        how: How = WithFreshWorkspace() if ending == "fresh" else _EPILOGUES.get(ending)
+        micro_configs = _expanded(every)
         if configuration_key(micro_configs, versions, how) == key:
             return micro_configs, versions, how
     raise InvalidInputError(

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from mucudnn.running.choices import Choices
-from mucudnn.running.filter_cache import FilterCache
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 from mucudnn.words.results import Configuration
@@ -61,14 +60,13 @@ class TunedModule(TunedClass):
 
     tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
     every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
-    why there was no comparison. filter_cache: see ``Conv2d``, the only class that has a filter cache.
+    why there was no comparison.
     """
 
     tuned: tuple[TunedOperation, ...] = ()
     choices: Choices | None = None
     confirmation: object | None = None
     unconfirmed: str | None = None
-    filter_cache: FilterCache | None = None
 
 
 def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:

@@ -74,7 +74,7 @@ def _put_back_losers(steps: ModelSteps, tuned: TunedModules) -> list[PutBack]:
         )
         for name, every in tuned.items()
         for one in every
-        if one.in_place is not None and one.in_place.loses and steps.is_ours(name, one)
+        if one.in_place is not None and one.in_place.loses and not one.configuration.is_baseline
     ]
     _put_back(steps, tuned, [one for one in lost if one.is_allowed])
     return lost
@@ -93,7 +93,7 @@ def _concluded(steps: ModelSteps, lost: Sequence[PutBack], found: Confirmation) 
         withdrawn = [
             PutBack(name, one.problem, one.batch_size, why)
             for name, one in every
-            if steps.is_ours(name, one) and steps.may_run_torchs_own(one)
+            if not one.configuration.is_baseline and steps.may_run_torchs_own(one)
         ]
         _put_back(steps, tuned, withdrawn)
     return replace(
@@ -112,7 +112,7 @@ def _put_back(steps: ModelSteps, tuned: TunedModules, put_back: Sequence[PutBack
         reason = why.get((name, one.problem, one.batch_size))
         return one if reason is None else _torchs_own(one, reason)
 
-    steps.put_in({name: tuple(after(name, one) for one in every) for name, every in tuned.items()}, put_back)
+    steps.put_in({name: tuple(after(name, one) for one in every) for name, every in tuned.items()})
 
 
 def _warm_up(steps: ModelSteps) -> float:

@@ -249,10 +249,8 @@ def _chosen(module: TunedModule, steps: ModelSteps) -> tuple[object, ...]:
 
 
 def _configurations(module: TunedModule) -> Iterator[Configuration]:
-    """Yield the configurations chosen for a module, with and without cached filters."""
+    """Yield the configurations chosen for a module."""
     yield from (one.configuration for one in tuned_of(module))
-    if module.filter_cache is not None:
-        yield from (c for each in module.filter_cache.filters for c in each.configurations.values())
 
 
 def _versions(store: EnvironmentStore, steps: ModelSteps) -> dict[str, int]:

@@ -23,7 +23,6 @@ from torch.nn.parameter import is_lazy
 from mucudnn.running import definition, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.eager import calls
-from mucudnn.running.filter_cache import FilterCache
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -233,8 +232,8 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 
 @contextmanager
 def _ours(times: InPlaceTimes) -> Iterator[None]:
-    """Replace the functions that compute our convolutions, with or without a cached filter, by recording functions."""
-    computed, values, convolve = operators.computed, calls._values, FilterCache.convolve
+    """Replace the functions that compute our convolutions by recording functions."""
+    computed, values = operators.computed, calls._values
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -242,14 +241,10 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
     def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Any, *rest: Any) -> Any:
         return times.record(computed, (operation, x, w, third, geometry, *rest), _ALONE[operation], x, w, *geometry)
 
-    def recorded_convolve(cache: FilterCache, x: Tensor, w: Tensor, bias: Any, geometry: Any, *rest: Any) -> Any:
-        return times.record(convolve, (cache, x, w, bias, geometry, *rest), _FORWARD, x, w, *geometry)
-
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
         (operators, {"computed": recorded}),
         (definition, {"bias_gradient": partial(times.record_more, definition.bias_gradient)}),
         (calls, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
-        (FilterCache, {"convolve": recorded_convolve}),
     )
     with ExitStack() as stack:
         for owner, functions in places:

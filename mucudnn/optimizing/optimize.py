@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from mucudnn.distributed import propagate_errors, team_of
-from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import confirm_model
@@ -38,9 +37,7 @@ from mucudnn.words.values import instance, shown
 from mucudnn.words.warning import warn, warnings_deferred
 
 if TYPE_CHECKING:
-    from mucudnn.database.database import Database
     from mucudnn.distributed.team import Team
-    from mucudnn.measuring.whole_runs import Machine
     from mucudnn.tracing.headroom import Limits
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
@@ -111,6 +108,9 @@ def optimize(
         if graph is not None:
             return graph
         config = replace(config, operations=(Operation.FORWARD,))
+    elif config.cache_budget_bytes != 0:
+        warn("cache_budget keeps filters in models that run as graphs: it has no effect without fuse or memory_budget")
+    config = replace(config, cache_budget=0)
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
@@ -153,7 +153,6 @@ def _tune(
     with machine_and_database(config, device_type) as (machine, database):
         tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
         _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
-        _cache_filters(model, config, machine, database, team)
     return tuning.problems
 
 
@@ -164,22 +163,6 @@ def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits
     from mucudnn.tracing.headroom import find_headroom
 
     return find_headroom(model, sample_input).limits
-
-
-def _cache_filters(
-    model: torch.nn.Module, config: Config, machine: Machine, database: Database, team: Team | None
-) -> None:
-    if config.cache_budget_bytes == 0:
-        for module in model.modules():
-            if isinstance(module, Conv2d):
-                module.filter_cache = None
-        return
-    from mucudnn.tuning.cached_filters import cache_filters, cache_filters_together
-
-    if team is None:
-        cache_filters(model, config, machine=machine, database=database)
-    else:
-        cache_filters_together(model, config, team.again(), machine=machine, database=database)
 
 
 def _require_step(step: object) -> None:

@@ -14,12 +14,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from mucudnn.graph.model import BandedModel
-from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.alternatives import Alternative, stored_alternatives
-from mucudnn.running.filter_cache import CachedFilter
 from mucudnn.tracing.convolutions import problem_operation
 from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
@@ -44,17 +42,15 @@ _KINDS = ", ".join(kind.__name__ for kind in OURS)
 class Report:
     """Report of the choices for the convolutions of a model. It prints as a table; ``details()`` has everything.
 
-    layers: module name and the choice for one of its operations. kept: module name and a filter that is cached in
-    inference. convolutions: number of convolutions of tunable classes. untuned: module name and the reason why torch's
-    convolution runs. transposed: names of layers whose forward operation is backward data of their problem.
-    confirmations: comparisons of whole steps, one for each part of the model that was optimized separately.
-    unconfirmed: reasons why parts of the model were not compared. alternatives: other dtypes and memory formats in
-    which all these operations were measured on this machine, the fastest first. memory: how a model runs within its
-    memory budget, for each input that it was tuned for.
+    layers: module name and the choice for one of its operations. convolutions: number of convolutions of tunable
+    classes. untuned: module name and the reason why torch's convolution runs. transposed: names of layers whose forward
+    operation is backward data of their problem. confirmations: comparisons of whole steps, one for each part of the
+    model that was optimized separately. unconfirmed: reasons why parts of the model were not compared. alternatives:
+    other dtypes and memory formats in which all these operations were measured on this machine, the fastest first.
+    memory: how a model runs within its memory budget, for each input that it was tuned for.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
-    kept: tuple[tuple[str, CachedFilter], ...] = ()
     convolutions: int = 0
     untuned: tuple[tuple[str, str], ...] = ()
     transposed: tuple[str, ...] = ()
@@ -81,13 +77,12 @@ class Report:
         return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
 
     def details(self) -> str:
-        """Return, as text, times, workspace, error and reason of all choices, cached filters, and confirmations."""
-        every = (*self.layers, *self.kept)
-        if not every:
+        """Return, as text, times, workspace, error and reason of all choices and confirmations."""
+        if not self.layers:
             return "\n".join(self._without_layers())
         return "\n".join(
             (
-                *(f"{_named(name)}: {chosen}" for name, chosen in every),
+                *(f"{_named(name)}: {chosen}" for name, chosen in self.layers),
                 *(f"{one.heading}: {one.details()}" for one in self.confirmations),
                 *(f"not confirmed: {reason}" for reason in self.unconfirmed),
                 *self._untuned_in_words(),
@@ -160,9 +155,6 @@ class Report:
                 f"* {busy} of {len(every)} choices were measured on a busy machine, and their speedups are doubtful: "
                 "mucudnn database refresh measures them again when it is quiet"
             )
-        if self.kept:
-            size = format_bytes(sum(kept.prepared_bytes for _, kept in self.kept))
-            yield f"filters cached in inference: {len(self.kept)}, {size}"
         for confirmation in self.confirmations:
             yield filled(f"{confirmation.heading}: {confirmation}")
             yield from _named_in("PyTorch's own restored, as it is faster in the step,", confirmation.put_back)
@@ -222,7 +214,6 @@ def report(model: torch.nn.Module) -> Report:
     reasons = [(name, _why_untuned(module, kept.get(module))) for name, module in convolutions]
     return Report(
         tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
-        tuple((name, kept) for name, module in every if isinstance(module, Conv2d) for kept in module.cached_filters),
         sum(torchs_class(type(module)) is not None for _, module in convolutions),
         tuple((name, reason) for name, reason in reasons if reason is not None),
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
@@ -282,7 +273,7 @@ def _why_torchs_own(module: TunedModule) -> str | None:
     """Return the reason why a tuned module runs torch's convolution, such as another device; None if it does not."""
     assert isinstance(module, _ConvNd)
     if module.choices is None:
-        return _FASTEST if module.filter_cache is None else None
+        return _FASTEST
     device, dtype = module.weight.device.type, str(module.weight.dtype).removeprefix("torch.")
     if device != module.choices.device_type:
         return f"tuned for {module.choices.device_type}, and now on {device}"

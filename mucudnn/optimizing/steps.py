@@ -17,9 +17,8 @@ from mucudnn.measuring.timing.timer import Clock
 from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.filter_cache import FilterCache
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.confirmation import InTurns, PutBack
+from mucudnn.tuning.confirmation import InTurns
 from mucudnn.tuning.result import TunedProblem, tuned_of
 from mucudnn.words.config import Config
 from mucudnn.words.results import is_busy
@@ -122,12 +121,6 @@ class ModelSteps:
         own = StepTimes(time_s, self._times.take() if recorded else {}, watch.since(mark).share)
         return StepTimes.of_ranks(own, self.ranks)
 
-    def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        """Return whether the module runs something other than torch's undivided convolution for this problem."""
-        cache = self.modules[module].filter_cache
-        has_cached_filter = cache is not None and any(each.problem == tuned.problem for each in cache.filters)
-        return has_cached_filter or not tuned.configuration.is_baseline
-
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         """Return whether the workspace of torch's convolution for this problem is within the limit."""
         if self.config.has_headroom_limit or self.config.baseline_exempt or tuned.limit_bytes is None:
@@ -135,15 +128,10 @@ class ModelSteps:
         baseline = baseline_of(tuned.measurements, tuned.batch_size)
         return baseline is not None and baseline.workspace_bytes <= tuned.limit_bytes
 
-    def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
-        """Make the modules run the choices ``tuned``, except torch's convolution for the problems in ``put_back``."""
+    def put_in(self, tuned: TunedModules) -> None:
+        """Make the modules run the choices ``tuned``."""
         for name, module in self.modules.items():
             self.into_module(module, tuned[name])
-            if (cache := module.filter_cache) is not None:
-                torchs = {one.problem for one in put_back if one.module == name}
-                kept = [each for each in cache.filters if each.problem not in torchs]
-                if len(kept) < len(cache.filters):
-                    module.filter_cache = FilterCache(kept, cache.keeps_workspace) if kept else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,29 +201,29 @@ class Rounds:
 
 
 def runs_ours(module: TunedModule) -> bool:
-    return module.choices is not None or module.filter_cache is not None
+    return module.choices is not None
 
 
 @contextmanager
 def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Restore the modules' current choices if the block raises an error."""
-    before = [(module, module.tuned, module.choices, module.filter_cache) for module in modules]
+    before = [(module, module.tuned, module.choices) for module in modules]
     try:
         yield
     except BaseException:
-        for module, tuned, choices, cache in before:
-            module.tuned, module.choices, module.filter_cache = tuned, choices, cache
+        for module, tuned, choices in before:
+            module.tuned, module.choices = tuned, choices
         raise
 
 
 @contextmanager
 def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     """Make the modules run torch's convolution inside the block."""
-    before = [(module, module.choices, module.filter_cache) for module in modules]
+    before = [(module, module.choices) for module in modules]
     try:
-        for module, *_ in before:
-            module.choices = module.filter_cache = None
+        for module, _ in before:
+            module.choices = None
         yield
     finally:
-        for module, choices, cache in before:
-            module.choices, module.filter_cache = choices, cache
+        for module, choices in before:
+            module.choices = choices

@@ -18,7 +18,7 @@ from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.eager.hot_path import Bound, bound_in_cpp, is_plain
-from mucudnn.running.workspace import is_advised, lasting_buffer, on_huge_pages, workspace_of
+from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -49,14 +49,13 @@ class Stage:
     """The part of a configuration that one algorithm computes, in one or several micro-batches.
 
     slices: the micro-batches along N, in execution order. prepared: range of the algorithm's prepared bytes in the
-    workspace or, if ``is_cached``, in a separate buffer that outlives the call. fuses: whether the algorithm computes
+    workspace. fuses: whether the algorithm computes
     an ``Epilogue``. bound: runs the whole stage in one C call; None if not possible.
     """
 
     algorithm: Algorithm
     slices: tuple[slice, ...]
     prepared: slice
-    is_cached: bool = False
     fuses: bool = False
     bound: BoundStage | None = field(default=None, compare=False, repr=False)
 
@@ -77,8 +76,7 @@ class Stage:
         """
         algorithm, micro_batch = self.algorithm, self.slices[0]
         try:
-            if not self.is_cached:
-                algorithm.open(problem, w, prepared)
+            algorithm.open(problem, w, prepared)
             for micro_batch in self.slices:
                 x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
                 if epilogue is None:
@@ -146,14 +144,12 @@ class Executable:
         cls,
         problem: ConvProblem,
         configuration: Configuration,
-        cached: str | None = None,
         *,
         device_type: str = "cpu",
         keeps_workspace: bool = True,
     ) -> Executable:
         """Return the executable of a configuration for the current device, which has the type ``device_type``.
 
-        cached: name of the algorithm whose prepared buffer, filled by ``prepare``, is passed to ``execute``.
         keeps_workspace: whether the CPU workspace is kept between calls. Raises ``InvalidInputError`` for an algorithm
         that is not registered or cannot compute the problem, and ``LibraryError`` or ``UnavailableError`` for an
         algorithm of a missing library.
@@ -168,11 +164,10 @@ class Executable:
         for name, sizes in sizes_of.items():
             chosen = _capable(name, problem, device_type)
             workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
-            prepared = _aligned(0 if name == cached else prepared_end, max(w.prepared_bytes for w in workspaces))
+            prepared = _aligned(prepared_end, max(w.prepared_bytes for w in workspaces))
             slices = tuple(islice(placed, len(sizes)))
-            stages.append(Stage(chosen, slices, prepared, name == cached, fuses(chosen, problem)))
-            if name != cached:
-                prepared_end = prepared.stop
+            stages.append(Stage(chosen, slices, prepared, fuses(chosen, problem)))
+            prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
@@ -234,28 +229,17 @@ class Executable:
         except LibraryError as error:
             raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
 
-    def prepare(self, w: Tensor) -> Tensor:
-        """Prepare the filter w with the cached algorithm; return a new buffer, 1-D uint8, for any number of calls.
-
-        w: (K, C // groups, R, S), dense, in the problem's memory format.
-        """
-        (stage,) = (stage for stage in self.stages if stage.is_cached)
-        prepared = lasting_buffer(stage.prepared.stop)
-        stage.algorithm.open(self.problem, w, prepared)
-        return prepared
-
     def run(
         self,
         x: Tensor,
         w: Tensor,
         third: Tensor | None,
-        cached: Tensor | None = None,
         epilogue: Epilogue | None = None,
     ) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
         x, w, third: tensors of the problem's shapes and dtype, with any strides. third: the bias or None in FORWARD,
-        else dy. cached, epilogue: see ``execute``.
+        else dy. epilogue: see ``execute``.
         """
         operation, result = self.problem.operation, self.result.new()
         is_channels_last = self.problem.memory_format is MemoryFormat.CHANNELS_LAST
@@ -263,7 +247,7 @@ class Executable:
         if operation is Operation.FORWARD:
             if epilogue is not None and epilogue.added is not None:
                 epilogue = Epilogue(epilogue.activation, dense(epilogue.added))
-            self.execute(dense(x), dense(w), result, None if third is None else third.contiguous(), cached, epilogue)
+            self.execute(dense(x), dense(w), result, None if third is None else third.contiguous(), epilogue)
             return result
         assert third is not None
         if operation is Operation.BACKWARD_DATA:
@@ -278,15 +262,13 @@ class Executable:
         w: Tensor,
         y: Tensor,
         bias: Tensor | None = None,
-        cached: Tensor | None = None,
         epilogue: Epilogue | None = None,
     ) -> None:
         """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All must be dense, in the
-        problem's memory format, on the current device, with the configuration's N, which is not checked. cached: result
-        of ``prepare`` for this w; only for an executable with a cached algorithm. epilogue: computed on y afterwards,
-        in FORWARD.
+        problem's memory format, on the current device, with the configuration's N, which is not checked. epilogue:
+        computed on y afterwards, in FORWARD.
 
         Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """
@@ -300,13 +282,12 @@ class Executable:
         workspace = workspace_of(self.scratch.stop, x.device, self.keeps_workspace, self.most_kept_bytes)
         start, of_bias = workspace.data_ptr(), None if bias is None else bias.data_ptr()
         for stage in self.stages:
-            assert cached is not None or not stage.is_cached
             if stage.bound is not None and (epilogue is None or stage.fuses):
-                prepared = cached.data_ptr() if cached is not None and stage.is_cached else start + stage.prepared.start
-                stage.bound(of_x, of_w, of_y, of_bias, prepared, start + self.scratch.start, epilogue)
+                stage.bound(
+                    of_x, of_w, of_y, of_bias, start + stage.prepared.start, start + self.scratch.start, epilogue
+                )
                 continue
-            buffer = cached if cached is not None and stage.is_cached else workspace[stage.prepared]
-            stage.run(self.problem, x, w, y, bias, buffer, workspace[self.scratch], epilogue)
+            stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch], epilogue)
 
     def _in_cpp(self) -> Bound | None:
         """Return a C++ function that runs the executable; None if that is not possible.
@@ -316,7 +297,7 @@ class Executable:
         problem, result = self.problem, self.result
         return bound_in_cpp(
             problem.operation,
-            [(stage.bound, None if stage.is_cached else stage.prepared.start) for stage in self.stages],
+            [(stage.bound, stage.prepared.start) for stage in self.stages],
             self.scratch,
             is_channels_last=problem.memory_format is MemoryFormat.CHANNELS_LAST,
             result=(result.shape, result.strides, result.dtype, torch.device(result.device_type)),
@@ -330,7 +311,7 @@ def _bound(stage: Stage, problem: ConvProblem, batch_size: int, scratch_bytes: i
     algorithm, workspace = stage.algorithm, Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
     if algorithm.alignment_bytes > 1:
         return stage
-    bound = algorithm.bound(problem, batch_size, stage.slices, workspace, is_open=stage.is_cached)
+    bound = algorithm.bound(problem, batch_size, stage.slices, workspace)
     return replace(stage, bound=bound)
 
 

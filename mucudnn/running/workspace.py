@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from math import inf
-from typing import Protocol
 from weakref import WeakSet
 
 import torch
@@ -100,23 +99,10 @@ def _advise() -> Callable[[int, int, int], int]:
 # Memory kept for speed
 
 
-class Releasable(Protocol):
-    """Object with memory kept only for speed, which may be freed at any time."""
-
-    def release(self) -> None:
-        """Free the memory that is kept only for speed."""
-
-    def unlock(self) -> None:
-        """Reset this object's locks in a forked process, since other threads may have held them."""
-
-
 def release_workspaces() -> None:
-    """Free the CPU workspaces of all threads, and all cached filters.
-
-    The next call that needs a workspace or cached filter allocates and prepares it again.
-    """
+    """Free the CPU workspaces of all threads; the next call that needs one allocates it again."""
     with _listing:
-        every = list(_releasable)
+        every = list(_workspaces)
     for one in every:
         one.release()
 
@@ -131,17 +117,13 @@ def note_lack_of_memory(text: str, device: torch.device) -> None:
     say_once(text)
 
 
-def make_releasable(memory: Releasable) -> None:
-    """Register an object with kept memory, which ``release_workspaces`` then frees."""
-    with _listing:
-        _releasable.add(memory)
-
-
 class _KeptWorkspace:
     """The workspace of one thread, kept between calls, since page faults of fresh memory are slow."""
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
+        with _listing:
+            _workspaces.add(self)
 
     def at_least(self, size_bytes: int) -> Tensor:
         buffer = self.buffer
@@ -153,26 +135,20 @@ class _KeptWorkspace:
     def release(self) -> None:
         self.buffer = None
 
-    def unlock(self) -> None:
-        pass
-
 
 class _OfThisThread(threading.local):
     def __init__(self) -> None:
         self.workspace = _KeptWorkspace()
-        make_releasable(self.workspace)
 
 
-_releasable: WeakSet[Releasable] = WeakSet()
+_workspaces: WeakSet[_KeptWorkspace] = WeakSet()
 _listing = threading.Lock()  # new threads may register while another one releases
 
 
 def _unlock_in_child() -> None:
-    """Reset the locks of all kept memory in a forked process, which lacks the threads that held them."""
+    """Replace the lock in a forked process, which lacks the thread that may have held it."""
     global _listing
     _listing = threading.Lock()
-    for one in list(_releasable):
-        one.unlock()
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)

@@ -20,7 +20,6 @@ from mucudnn.measuring.quiet import Outcomes, Quiet
 from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.cached_filters import compare_cached
 from mucudnn.tuning.choose import is_gain
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
@@ -30,9 +29,7 @@ from mucudnn.words.results import (
     Measurement,
     MicroConfig,
     WholeRun,
-    WithCachedFilter,
     WithFreshWorkspace,
-    epilogue_of,
 )
 from mucudnn.words.task import Task
 
@@ -209,14 +206,9 @@ class _Refresh:
                     self.passed_over += 1
 
     def _compare(self, problem: ConvProblem, how: How, configurations: Sequence[Configuration]) -> Outcomes:
-        if not isinstance(how, WithCachedFilter):
-            n = configurations[0].batch_size
-            keeps_workspace = not isinstance(how, WithFreshWorkspace)
-            return self.machine.compare(
-                problem, n, configurations, keeps_workspace=keeps_workspace, epilogue=epilogue_of(how)
-            )
-        run = (how.algorithm, Configuration(how.instead_of, configurations[0].time_s, 0), how.epilogue)
-        return [compare_cached(self.machine, problem, one, *run) for one in configurations]
+        n, is_fresh = configurations[0].batch_size, isinstance(how, WithFreshWorkspace)
+        epilogue = None if isinstance(how, WithFreshWorkspace) else how
+        return self.machine.compare(problem, n, configurations, keeps_workspace=not is_fresh, epilogue=epilogue)
 
 
 def _by_problem(rows: Sequence[Row]) -> dict[ConvProblem, list[Row]]:

@@ -123,8 +123,8 @@ class Config:
     call the memory that is free below the peak of a training step, so that the peak does not rise; only ``optimize``
     and networks have a step to trace.
     workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
-    cache_budget: most memory, inclusive, for prepared filters that are kept between calls in inference; 0 keeps none,
-    None is no limit. CPU only: every call reads the whole filter to see whether it has changed.
+    cache_budget: most memory, inclusive, for prepared filters that a model running as a graph (``fuse``,
+    ``memory_budget``) keeps between calls; 0 keeps none, None is no limit.
     policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (and the batch size itself) or ``all``.
     operations: one or several operations to tune, None for all three; torch computes the others. In models they are the
     operations of the layers: forward computes y, for a transposed convolution too, which runs it as backward data.

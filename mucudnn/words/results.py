@@ -199,7 +199,7 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
 class WholeRun:
     """Times of complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
 
-    The baseline is torch's own convolution, or, for a run with a cached filter, the module without the cache.
+    The baseline is torch's own convolution.
     noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as in ``Measurement``.
     """
 
@@ -264,22 +264,6 @@ class WithEpilogue:
 
 
 @dataclass(frozen=True, slots=True)
-class WithCachedFilter:
-    """Condition of a whole run (timed complete calls): the prepared filter is cached between calls.
-
-    algorithm: the algorithm that prepares the filter. instead_of: the micro-configs that run without the cache, which
-    are the baseline of this run. epilogue: operations that follow y, both with and without the cache.
-    """
-
-    algorithm: str
-    instead_of: tuple[MicroConfig, ...]
-    epilogue: WithEpilogue | None = None
-
-    def __str__(self) -> str:
-        return "filter kept" if self.epilogue is None else f"filter kept, {self.epilogue}"
-
-
-@dataclass(frozen=True, slots=True)
 class WithFreshWorkspace:
     """Condition of a whole run (timed complete calls): each call allocates its workspace instead of keeping one."""
 
@@ -287,9 +271,4 @@ class WithFreshWorkspace:
         return "fresh workspace"
 
 
-How = WithCachedFilter | WithFreshWorkspace | WithEpilogue | None  # special condition of a whole run
-
-
-def epilogue_of(how: How) -> WithEpilogue | None:
-    """Return the operations that follow the convolution in a whole run under condition ``how``, or None."""
-    return how.epilogue if isinstance(how, WithCachedFilter) else how if isinstance(how, WithEpilogue) else None
+How = WithFreshWorkspace | WithEpilogue | None  # special condition of a whole run

@@ -75,14 +75,10 @@ def in_parts(name: str, problem: ConvProblem, slices: tuple[slice, ...]) -> Tens
 
 
 def bound(name: str, problem: ConvProblem, slices: tuple[slice, ...]) -> Tensor:
-    """Return what one bound call computes, of a filter that was prepared before where that is possible."""
+    """Return what one bound call computes."""
     chosen, workspace = algorithm(name), largest_workspace(name, problem, slices)
     call, prepared, scratch, bias, epilogue = operands_of(name, problem, slices)
-    is_open = problem.operation is Operation.FORWARD and len(slices) > 1 and workspace.prepared_bytes > 0
-    if is_open:
-        chosen.open(problem, call.w, prepared)
-        call.w.fill_(torch.nan)
-    stage = chosen.bound(problem, 5, slices, workspace, is_open=is_open)
+    stage = chosen.bound(problem, 5, slices, workspace)
     assert stage is not None
     addresses = [None if t is None else t.data_ptr() for t in (call.x, call.w, call.y, bias, prepared, scratch)]
     stage(*addresses, epilogue)

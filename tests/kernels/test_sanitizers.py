@@ -22,22 +22,29 @@ from mucudnn.kernels.compiled.library import library
 from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.words.problem import ConvProblem, Operation
 
-guarded, memory = GuardedMemory(), torch.zeros(4096, dtype=torch.uint8)
-part = guarded.buffer(100)
+problem = ConvProblem(Operation.FORWARD, 1, 3, 3, 1, 3, 3)
+entries, w = Entries('winograd', 2), torch.ones(problem.w_shape())
+prepared = torch.zeros(entries.workspace(problem, 1).prepared_bytes, dtype=torch.uint8)
+guarded, memory = GuardedMemory(), torch.zeros(8)
+part = guarded.buffer(32)
+
+def transform(filter_of_32_bytes):
+    shapes, sizes = ((1, 1, 3, 3), (1, 1, 3, 3), (1, 1, 1, 1)), (0, prepared.nbytes, 0)
+    stage = entries.stage(problem, shapes, 1, sizes, [slice(0, 1)])
+    library().mucudnn_winograd_stage(stage, None, filter_of_32_bytes, None, None, prepared.data_ptr(), None, None)
+
 """
 WRONG = {  # each lies about a buffer, which no check can see
     "read behind an allocation": (
-        "library().mucudnn_fingerprint(memory.data_ptr(), 3 * 4096, 1)",
+        "transform(memory.data_ptr())",
         "AddressSanitizer: heap-buffer-overflow",
     ),
     "read in a guard zone": (
-        "library().mucudnn_fingerprint(part.data_ptr(), 101, 1)",
+        "transform(part.data_ptr())",
         "AddressSanitizer: use-after-poison",
     ),
     "misaligned floats": (
-        "problem = ConvProblem(Operation.FORWARD, 1, 3, 3, 1, 3, 3);"
-        "u = torch.zeros(2**16, dtype=torch.uint8)[1:];"
-        "Entries('winograd', 2).open(problem, torch.zeros(problem.w_shape()), u)",
+        "u = torch.zeros(2**16, dtype=torch.uint8)[1:];entries.open(problem, w, u)",
         "misaligned address",
     ),
 }

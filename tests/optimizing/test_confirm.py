@@ -89,15 +89,11 @@ class MadeUpSteps:
             seconds = own_s if one.configuration.is_baseline else self.slow.get(one.problem, own_s / 2)
             yield Place(module, problem, N, (operation,)), seconds
 
-    def is_ours(self, module: str, tuned: TunedProblem) -> bool:
-        return not tuned.configuration.is_baseline
-
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         return self.allowed(tuned)
 
-    def put_in(self, tuned: TunedModules, put_back: Sequence[PutBack]) -> None:
+    def put_in(self, tuned: TunedModules) -> None:
         self.tuned = tuned
-        self.put_back += put_back
 
     @property
     def torchs(self) -> set[tuple[str, Operation]]:

@@ -10,23 +10,19 @@ import pickle
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.confirmed_net import REST_S, Machine, N, Net, X, confirmed, made_up_machine, torchs, tuned_net
+from support.confirmed_net import REST_S, Machine, Net, X, confirmed, made_up_machine, torchs, tuned_net
 from support.ranks.alone import group_of_one
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.optimizing import confirm_model as module
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.running import operators
-from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
-from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 
 
@@ -88,32 +84,6 @@ def test_nothing_is_left_behind(machine: Machine) -> None:
     assert not net.drop.training
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in net.modules())
     assert operators.computed is computed
-
-
-@pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")
-def test_cached_filters_that_are_slower_in_place_are_cached_no_more(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = tuned_net(algorithm=TORCHS_OWN).eval()
-    for layer in net.modules():
-        if not isinstance(layer, mucudnn.Conv2d):
-            continue
-        forward = layer.tuned[0].problem
-        configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
-        layer.filter_cache = FilterCache([CachedFilter(forward, "winograd-4x4", 0, {N: configuration})])
-    convolve = FilterCache.convolve
-
-    def slow(cache: FilterCache, x: Tensor, *rest: Any) -> Tensor | None:
-        machine.clock.advance(machine.ours_s[x.shape[1]])
-        return convolve(cache, x, *rest)
-
-    monkeypatch.setattr(FilterCache, "convolve", slow)
-    machine.ours_s[3] = 0.0025
-    found = confirmed(net)
-    assert found is not None
-    assert [one.module for one in found.put_back] == ["first"]
-    assert net.first.filter_cache is None
-    assert net.second.filter_cache is not None
 
 
 def test_the_users_step_is_run_and_parameters_are_restored(machine: Machine) -> None:

@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
 from mucudnn.running import definition, dispatcher, operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.dispatcher import Wrapper
 from mucudnn.running.eager import calls
-from mucudnn.running.filter_cache import CachedFilter, FilterCache
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -109,19 +107,6 @@ def test_seconds_are_summed_and_are_those_of_the_calls(monkeypatch: pytest.Monke
     assert spent["second", SECOND, N, "backward_filter"].time_s == 4.0  # with the gradient of the bias
 
 
-@pytest.mark.skipif(loaded_build().library is None, reason="nothing compiled: no filter is kept")
-def test_cached_filters_are_recorded() -> None:
-    model = tune(Twice()).eval()
-    configuration = Configuration((MicroConfig("winograd-4x4", N),), 1.0, 0)
-    for module in (model.first, model.second):
-        module.filter_cache = FilterCache([CachedFilter(SECOND, "winograd-4x4", 0, {N: configuration})])  # type: ignore[union-attr]
-    times = InPlaceTimes(model, "cpu")
-    with times.recording(), torch.no_grad():
-        model(torch.randn(N, 3, 8, 8))
-    calls = {key(place): spent.calls for place, spent in times.take().items()}
-    assert calls == {("first", FIRST, N, "forward"): 1, ("second", SECOND, N, "forward"): 2}
-
-
 def test_other_convolutions_are_recorded_as_well() -> None:
     model = nn.ModuleDict(
         {
@@ -176,7 +161,7 @@ def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
 
 def test_results_are_those_without_recording_and_errors_leave_nothing_behind() -> None:
     def replaced() -> tuple[object, ...]:
-        return operators.computed, definition.bias_gradient, FilterCache.convolve, calls._values, calls._compiled
+        return operators.computed, definition.bias_gradient, calls._values, calls._compiled
 
     before, model, x = replaced(), tune(Twice()), torch.randn(N, 3, 8, 8)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -20,7 +19,6 @@ from torch import nn
 import mucudnn
 from mucudnn.optimizing import optimize as optimizing
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tuning.cached_filters import cache_filters
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -102,13 +100,3 @@ def test_dtype_and_memory_format_are_those_of_the_gpu() -> None:
         assert traced_on_cuda().dtype == "float16"
     finally:
         torch.set_autocast_enabled("cuda", False)
-
-
-def test_filters_are_not_kept_on_a_gpu_and_it_is_said() -> None:
-    model = module_on_cuda(two_convolutions())
-    for module in (model[0], model[2]):
-        module.__class__ = mucudnn.Conv2d
-        module.tuned = (SimpleNamespace(problem=PROBLEM),)  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match="no filters are kept on cuda:0: .*cache_budget is for the CPU"):
-        assert cache_filters(model, Config(cache_budget="1MiB")) is None
-    assert cache_filters(model, Config()) is None

@@ -20,7 +20,7 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
 from mucudnn.running import workspace
 from mucudnn.running.executable import Executable
-from mucudnn.running.workspace import make_releasable, release_workspaces
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
@@ -199,7 +199,7 @@ class Meddled(WeakSet[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for kept in super().__iter__():
-            another = threading.Thread(target=lambda: make_releasable(workspace._KeptWorkspace()))
+            another = threading.Thread(target=workspace._KeptWorkspace)
             another.start()
             another.join(0.05)  # which waits for the list, or has changed it
             yield kept
@@ -207,7 +207,7 @@ class Meddled(WeakSet[Any]):
 
 def test_workspaces_are_released_while_threads_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     workspaces = [workspace._KeptWorkspace() for _ in range(3)]
-    monkeypatch.setattr(workspace, "_releasable", Meddled(workspaces))
+    monkeypatch.setattr(workspace, "_workspaces", Meddled(workspaces))
     for kept in workspaces:
         kept.at_least(64)
     release_workspaces()

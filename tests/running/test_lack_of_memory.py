@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.problems.kept_layers import images, layer
 from torch import Tensor
-from torch.nn import functional as F
 
-from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
@@ -166,7 +163,7 @@ def test_every_algorithm_may_lack_memory_when_it_has_done_a_part(
 def test_python_and_cpp_may_lack_memory_and_other_errors_are_raised(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    call, module = Call(Operation.FORWARD, "gemm"), layer()
+    call = Call(Operation.FORWARD, "gemm")
     monkeypatch.setattr(executables, "_bound", lambda stage, *_: stage)  # part by part
     monkeypatch.setattr(Executable, "execute", failing(error))
     if isinstance(error, MemoryError) or "alloc" in str(error):
@@ -175,8 +172,6 @@ def test_python_and_cpp_may_lack_memory_and_other_errors_are_raised(
         return
     with pytest.raises(type(error), match=str(error)):
         call()
-    with torch.no_grad(), pytest.raises(type(error), match=str(error)):
-        module(images())
 
 
 def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,27 +198,6 @@ def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: p
         call()
     assert live == [[None, None]]
     assert kept.buffer is None
-
-
-@pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is kept")
-@pytest.mark.parametrize("method", ["prepare", "execute"])
-@torch.no_grad()
-def test_a_filter_that_there_is_no_memory_to_keep(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    monkeypatch.setattr(executables, "_bound", lambda stage, *_: stage)  # part by part
-    module, x = layer(), images()
-    tuned = module(x)
-    assert module.filter_cache is not None
-    release_workspaces()
-    with monkeypatch.context() as patch:
-        patch.setattr(Executable, method, failing(cpu_lacks_memory()))
-        with pytest.warns(RuntimeWarning) as said:
-            computed = [module(x) for _ in range(2)]
-        assert not module.filter_cache._prepared
-    assert all(torch.equal(y, F.conv2d(x, module.weight, module.bias, padding=1)) for y in computed)
-    assert [str(warning.message) for warning in said] == [
-        "no memory to keep the filter of forward 4x8x8 -> 6, 3x3, padding 1x1, float32 contiguous; it is not kept"
-    ]
-    assert torch.equal(module(x), tuned)
 
 
 def cpu_lacks_memory() -> RuntimeError:

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-import torch
 from support.clock.busy_bench import BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
-from support.database_rows import change
 
 from mucudnn.bench.analyses.tuning_report import refresh_in_words
-from mucudnn.database.database import Database
-from mucudnn.measuring.whole_runs import Machine
-from mucudnn.optimizing.optimize import optimize
 from mucudnn.tuning.refresh import Refreshed, has_turned, refresh
 from mucudnn.words import warning
-from mucudnn.words.config import Config
 from mucudnn.words.results import MicroConfig, WholeRun, WithFreshWorkspace
 
 VERSIONS = {"native": 1, "quick": 1}
@@ -185,19 +178,3 @@ def test_other_versions_and_environments_are_left_alone(known: BusyBench) -> Non
     known.database.add(replace(ENVIRONMENT, threads=99), FORWARD, 1, replace(one, load=0.9))
     found = refreshed(known)
     assert (found.doubtful, found.passed_over, found.measurements) == (1, 1, ())
-
-
-def test_whole_runs_with_a_cached_filter_are_made_again(database: Path) -> None:
-    """On this machine: they go past the operator, and are compared with the module without a cache."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1)).eval()
-    optimize(model, torch.randn(2, 8, 12, 12), Config(cache_budget="1MiB", algorithms=("winograd-2x2",)))
-    change(database, "UPDATE verifications SET load = 0.9")
-    with Database(database) as opened:
-        machine = Machine.current()
-        kept = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row)]
-        found = refresh(opened, machine)
-        assert len(kept) > 0
-        assert found.passed_over <= found.doubtful - len(kept)
-        again = [row for row in opened.rows_that_count(machine.environment) if '"kept"' in str(row)]
-        assert [row["load"] for row in kept] == [0.9] * len(kept)
-        assert [row["load"] for row in again] == [None] * len(kept)

@@ -173,12 +173,6 @@ def test_a_model_runs_alike_on_all_ranks(run: Run) -> None:
     assert max(one["error"] for one in found) < 1e-12
 
 
-def test_one_rank_compares_filters_to_cache_and_all_keep_the_same(run: Run) -> None:
-    found = run(scenarios.cached_filters)
-    assert "winograd-2x2" in only(found, "kept")
-    assert [one["compared"] > 0 for one in found] == [True, False, False]
-
-
 def test_a_group_needs_an_initialised_one() -> None:
     with pytest.raises(InvalidInputError, match="process_group is 'ranks'; call"):
         tune(PROBLEMS, BATCH, process_group="ranks")  # type: ignore[arg-type]

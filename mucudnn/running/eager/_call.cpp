@@ -47,10 +47,8 @@ using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bi
 struct Stage {
   Entry entry;
   const void* argument;
-  Py_ssize_t prepared;  // offset of its prepared bytes in the workspace; KEPT: they are in a buffer of their own
+  Py_ssize_t prepared;  // offset of its prepared bytes in the workspace
 };
-
-constexpr Py_ssize_t KEPT = -1;
 
 enum Operation : long { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 
@@ -65,12 +63,6 @@ struct Bound {
   PyObject* new_names;      // keyword names of the last two
   PyObject* new_large;      // a function that allocates a large result, or None
   PyObject* otherwise;      // the same call in Python, for all cases
-
-  bool has_kept_stage() const {
-    for (const Stage& stage : *stages)
-      if (stage.prepared == KEPT) return true;
-    return false;
-  }
 };
 
 PyTypeObject* bound_type = nullptr;
@@ -154,7 +146,6 @@ PyObject* run_dense(const Bound& bound, const Operands& operands) {
       (reads_w && !is_dense(operands.of_w, bound.is_channels_last)) ||
       (operands.has_third() && !is_dense(operands.of_third, bound.is_channels_last && !is_forward)))
     return nullptr;
-  if (bound.has_kept_stage()) return nullptr;
   Described of_workspace, of_result;
   const Ref workspace = workspace_of(bound, of_workspace);  // held, since another thread may release it meanwhile
   if (!workspace) return nullptr;

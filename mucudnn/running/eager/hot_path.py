@@ -21,7 +21,6 @@ from mucudnn.words.problem import Operation
 
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-_KEPT = -1  # offset that stands for a separate, cached buffer; as in _call.cpp
 _OPERATIONS = tuple(Operation)  # in the order of _call.cpp
 _keys_of = torch._C._dispatch_keys  # looked up once, since every call needs it
 _is_compiling = torch.compiler.is_compiling
@@ -127,7 +126,7 @@ def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
 
 def bound_in_cpp(
     operation: Operation,
-    stages: Sequence[tuple[BoundStage | None, int | None]],
+    stages: Sequence[tuple[BoundStage | None, int]],
     scratch: slice,
     *,
     is_channels_last: bool,
@@ -137,12 +136,12 @@ def bound_in_cpp(
 ) -> Bound | None:
     """Return a C++ function that runs an executable on the CPU; None if that is not possible.
 
-    stages: pairs of a stage and the offset of its prepared bytes in the workspace; None if they have a separate buffer.
+    stages: pairs of a stage and the offset of its prepared bytes in the workspace.
     scratch: range of the scratch at the end of the workspace. result: shape, strides, dtype and device of the result.
     new_large: allocates a large result; None if the result is not large.
 
-    otherwise: Python function that runs the executable on any operands. It is called if they are not dense, if this
-    thread has no workspace yet, or if a stage needs a cached filter.
+    otherwise: Python function that runs the executable on any operands. It is called if they are not dense, or if
+    this thread has no workspace yet.
     """
     if not is_built:
         return None
@@ -150,7 +149,7 @@ def bound_in_cpp(
     for stage, prepared in stages:
         if stage is None or stage.entry is None:
             return None
-        entries.append((*stage.entry, _KEPT if prepared is None else prepared))
+        entries.append((*stage.entry, prepared))
     bound: Bound = _call.Bound(
         *(_OPERATIONS.index(operation), tuple(entries), scratch.start, scratch.stop, is_channels_last),
         *(result, ("dtype", "device"), new_large, otherwise),

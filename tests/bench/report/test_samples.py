@@ -18,7 +18,7 @@ from mucudnn.bench.report.samples import sample_rows, samples_table, series, wan
 from mucudnn.database.database import Database
 from mucudnn.database.schema import Row
 from mucudnn.words.problem import Operation
-from mucudnn.words.results import MicroConfig, WithCachedFilter, WithEpilogue, WithFreshWorkspace
+from mucudnn.words.results import MicroConfig, WithEpilogue, WithFreshWorkspace
 
 BACKWARD = PROBLEM.with_operation(Operation.BACKWARD_FILTER)
 ELSEWHERE = replace(HERE, threads=1)
@@ -100,13 +100,12 @@ def test_the_table_says_what_the_samples_say(rows: list[Row]) -> None:
 
 def test_what_was_run_whole_is_told(tmp_path: Path) -> None:
     two = [MicroConfig("gemm", 8)] * 2 + [MicroConfig("fft", 4)]
-    kept, followed = WithCachedFilter("gemm", (MicroConfig("fft", 20),)), WithEpilogue("ReLU6", adds=True)
-    hows = (None, WithFreshWorkspace(), kept, followed, replace(kept, epilogue=followed))
+    hows = (None, WithFreshWorkspace(), WithEpilogue("ReLU6", adds=True))
     with Database(tmp_path / "runs.sqlite") as database:
         for how in hows:
             database.add_whole_run(HERE, PROBLEM, two, VERSIONS, VERIFIED, how)
         rows = database.every_row()
     told = list(dict.fromkeys(cells[1] for cells in text_of(rows)))
     text = "gemm 8×2 + fft 4"
-    endings = ("", ", fresh workspace", ", filter kept", ", with addition and ReLU6")
-    assert told == [f"{text}{ending}" for ending in (*endings, f"{endings[2]}{endings[3]}")]
+    endings = ("", ", fresh workspace", ", with addition and ReLU6")
+    assert told == [f"{text}{ending}" for ending in endings]

@@ -19,14 +19,11 @@ from support.ranks.group import error_of
 import mucudnn
 from mucudnn.database import copying
 from mucudnn.database.database import Database
-from mucudnn.tuning import cached_filters as cached
-from mucudnn.tuning import choose as choosing
 from mucudnn.tuning import sharing, workspaces
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.errors import MucudnnError
-from mucudnn.words.results import WholeRun
 
 RANKS = 3
 PROBLEMS = [replace(FORWARD, k=k) for k in (1, 2, 3, 4, 5)]
@@ -200,25 +197,6 @@ def model(rank: int, folder: Path) -> Found:
     chosen = [one for module in own.modules() for one in getattr(module, "tuned", ())]
     shown = [f"{one.problem} {one.configuration} {one.time_s!r}" for one in chosen]
     return {"choices": shown, "measured": len(measured), "error": (own(x) - expected).abs().max().item()}
-
-
-def cached_filters(rank: int, folder: Path) -> Found:
-    """One rank compares filters that stay prepared with others, and all keep the same ones."""
-    torch.manual_seed(0)
-    own = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1)).eval()
-    compared: list[object] = []
-
-    def faster(*of: Any, **given: Any) -> Any:
-        compared.append(of)
-        return WholeRun(2.0, 1.0, 0.0)
-
-    config = Config(
-        database=folder / f"{rank}.sqlite", algorithms="winograd-2x2", operations="forward", cache_budget="64MiB"
-    )
-    always = patch.object(choosing, "is_gain", lambda run: True)  # however busy the machine is
-    with always, patch.object(cached, "compare_cached", faster):
-        mucudnn.optimize(own, torch.randn(4, 64, 28, 28), config)
-    return {"kept": repr(own[0].filter_cache and own[0].filter_cache.filters), "compared": len(compared)}
 
 
 def mixed_fates(rank: int, folder: Path) -> Found:
