@@ -127,8 +127,8 @@ def _measured(one: Mapping[str, Any]) -> str:
     """Return the name of the timed item of a series: algorithm and size, ``gemm 8``, or a whole run's configuration."""
     if one["configuration"] is None:
         return f"{one['algorithm']} {one['micro_batch_size']}"
-    micro_configs, _, how = whole_run_from(one["configuration"])
-    return f"{Configuration(micro_configs, 0.0, 0)}{'' if how is None else f', {how}'}"
+    micro_configs, _, fresh = whole_run_from(one["configuration"])
+    return f"{Configuration(micro_configs, 0.0, 0)}{', fresh workspace' if fresh else ''}"
 
 
 def _ms(seconds: float) -> str:

@@ -17,7 +17,7 @@ from mucudnn.database.sqlite_file import MEMORY
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, How, Measurement, MicroConfig, WholeRun
+from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
 
 _MEASURED = (*schema.COSTS, "load")
 _RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
@@ -72,14 +72,14 @@ class Database(StoredRows):
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
         run: WholeRun,
-        how: How = None,
+        *,
+        fresh: bool = False,
     ) -> None:
         """Commit a whole run: the times of complete calls of a configuration.
 
-        versions: versions of at least the algorithms that ran. how: special condition of the run, such as a cached
-        filter.
+        versions: versions of at least the algorithms that ran. fresh: whether each call allocated its workspace.
         """
-        key = configuration_key(micro_configs, versions, how)
+        key = configuration_key(micro_configs, versions, fresh=fresh)
         values = {name: getattr(run, name) for name in _RUN} | sample_columns(run.raw)
         self._add("verification", environment, problem, configuration=key, **values)
 
@@ -154,22 +154,23 @@ class Database(StoredRows):
         problem: ConvProblem,
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
-        how: How = None,
+        *,
+        fresh: bool = False,
     ) -> WholeRun | None:
         """Return the valid whole run (times of complete calls) of exactly this configuration; None if there is none."""
         condition = f"{self._of(environment, [problem])} AND configuration = ?"
-        rows = self._counting("verifications", condition, [configuration_key(micro_configs, versions, how)])
+        rows = self._counting("verifications", condition, [configuration_key(micro_configs, versions, fresh=fresh)])
         return _whole_run(rows[0]) if rows else None
 
     def whole_runs(
-        self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], how: How = None
+        self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], *, fresh: bool = False
     ) -> dict[tuple[MicroConfig, ...], WholeRun]:
         """Return the valid whole run (times of complete calls) of each configuration, of any batch size.
 
         Arguments are as for ``whole_run``.
         """
         rows = self._counting("verifications", self._of(environment, [problem]))
-        found = ((micro_configs_from(row["configuration"], versions, how), row) for row in rows)
+        found = ((micro_configs_from(row["configuration"], versions, fresh=fresh), row) for row in rows)
         return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
 
     def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:

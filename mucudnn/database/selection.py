@@ -36,12 +36,9 @@ class SelectedMeasurements:
         return self._measurements[task]
 
     def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        """Return the valid whole run (times of complete calls) under the task's conditions, or None.
-
-        Conditions are a fresh workspace and an epilogue.
-        """
+        """Return the valid whole run (times of complete calls), in a fresh workspace for one in headroom; or None."""
         key = (self.environment, task.problem, configuration.micro_configs, self.versions)
-        return self._database.whole_run(*key, task.how)
+        return self._database.whole_run(*key, fresh=task.in_headroom)
 
 
 def select_measurements(

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.buffers import torch_dtype
-from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import WithEpilogue
 from mucudnn.words.values import whole
 
 Shape = tuple[int, int, int, int]
@@ -23,15 +21,11 @@ _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACK
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format.
-
-    epilogue: bias, addition and activation after a fused convolution; None for a plain convolution.
-    """
+    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
 
     x: Tensor
     w: Tensor
     y: Tensor
-    epilogue: Epilogue | None = None
 
     @property
     def batch_size(self) -> int:
@@ -44,8 +38,7 @@ class Operands:
 
     def first(self, n: int) -> Operands:
         """Return the operands of the first ``n`` samples (views)."""
-        epilogue = None if self.epilogue is None else self.epilogue.of(slice(0, n))
-        return Operands(self.x[:n], self.w, self.y[:n], epilogue)
+        return Operands(self.x[:n], self.w, self.y[:n])
 
     def written(self, operation: Operation) -> Tensor:
         """Return the tensor (x, w or y) that the operation writes."""
@@ -93,19 +86,6 @@ def random_operands(
         w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), _PERIOD // 3, 1 / sqrt(fan_in)),
         y=tensor(Operation.FORWARD, problem.y_shape(batch_size), 2 * _PERIOD // 3),
     )
-
-
-def followed_operands(
-    problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None, device: str = "cpu"
-) -> Operands:
-    """Return random operands for inference, with an optional epilogue (bias, addition or ReLU) after the convolution.
-
-    Whole calls allocate their result, so the epilogue can add the random y, which has the same shape and format.
-    """
-    operands = random_operands(problem, batch_size, device)
-    if epilogue is None:
-        return operands
-    return replace(operands, epilogue=Epilogue(epilogue.activation, operands.y if epilogue.adds else None))
 
 
 @lru_cache(maxsize=2)

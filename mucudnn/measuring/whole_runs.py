@@ -13,7 +13,7 @@ from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.measuring.operands import Operands, followed_operands, random_operands
+from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proofs import Proofs
 from mucudnn.measuring.proving.prover import Prover, prover
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
@@ -25,9 +25,8 @@ from mucudnn.running.choices import Measured
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.running.operators import as_measured
 from mucudnn.words.problem import ConvProblem, Operation, Pair
-from mucudnn.words.results import Configuration, WholeRun, WithEpilogue
+from mucudnn.words.results import Configuration, WholeRun
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
@@ -43,18 +42,16 @@ def whole_run(
 ) -> Callable[[], Tensor]:
     """Return a function that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
 
-    For the baseline, it calls torch's own convolution. keeps_workspace: whether the workspace is kept between calls. If
-    the operands have an epilogue (such as ReLU), it computes that too, without gradients. Raises the errors
-    of ``Executable.of`` and ``Executable.build``. The returned function has no fallback and raises all errors.
+    For the baseline, it calls torch's own convolution. keeps_workspace: whether the workspace is kept between calls.
+    Raises the errors of ``Executable.of`` and ``Executable.build``. The returned function has no fallback and raises
+    all errors.
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)
     with made_current(operands.x.device):
         measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
     call, geometry = _call(problem, operands)
-    if operands.epilogue is None:
-        return partial(convolve, *call, *geometry, measured)
-    return partial(as_measured, *call, geometry, measured, operands.epilogue)
+    return partial(convolve, *call, *geometry, measured)
 
 
 def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
@@ -63,10 +60,9 @@ def run_whole(problem: ConvProblem, configuration: Configuration, operands: Oper
 
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
-    """Call the baseline (torch's own convolution, undivided) and its epilogue; return the result of the operation."""
+    """Call the baseline (torch's own convolution, undivided); return the result of the operation."""
     call, geometry = _call(problem, operands)
-    result = torch_convolution(*call, geometry)
-    return result if operands.epilogue is None else operands.epilogue.apply(result)
+    return torch_convolution(*call, geometry)
 
 
 def _call(
@@ -120,17 +116,15 @@ class Machine:
         configurations: Sequence[Configuration],
         *,
         keeps_workspace: bool,
-        epilogue: WithEpilogue | None = None,
         rounds: Rounds = THOROUGH,
     ) -> list[WholeRun | Exception | None]:
         """Compare whole calls of the configurations with torch's own, interleaved; return a result or error for each.
 
-        keeps_workspace: whether the workspace is kept between calls. epilogue: computed after every convolution,
-        including torch's own; None for training, where autograd records the calls. All results are None if there is not
+        keeps_workspace: whether the workspace is kept between calls. All results are None if there is not
         enough memory for the mini-batch or for torch's own.
         """
         try:
-            operands = self._operands(problem, batch_size, epilogue)
+            operands = training_operands(problem, batch_size, self.device)
             runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
             with torch.inference_mode(False), torch.enable_grad():
                 return [*self.in_turns(partial(self.run_torch, problem, operands), runs, rounds)]
@@ -139,12 +133,6 @@ class Machine:
                 raise
         give_back_cache()
         return [None] * len(configurations)
-
-    def _operands(self, problem: ConvProblem, batch_size: int, epilogue: WithEpilogue | None) -> Operands:
-        if epilogue is None:
-            return training_operands(problem, batch_size, self.device)
-        with torch.inference_mode(False):
-            return followed_operands(problem, batch_size, epilogue, self.device)
 
     def in_turns(
         self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH

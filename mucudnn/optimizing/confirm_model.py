@@ -243,7 +243,7 @@ def _fingerprint(store: EnvironmentStore, steps: ModelSteps, sample_input: Any) 
 def _chosen(module: TunedModule, steps: ModelSteps) -> tuple[object, ...]:
     """Return the tuned choices of a module, and whether torch's convolution may replace each of them."""
     return (
-        [(one.problem, one.batch_size, one.epilogue, steps.may_run_torchs_own(one)) for one in tuned_of(module)],
+        [(one.problem, one.batch_size, steps.may_run_torchs_own(one)) for one in tuned_of(module)],
         [configuration.micro_configs for configuration in _configurations(module)],
     )
 

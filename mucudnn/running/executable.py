@@ -13,11 +13,10 @@ from math import inf
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace, fuses
+from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace
 from mucudnn.kernels.contract.buffers import torch_dtype
-from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.running.eager.hot_path import Bound, bound_in_cpp, is_plain
+from mucudnn.running.eager.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 from mucudnn.words.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -49,14 +48,12 @@ class Stage:
     """The part of a configuration that one algorithm computes, in one or several micro-batches.
 
     slices: the micro-batches along N, in execution order. prepared: range of the algorithm's prepared bytes in the
-    workspace. fuses: whether the algorithm computes
-    an ``Epilogue``. bound: runs the whole stage in one C call; None if not possible.
+    workspace. bound: runs the whole stage in one C call; None if not possible.
     """
 
     algorithm: Algorithm
     slices: tuple[slice, ...]
     prepared: slice
-    fuses: bool = False
     bound: BoundStage | None = field(default=None, compare=False, repr=False)
 
     def run(
@@ -68,25 +65,14 @@ class Stage:
         bias: Tensor | None,
         prepared: Tensor,
         scratch: Tensor,
-        epilogue: Epilogue | None,
     ) -> None:
-        """Compute the micro-batches one by one, each with the epilogue, inside or after the algorithm.
-
-        Raises ``StepError`` if a library fails.
-        """
+        """Compute the micro-batches one by one. Raises ``StepError`` if a library fails."""
         algorithm, micro_batch = self.algorithm, self.slices[0]
         try:
             algorithm.open(problem, w, prepared)
             for micro_batch in self.slices:
                 x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
-                if epilogue is None:
-                    algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
-                elif self.fuses:
-                    call = (problem, x_in, w, y_in, bias, prepared, scratch)
-                    algorithm.step(*call, epilogue.of(micro_batch))  # type: ignore[call-arg]
-                else:
-                    algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
-                    epilogue.of(micro_batch).apply(y_in)
+                algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
             algorithm.close(problem, w, prepared)
         except LibraryError as error:
             failed = MicroConfig(algorithm.name, micro_batch.stop - micro_batch.start)
@@ -166,7 +152,7 @@ class Executable:
             workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
             prepared = _aligned(prepared_end, max(w.prepared_bytes for w in workspaces))
             slices = tuple(islice(placed, len(sizes)))
-            stages.append(Stage(chosen, slices, prepared, fuses(chosen, problem)))
+            stages.append(Stage(chosen, slices, prepared))
             prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
         scratch = _aligned(prepared_end, scratch_bytes)
@@ -202,18 +188,6 @@ class Executable:
             for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
                 yield stage.algorithm, size
 
-    def takes(self, epilogue: Epilogue, x: Tensor) -> bool:
-        """Return whether an algorithm supports epilogues and the tensor that this epilogue adds is laid out like y."""
-        if not any(stage.fuses for stage in self.stages):
-            return False
-        added = epilogue.added
-        return added is None or (
-            is_plain(added)
-            and added.shape == self.problem.y_shape(len(x))
-            and added.dtype is x.dtype
-            and added.device == x.device
-        )
-
     def build(self) -> None:
         """Build all steps (algorithms by micro-batch size), so that ``execute`` can be captured in a CUDA graph.
 
@@ -234,20 +208,17 @@ class Executable:
         x: Tensor,
         w: Tensor,
         third: Tensor | None,
-        epilogue: Epilogue | None = None,
     ) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
         x, w, third: tensors of the problem's shapes and dtype, with any strides. third: the bias or None in FORWARD,
-        else dy. epilogue: see ``execute``.
+        else dy.
         """
         operation, result = self.problem.operation, self.result.new()
         is_channels_last = self.problem.memory_format is MemoryFormat.CHANNELS_LAST
         dense = _dense_channels_last if is_channels_last else Tensor.contiguous
         if operation is Operation.FORWARD:
-            if epilogue is not None and epilogue.added is not None:
-                epilogue = Epilogue(epilogue.activation, dense(epilogue.added))
-            self.execute(dense(x), dense(w), result, None if third is None else third.contiguous(), epilogue)
+            self.execute(dense(x), dense(w), result, None if third is None else third.contiguous())
             return result
         assert third is not None
         if operation is Operation.BACKWARD_DATA:
@@ -262,13 +233,11 @@ class Executable:
         w: Tensor,
         y: Tensor,
         bias: Tensor | None = None,
-        epilogue: Epilogue | None = None,
     ) -> None:
         """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All must be dense, in the
-        problem's memory format, on the current device, with the configuration's N, which is not checked. epilogue:
-        computed on y afterwards, in FORWARD.
+        problem's memory format, on the current device, with the configuration's N, which is not checked.
 
         Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """
@@ -282,12 +251,10 @@ class Executable:
         workspace = workspace_of(self.scratch.stop, x.device, self.keeps_workspace, self.most_kept_bytes)
         start, of_bias = workspace.data_ptr(), None if bias is None else bias.data_ptr()
         for stage in self.stages:
-            if stage.bound is not None and (epilogue is None or stage.fuses):
-                stage.bound(
-                    of_x, of_w, of_y, of_bias, start + stage.prepared.start, start + self.scratch.start, epilogue
-                )
-                continue
-            stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch], epilogue)
+            if stage.bound is not None:
+                stage.bound(of_x, of_w, of_y, of_bias, start + stage.prepared.start, start + self.scratch.start)
+            else:
+                stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch])
 
     def _in_cpp(self) -> Bound | None:
         """Return a C++ function that runs the executable; None if that is not possible.

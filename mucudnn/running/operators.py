@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry, torch_convolution
 from mucudnn.running.choices import ExecutableSource, Measured, choices_of, executable_of, forget
@@ -36,14 +35,12 @@ def computed(
     third: Tensor | None,
     geometry: Geometry,
     choices: ExecutableSource,
-    epilogue: Epilogue | None = None,
 ) -> Tensor | None:
     """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 
     x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Only
     shape and strides are used of the operand in the result's place. Autograd does not record this function: call it
-    with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch. epilogue:
-    computed on y, in FORWARD; the result is None if no chosen algorithm supports it.
+    with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch.
 
     If a step fails, the call is retried with another algorithm in its place; failures are recorded, so that retries
     end.
@@ -51,13 +48,11 @@ def computed(
     executable = None
     while True:
         try:
-            result: Tensor | None = NotImplemented
-            if epilogue is None:
-                result = run_known(choices.executables, operation, x, w, third, *geometry)
+            result: Tensor | None = run_known(choices.executables, operation, x, w, third, *geometry)
             if result is not NotImplemented:
                 return result
             executable = executable_of(choices, operation, x, w, third, geometry)
-            return None if executable is None else _run(executable, x, w, third, epilogue)
+            return None if executable is None else _run(executable, x, w, third)
         except MisalignedError:
             return None
         except StepError as error:
@@ -102,37 +97,22 @@ def as_measured(
     third: Tensor | None,
     geometry: Geometry,
     measured: Measured,
-    epilogue: Epilogue | None = None,
 ) -> Tensor:
-    """Return the result of a call by the executable that is being measured, without a fallback: raise any error.
-
-    epilogue: computed on y, in FORWARD: by the executable, or in place afterwards if it does not support that.
-    """
-    result: object = None
-    if epilogue is None:
-        result = run_known(measured.executables, operation, x, w, third, *geometry)
+    """Return the result of a call by the executable that is being measured, without a fallback: raise any error."""
+    result = run_known(measured.executables, operation, x, w, third, *geometry)
     if isinstance(result, Tensor):
         return result
     executable = executable_of(measured, operation, x, w, third, geometry)
     if executable is None:
         raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    y = _run(executable, x, w, third, epilogue)
-    if y is not None:
-        return y
-    assert epilogue is not None
-    return epilogue.apply(as_measured(operation, x, w, third, geometry, measured))
+    return _run(executable, x, w, third)
 
 
-def _run(
-    executable: Executable, x: Tensor, w: Tensor, third: Tensor | None, epilogue: Epilogue | None
-) -> Tensor | None:
-    """Run the executable and return the result; None if it does not support the epilogue."""
-    if epilogue is None and executable.bound is not None:
+def _run(executable: Executable, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    if executable.bound is not None:
         return executable.bound(x, w, third)
-    if epilogue is not None and not executable.takes(epilogue, x):
-        return None
     with untouched, made_current(x.device):  # a step may be torch's own convolution
-        return executable.run(x, w, third, epilogue=epilogue)
+        return executable.run(x, w, third)
 
 
 def _by_handle(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:

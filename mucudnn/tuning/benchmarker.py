@@ -113,7 +113,7 @@ class Benchmarker:
         self.at = start
         self.progress(f"{job.task}: measuring", start)
         measured = self._measured.setdefault(job.task.problem, {})
-        job.results |= measured  # tasks of one problem differ in limits or epilogues
+        job.results |= measured  # tasks of one problem differ in limits
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
@@ -202,9 +202,9 @@ class Benchmarker:
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Return whole runs of configurations, compared with torch's own: stored ones, or made now."""
-        problem, how = task.problem, task.how
+        problem, fresh = task.problem, task.in_headroom
         known: dict[Configuration, Outcome] = {
-            c: self.quiet.believed(self.store.whole_run(problem, c.micro_configs, self.versions, how))
+            c: self.quiet.believed(self.store.whole_run(problem, c.micro_configs, self.versions, fresh=fresh))
             for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
@@ -213,20 +213,19 @@ class Benchmarker:
             self.machine.compare,
             problem,
             task.batch_size,
-            keeps_workspace=not task.in_headroom,
-            epilogue=task.epilogue,
+            keeps_workspace=not fresh,
             rounds=rounds,
         )
         outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, WholeRun):
-                self.store.add_whole_run(problem, configuration.micro_configs, self.versions, outcome, how)
+                self.store.add_whole_run(problem, configuration.micro_configs, self.versions, outcome, fresh=fresh)
             known[configuration] = outcome
         return known
 
     def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
         """Return the stored whole runs of a task's problem, for any batch size."""
-        return self.store.whole_runs(task.problem, self.versions, task.how)
+        return self.store.whole_runs(task.problem, self.versions, fresh=task.in_headroom)
 
 
 def permitted_algorithms(

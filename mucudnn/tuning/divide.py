@@ -12,7 +12,6 @@ from mucudnn.tuning.choose import Outcome, Verify, baseline_or_declared, is_gain
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
 _NO_GAIN = 1.001  # cost of configurations without a gain, as a multiple of the baseline: ties go to the baseline
@@ -56,8 +55,6 @@ def divide(
     declared = baseline_bytes or {}
     every = {task: _Options(task, known, declared.get(task)) for task, known in measurements.items()}
     run = partial(_run, every, verify, ahead)
-    # Only whole runs show torch's time with the epilogue, so one option of each fused convolution is run first.
-    run({task: options.telling(budget_bytes) for task, options in every.items() if task.epilogue is not None})
     for _ in range(_MOST_ROUNDS):
         run({task: options.baseline for task, options in every.items() if not options.configurations})
         division = _solve(every, budget_bytes)
@@ -74,10 +71,7 @@ def divide(
 
 @dataclass(slots=True)
 class _Options:
-    """Configurations that a division of the budget may choose for one task, and their whole runs (complete calls).
-
-    followed_s: seconds of torch's own with the task's epilogue; None without an epilogue, or if not yet known.
-    """
+    """Configurations that a division of the budget may choose for one task, and their whole runs (complete calls)."""
 
     task: Task
     measurements: Sequence[Measurement]
@@ -85,20 +79,13 @@ class _Options:
     configurations: list[Configuration] = field(init=False)
     baseline: Configuration = field(init=False)
     runs: dict[Configuration, WholeRun | None] = field(default_factory=dict)
-    followed_s: float | None = None
 
     def __post_init__(self) -> None:
-        self.configurations = [*self._desirable(self.measurements)]
-        if self.task.epilogue is not None:  # slower ones may be faster with the epilogue, if they compute it inside
-            others = [m for m in self.measurements if m.micro_config.algorithm != TORCHS_OWN]
-            self.configurations += [c for c in self._desirable(others) if c not in self.configurations]
-        unsolved = baseline_or_declared(self.measurements, self.task.batch_size, self.baseline_bytes)
+        n = self.task.batch_size
+        self.configurations = [*desirable_sets(self.measurements, n).of(n)] if self.measurements else []
+        unsolved = baseline_or_declared(self.measurements, n, self.baseline_bytes)
         self.baseline = next((c for c in self.configurations if c.is_baseline), unsolved)
         self._offer_baseline()
-
-    def _desirable(self, measurements: Sequence[Measurement]) -> Sequence[Configuration]:
-        n = self.task.batch_size
-        return desirable_sets(measurements, n).of(n) if measurements else ()
 
     def _offer_baseline(self) -> None:
         """Add torch's own to the options once its time is known, since whole runs may show it faster than predicted."""
@@ -108,14 +95,7 @@ class _Options:
     def learn_baseline(self, outcome: Outcome) -> None:
         """Learn the time of torch's own from a whole run, and add it to the options if its time is known."""
         self.baseline = timed(self.baseline, outcome)
-        if self.task.epilogue is not None and self.followed_s is None and isinstance(outcome, WholeRun):
-            self.followed_s = outcome.baseline_s
         self._offer_baseline()
-
-    def telling(self, budget_bytes: int | None) -> Configuration:
-        """Return the configuration to run first if there is an epilogue: the predicted fastest within the budget."""
-        fits = (c for c in self.configurations if budget_bytes is None or c.workspace_bytes <= budget_bytes)
-        return min((c for c in fits if not _is_torchs(c)), key=lambda c: c.time_s, default=self.baseline)
 
     def costed(self) -> list[Configuration]:
         """Return all options, each with its time from a whole run, or else its predicted time."""
@@ -148,7 +128,7 @@ class _Options:
         run, baseline_s = self.runs.get(chosen), self.baseline.time_s if is_timed(self.baseline) else None
         if chosen.is_baseline:
             reason = "PyTorch's own: nothing else is worth a segment of the budget"
-            return TunedProblem.of(task, chosen, self._baseline_s, self._baseline_s, reason)
+            return TunedProblem.of(task, chosen, self.baseline.time_s, self.baseline.time_s, reason)
         if run is None:
             return TunedProblem.of(
                 task, chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run"
@@ -158,29 +138,18 @@ class _Options:
             reason += f"; PyTorch's own needs {format_bytes(self.baseline.workspace_bytes)}"
         return TunedProblem.of(task, chosen, run.baseline_s, run.time_s, reason, run.load)
 
-    @property
-    def _baseline_s(self) -> float:
-        """Seconds of torch's own convolution, including the epilogue if that time is known."""
-        return self.baseline.time_s if self.followed_s is None else self.followed_s
-
-    @property
-    def _follows_s(self) -> float:
-        """Seconds of the epilogue after torch's own convolution; 0 if unknown."""
-        return 0.0 if self.followed_s is None else max(self.followed_s - self.baseline.time_s, 0.0)
-
     def _time_s(self, configuration: Configuration) -> float:
         """Return the seconds of an option, from its whole run if there is one.
 
-        A whole run counts by its ratio to torch's own, since the machine's speed may have changed. Without a whole run,
-        the epilogue's time is added to options of torch's own algorithm only, since others may compute it inside.
+        A whole run counts by its ratio to torch's own, since the machine's speed may have changed.
         """
         if configuration.is_baseline:
-            return self._baseline_s
+            return self.baseline.time_s
         run = self.runs.get(configuration)
         if run is None:
-            return configuration.time_s + (self._follows_s if _is_torchs(configuration) else 0.0)
-        time_s = self._baseline_s / run.speedup
-        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self._baseline_s)
+            return configuration.time_s
+        time_s = self.baseline.time_s / run.speedup
+        return time_s if is_gain(run) else max(time_s, _NO_GAIN * self.baseline.time_s)
 
 
 def _run(
@@ -200,8 +169,3 @@ def _run(
 def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
     options = {task: options.costed() for task, options in every.items()}
     return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
-
-
-def _is_torchs(configuration: Configuration) -> bool:
-    """Whether torch's own convolution computes all micro-batches of the configuration."""
-    return set(configuration.algorithms) == {TORCHS_OWN}

@@ -25,11 +25,9 @@ from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.results import (
     Configuration,
-    How,
     Measurement,
     MicroConfig,
     WholeRun,
-    WithFreshWorkspace,
 )
 from mucudnn.words.task import Task
 
@@ -187,28 +185,26 @@ class _Refresh:
 
     def _run_whole(self, problem: ConvProblem, rows: Sequence[Row], here: Mapping[str, int]) -> None:
         """Repeat the whole runs in ``rows`` whose algorithms are available, interleaved by batch size."""
-        together: dict[tuple[int, How], dict[Configuration, WholeRun]] = defaultdict(dict)
+        together: dict[tuple[int, bool], dict[Configuration, WholeRun]] = defaultdict(dict)
         for row in rows:
-            micro_configs, versions, how = whole_run_from(row["configuration"])
+            micro_configs, versions, fresh = whole_run_from(row["configuration"])
             if any(here.get(name) != version for name, version in versions.items()):
                 self.passed_over += 1
                 continue
             configuration = Configuration(micro_configs, row["time_s"], 0)
             before = WholeRun(*(row[name] for name in (*schema.TIMES, "load")))
-            together[configuration.batch_size, how][configuration] = before
-        for (_, how), runs in together.items():
-            outcomes = self.quiet.compared(problem, [*runs], partial(self._compare, problem, how))
+            together[configuration.batch_size, fresh][configuration] = before
+        for (_, fresh), runs in together.items():
+            outcomes = self.quiet.compared(problem, [*runs], partial(self._compare, problem, fresh))
             for (configuration, before), outcome in zip(runs.items(), outcomes, strict=True):
                 if isinstance(outcome, WholeRun):
-                    self.store.add_whole_run(problem, configuration.micro_configs, here, outcome, how)
+                    self.store.add_whole_run(problem, configuration.micro_configs, here, outcome, fresh=fresh)
                     self.whole_runs.append(Again(problem, configuration, before, outcome))
                 else:
                     self.passed_over += 1
 
-    def _compare(self, problem: ConvProblem, how: How, configurations: Sequence[Configuration]) -> Outcomes:
-        n, is_fresh = configurations[0].batch_size, isinstance(how, WithFreshWorkspace)
-        epilogue = None if isinstance(how, WithFreshWorkspace) else how
-        return self.machine.compare(problem, n, configurations, keeps_workspace=not is_fresh, epilogue=epilogue)
+    def _compare(self, problem: ConvProblem, fresh: bool, configurations: Sequence[Configuration]) -> Outcomes:
+        return self.machine.compare(problem, configurations[0].batch_size, configurations, keeps_workspace=not fresh)
 
 
 def _by_problem(rows: Sequence[Row]) -> dict[ConvProblem, list[Row]]:

@@ -13,7 +13,7 @@ from mucudnn.tuning.confirmation import InPlace
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WithEpilogue, is_busy, source_of
+from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, is_busy, source_of
 from mucudnn.words.task import Task
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes, format_seconds
@@ -45,8 +45,7 @@ class TunedProblem:
     batches that were not faster than torch's own in whole runs. ``account``: the solver's result under the limit,
     before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``: times in the model's
     own step; None if it was not confirmed. ``load``: the machine's load during the whole runs, as in ``Measurement``;
-    None if unknown. ``epilogue``: epilogue of a fused convolution; ``baseline_s`` and ``time_s`` include it, the
-    prediction does not.
+    None if unknown.
     """
 
     problem: ConvProblem
@@ -64,7 +63,6 @@ class TunedProblem:
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: InPlace | None = None
-    epilogue: WithEpilogue | None = None
     load: float | None = field(default=None, compare=False)
 
     @classmethod
@@ -87,7 +85,6 @@ class TunedProblem:
             relative_error=None,
             reason=reason,
             limit_bytes=task.limit_bytes,
-            epilogue=task.epilogue,
             load=load,
         )
 
@@ -145,12 +142,11 @@ class TunedProblem:
         speedup = "unknown" if self.speedup is None else f"{self.speedup:.2f}"
         error = "not measured" if self.relative_error is None else f"{self.relative_error:.1e}"
         left_out = left_out_in_words([self])
-        predicted = "alone predicted" if self.epilogue else "predicted"
         return "\n".join(
             (
-                f"{self.problem}, batch {self.batch_size}{f', {self.epilogue}' if self.epilogue else ''}",
+                f"{self.problem}, batch {self.batch_size}",
                 f"  PyTorch    {self._torchs_time()}",
-                f"  chosen     {chosen}: {format_seconds(self.time_s)} ({predicted} {format_seconds(chosen.time_s)}), "
+                f"  chosen     {chosen}: {format_seconds(self.time_s)} (predicted {format_seconds(chosen.time_s)}), "
                 f"speedup {speedup}",
                 f"  workspace  {format_bytes(chosen.workspace_bytes)}, relative error {error}",
                 *([f"  in place   {self.in_place}"] if self.in_place else []),

@@ -134,5 +134,4 @@ def _place(file: Database) -> str:
 
 def _in_words(task: Task) -> str:
     words = [task.name or "", str(task.problem), f"batch {task.batch_size}", f"limit {task.limit_bytes}"]
-    words += [] if task.epilogue is None else [str(task.epilogue)]
     return f"{', '.join(filter(None, words))}, {task.count} times"

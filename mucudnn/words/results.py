@@ -11,7 +11,7 @@ from typing import Self
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.samples import MeasuredSamples, PairedSamples, uncertainty
 from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.values import flag, instance, plain, settle, several, shown, text, whole
+from mucudnn.words.values import instance, plain, settle, several, text, whole
 
 # Largest load at which a measurement is trusted. An idle desktop takes 5 % of a core, kernel ticks blur the reading by
 # as much, and lasting disturbances take a third or more.
@@ -223,52 +223,3 @@ class WholeRun:
     @property
     def speedup(self) -> float:
         return self.baseline_s / self.time_s
-
-
-ADDITION = "addition"
-ACTIVATIONS = ("ReLU", "ReLU6", "SiLU")  # computed by ``kernels/contract/epilogue.py``
-
-
-@dataclass(frozen=True, slots=True)
-class WithEpilogue:
-    """Condition of a whole run (timed complete calls): operations follow the convolution, in the baseline too.
-
-    activation: one of ``ACTIVATIONS``, or None. adds: whether a tensor of y's shape is added before the activation.
-
-    Raises ``InvalidInputError`` for other values, and if there is neither activation nor addition.
-
-    >>> str(WithEpilogue("ReLU6", adds=True))
-    'with addition and ReLU6'
-    """
-
-    activation: str | None = None
-    adds: bool = False
-
-    def __post_init__(self) -> None:
-        if not (self.activation is None or self.activation in ACTIVATIONS):
-            allowed = ", ".join(ACTIVATIONS)
-            raise InvalidInputError(f"activation is {shown(self.activation)}; it must be one of {allowed}, or None")
-        activation = None if self.activation is None else text(self.activation, "activation")
-        settle(self, activation=activation, adds=flag(self.adds, "adds"))
-        if not self.parts:
-            raise InvalidInputError("an epilogue adds a tensor, or has an activation; this one has neither")
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the operations that follow the convolution, in order."""
-        activation = () if self.activation is None else (self.activation,)
-        return (ADDITION, *activation) if self.adds else activation
-
-    def __str__(self) -> str:
-        return f"with {' and '.join(self.parts)}"
-
-
-@dataclass(frozen=True, slots=True)
-class WithFreshWorkspace:
-    """Condition of a whole run (timed complete calls): each call allocates its workspace instead of keeping one."""
-
-    def __str__(self) -> str:
-        return "fresh workspace"
-
-
-How = WithFreshWorkspace | WithEpilogue | None  # special condition of a whole run

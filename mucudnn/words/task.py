@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, Operation
-from mucudnn.words.results import MicroConfig, WithEpilogue, WithFreshWorkspace
+from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
+from mucudnn.words.results import MicroConfig
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.values import flag, instance, settle, text, whole
 
@@ -18,11 +17,9 @@ class Task:
     limit_bytes: largest workspace, inclusive; None if unlimited. count: number of occurrences in the network. name:
     text that is shown in progress, errors and accounts. in_headroom: whether the limit is the memory free below the
     peak of a training step; then torch's own convolution always fits by definition, and the workspace is allocated for
-    each call. baseline_exempt: whether torch's own convolution may exceed the limit. epilogue: operations that follow y
-    in a fused convolution and are timed with it, or None.
+    each call. baseline_exempt: whether torch's own convolution may exceed the limit.
 
-    Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``, and for an epilogue with
-    any operation but forward, or with in_headroom.
+    Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``.
     """
 
     problem: ConvProblem
@@ -32,7 +29,6 @@ class Task:
     name: str = ""
     in_headroom: bool = False
     baseline_exempt: bool = False
-    epilogue: WithEpilogue | None = None
 
     def __post_init__(self) -> None:
         settle(
@@ -44,23 +40,12 @@ class Task:
             name=text(self.name, "name"),
             in_headroom=flag(self.in_headroom, "in_headroom"),
             baseline_exempt=flag(self.baseline_exempt, "baseline_exempt"),
-            epilogue=None if self.epilogue is None else instance(WithEpilogue, self.epilogue, "epilogue"),
         )
-        if self.epilogue is not None and (self.in_headroom or self.problem.operation is not Operation.FORWARD):
-            raise InvalidInputError(
-                f"{self}: epilogue is '{self.epilogue}'; only a forward operation has one, and in inference: leave it "
-                "out, or in_headroom"
-            )
 
     @property
     def baseline(self) -> MicroConfig:
         """Torch's own convolution with the undivided batch, to which configurations are compared."""
         return MicroConfig(TORCHS_OWN, self.batch_size)
-
-    @property
-    def how(self) -> WithEpilogue | WithFreshWorkspace | None:
-        """Special condition under which complete calls are timed (an epilogue or a fresh workspace), or None."""
-        return WithFreshWorkspace() if self.in_headroom else self.epilogue
 
     def __str__(self) -> str:
         return self.name or str(self.problem)

@@ -20,13 +20,10 @@ from mucudnn.words.results import (
     Measurement,
     MicroConfig,
     WholeRun,
-    WithEpilogue,
-    WithFreshWorkspace,
 )
 
 UNKNOWN, QUIET, LATER = (replace(FAST, step_s=s, load=load) for s, load in ((1.0, None), (2.0, 0.0), (3.0, BUSY)))
 BUSIER, BUSIEST = (replace(FAST, step_s=s, load=load) for s, load in ((4.0, BUSY + 0.01), (5.0, 1.0)))
-INSTEAD = (MicroConfig("native", 8), MicroConfig("fft", 1))
 REFUSED = Failure(FAST.micro_config, "it fails")
 
 
@@ -115,31 +112,28 @@ def test_the_best_rate_is_kept(tmp_path: Path) -> None:
 def test_the_key_of_a_whole_run_tells_what_ran() -> None:
     parts = (MicroConfig("gemm", 8), MicroConfig("gemm", 8), MicroConfig("native", 4))
     versions = {"gemm": 1, "native": 2, "fft": 3}
-    for how in (*HOWS, WithEpilogue(adds=True)):
-        key = configuration_key(parts, versions, how)
-        found, found_versions, found_how = whole_run_from(key)
-        assert (found, found_how) == (parts, how)
+    for fresh in (False, True):
+        key = configuration_key(parts, versions, fresh=fresh)
+        found, found_versions, is_fresh = whole_run_from(key)
+        assert (found, is_fresh) == (parts, fresh)
         assert found_versions.items() <= versions.items()
-        assert json.loads(configuration_key(found, found_versions, found_how)) == json.loads(key)
+        assert json.loads(configuration_key(found, found_versions, fresh=is_fresh)) == json.loads(key)
 
 
-HOWS = (None, WithFreshWorkspace(), WithEpilogue("ReLU"), WithEpilogue("SiLU", adds=True))
-
-
-def test_pruning_and_exporting_keep_whole_runs_with_what_follows(tmp_path: Path) -> None:
-    runs = {how: WholeRun(2.0 + index, 1.0, 0.1, 0.0) for index, how in enumerate(HOWS)}
+def test_pruning_and_exporting_keep_whole_runs_with_a_fresh_workspace(tmp_path: Path) -> None:
+    runs = {fresh: WholeRun(2.0 + fresh, 1.0, 0.1, 0.0) for fresh in (False, True)}
     key = (HERE, PROBLEM, [MicroConfig("gemm", 8)], {"gemm": 1, "native": 1, "fft": 1})
     with Database(tmp_path / "some.sqlite") as database:
-        for how, run in runs.items():
+        for fresh, run in runs.items():
             for added in (replace(run, time_s=3.0), run):  # the first is superseded
-                database.add_whole_run(*key, added, how)
-        assert database.prune(environments=[HERE], versions=key[-1]) == len(HOWS)
+                database.add_whole_run(*key, added, fresh=fresh)
+        assert database.prune(environments=[HERE], versions=key[-1]) == 2
         for name, export in (("a.csv", export_csv), ("a.jsonl", export_json_lines)):
             with (tmp_path / name).open("w", newline="") as stream:
                 export(database, stream)
             with read_profile(tmp_path / name) as read, Database(tmp_path / f"{name}.sqlite") as merged:
                 merged.merge(read)
                 for one in (database, read, merged):
-                    assert {how: one.whole_run(*key, how) for how in HOWS} == runs
-        assert database.prune(versions={**key[-1], "gemm": 2}) == len(HOWS)
-        assert database.whole_run(*key, WithEpilogue("ReLU")) is None
+                    assert {fresh: one.whole_run(*key, fresh=fresh) for fresh in runs} == runs
+        assert database.prune(versions={**key[-1], "gemm": 2}) == 2
+        assert database.whole_run(*key) is None

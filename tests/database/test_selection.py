@@ -26,8 +26,6 @@ from mucudnn.words.results import (
     Failure,
     MicroConfig,
     WholeRun,
-    WithEpilogue,
-    WithFreshWorkspace,
 )
 from mucudnn.words.task import Task
 
@@ -251,20 +249,14 @@ def test_verifications_are_of_the_same_environment_and_version(opened: Database)
     assert stored.whole_run(Task(DATA, 4), HALVES) is None
 
 
-def test_whole_runs_with_a_fresh_workspace_or_an_epilogue_are_apart(opened: Database) -> None:
+def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
     fill(opened)
-    kept, fresh, followed = (WholeRun(4.0, time_s, 0.1) for time_s in (1.0, 2.0, 3.0))
-    epilogue = WithEpilogue("ReLU")
-    for verification, how in ((followed, epilogue), (fresh, WithFreshWorkspace()), (kept, None)):
-        opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, verification, how)
-    tasks = [
-        Task(FORWARD, 4),
-        Task(FORWARD, 4, in_headroom=True),
-        Task(FORWARD, 4, epilogue=epilogue),
-        Task(FORWARD, 4, epilogue=WithEpilogue("ReLU", adds=True)),
-    ]
+    kept, fresh = (WholeRun(4.0, time_s, 0.1) for time_s in (1.0, 2.0))
+    for run, is_fresh in ((fresh, True), (kept, False)):
+        opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, run, fresh=is_fresh)
+    tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
     stored = select_measurements(opened, tasks, POWERS)
-    assert [stored.whole_run(task, HALVES) for task in tasks] == [kept, fresh, followed, None]
+    assert [stored.whole_run(task, HALVES) for task in tasks] == [kept, fresh]
 
 
 def test_nothing_here_needs_torch() -> None:

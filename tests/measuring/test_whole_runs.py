@@ -5,28 +5,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
-from support.clock.ticking import TickingClock
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.contract.epilogue import ACTIVATIONS, Epilogue
 from mucudnn.kernels.torch_ops import gemm
-from mucudnn.measuring.operands import Operands, followed_operands
-from mucudnn.measuring.timing.comparison import QUICK
 from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
 from mucudnn.running import choices
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words import results
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig, WithEpilogue
+from mucudnn.words.results import Configuration, MicroConfig
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 6, 7, 6, 3, 3, padding=(1, 1))
 DIVIDED = Configuration((MicroConfig("gemm", 2), MicroConfig("gemm", 1)), 1.0, 0)
@@ -73,56 +65,6 @@ def test_only_a_forward_pass_is_recorded_as_in_training(operation: Operation, co
     problem = PROBLEM.with_operation(operation)
     result = run_whole(problem, configuration, training_operands(problem, 3))
     assert (result.grad_fn is not None) is (operation is Operation.FORWARD)
-
-
-@pytest.mark.parametrize("memory_format", MemoryFormat)
-@pytest.mark.parametrize("parts", [("native", 3), ("gemm", 3), ("implicit-gemm", 3), ("implicit-gemm", 1)], ids=str)
-def test_an_epilogue_is_part_of_both(parts: tuple[str, int], memory_format: MemoryFormat) -> None:
-    problem, epilogue = replace(PROBLEM, memory_format=memory_format), WithEpilogue("ReLU6", adds=True)
-    configuration = Configuration((MicroConfig(*parts),) * (3 // parts[1]), 1.0, 0)
-    operands = followed_operands(problem, 3, epilogue)
-    x, w, added = (tensor.clone() for tensor in (operands.x, operands.w, operands.y))
-    expected = (F.conv2d(x.double(), w.double(), padding=1) + added).clamp(0, 6).float()
-    calls = whole_run(problem, configuration, operands), partial(run_torch, problem, operands)
-    for call in (*calls, *calls):
-        torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close((operands.x, operands.w, operands.y), (x, w, added), rtol=0, atol=0)
-
-
-@pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled, so nothing is fused")
-def test_an_epilogue_is_computed_inside_where_users_calls_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    operands, followed = followed_operands(PROBLEM, 3, WithEpilogue("ReLU", adds=True)), list[object]()
-    apply = Epilogue.apply
-    monkeypatch.setattr(Epilogue, "apply", lambda *of: followed.append(of) or apply(*of))
-    whole_run(PROBLEM, Configuration((MicroConfig("implicit-gemm", 3),), 1.0, 0), operands)()
-    assert not followed
-    whole_run(PROBLEM, Configuration((MicroConfig("gemm", 3),), 1.0, 0), operands)()
-    assert len(followed) == 1
-
-
-def test_the_first_operands_have_their_part_of_the_epilogue() -> None:
-    operands = followed_operands(PROBLEM, 3, WithEpilogue("SiLU", adds=True))
-    expected = run_torch(PROBLEM, operands)[:2]
-    torch.testing.assert_close(run_torch(PROBLEM, operands.first(2)), expected)
-
-
-def test_whole_runs_have_the_epilogue_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Epilogue | None] = []
-
-    def note(problem: ConvProblem, operands: Operands) -> None:
-        seen.append(operands.epilogue)
-
-    ours = lambda p, c, operands, **_: partial(note, p, operands)  # noqa: E731
-    machine = replace(Machine.current(), clock=TickingClock(), run_torch=note, whole_run=ours)
-    for epilogue in (None, WithEpilogue("SiLU"), WithEpilogue("ReLU", adds=True)):
-        seen.clear()
-        machine.compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True, epilogue=epilogue, rounds=QUICK)
-        told = {None if one is None else WithEpilogue(one.activation, one.added is not None) for one in seen}
-        assert told == {epilogue}
-
-
-def test_every_activation_can_be_named_in_a_whole_run() -> None:
-    assert (*ACTIVATIONS,) == results.ACTIVATIONS
 
 
 def test_the_executable_is_ready_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:

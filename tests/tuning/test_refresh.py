@@ -14,7 +14,7 @@ from support.clock.shared_machine import SharedProcessors
 from mucudnn.bench.analyses.tuning_report import refresh_in_words
 from mucudnn.tuning.refresh import Refreshed, has_turned, refresh
 from mucudnn.words import warning
-from mucudnn.words.results import MicroConfig, WholeRun, WithFreshWorkspace
+from mucudnn.words.results import MicroConfig, WholeRun
 
 VERSIONS = {"native": 1, "quick": 1}
 QUICK = (MicroConfig("quick", 8),)
@@ -84,9 +84,9 @@ def test_a_verdict_turns(known: BusyBench) -> None:
     slow = WholeRun(0.339, 0.4, 0.06, 0.7)
     problem = replace(FORWARD, c=4)
     known.tune(problem)
-    for how in (None, WithFreshWorkspace()):
+    for fresh in (False, True):
         known.database.add_whole_run(
-            ENVIRONMENT, problem.with_operation(FORWARD.operation), [*QUICK], VERSIONS, slow, how
+            ENVIRONMENT, problem.with_operation(FORWARD.operation), [*QUICK], VERSIONS, slow, fresh=fresh
         )
     other = replace(FORWARD, c=6)
     known.database.add_whole_run(ENVIRONMENT, other, QUICK, VERSIONS, slow)

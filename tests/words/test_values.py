@@ -24,7 +24,7 @@ from mucudnn.running.devices import largest_batch_size
 from mucudnn.solver.policies import BatchSizePolicy
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig, WithEpilogue
+from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.task import Task
 from mucudnn.words.values import flag, pair, real, shown, whole
 
@@ -141,7 +141,6 @@ def test_batches_have_an_upper_bound() -> None:
         lambda: Task(FORWARD, np.int64(8), np.int64(64), np.int8(2), np.str_("a"), np.False_),  # type: ignore[arg-type]
         lambda: Layer(np.str_("a"), FORWARD, np.int64(8), np.int8(2), np.True_),  # type: ignore[arg-type]
         lambda: MicroConfig(np.str_("gemm"), np.int64(8)),  # type: ignore[arg-type]
-        lambda: WithEpilogue(np.str_("ReLU"), np.True_),  # type: ignore[arg-type]
         lambda: Configuration([MicroConfig("gemm", 8)], np.float64(0.1), np.int64(8)),  # type: ignore[arg-type]
     ],
 )
