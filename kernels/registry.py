@@ -17,7 +17,13 @@ from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.plug_ins import PlugIn
 from mucudnn.kernels.torch_ops import direct, fft
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
-from mucudnn.kernels.torch_ops.native import DISPATCHED, NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
+from mucudnn.kernels.torch_ops.native import (
+    DISPATCHED,
+    NATIVE_ALGORITHM,
+    NATIVE_ON_CUDA,
+    NATIVE_OTHER_FORMAT,
+    NATIVE_OTHER_FORMAT_ON_CUDA,
+)
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.results import package_of
@@ -136,9 +142,7 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
     if device_type not in _DEVICE_TYPES:
         allowed = _names(_DEVICE_TYPES)
         raise UnavailableError(f"no algorithms for device type {device_type!r}; there are algorithms for: {allowed}")
-    from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA
-
-    torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA, *BENCHMARKS)
+    torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA)
     return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *winograd.ON_CUDA, *fft.ON_CUDA)
 
 

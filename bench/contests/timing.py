@@ -15,7 +15,6 @@ from typing import ParamSpec, Self, TypeVar
 import torch
 
 from mucudnn.bench.contests.variants import TORCH
-from mucudnn.kernels.torch_ops.native_cuda import cudnn_benchmark
 from mucudnn.measuring.timing.timer import Clock, Runner, StoppingRule, T, Timer, here, sample_in_rounds
 
 
@@ -114,8 +113,18 @@ def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
 
 
 def _searching(thread: OwnThread, benchmark_limit: int) -> Runner:
+    """Return a runner with cuDNN's ``benchmark = True`` and this limit, which restores both, even after errors.
+
+    ``torch.backends.cudnn.flags`` would also set all other settings, and reading the settings of TF32 can raise.
+    """
+
     def run(function: Callable[[], T], /) -> T:
-        with cudnn_benchmark(benchmark_limit):
+        cudnn = torch.backends.cudnn
+        found = cudnn.benchmark, cudnn.benchmark_limit
+        try:
+            cudnn.benchmark, cudnn.benchmark_limit = True, benchmark_limit
             return thread.call(function)
+        finally:
+            cudnn.benchmark, cudnn.benchmark_limit = found
 
     return run

@@ -107,14 +107,6 @@ class BaseAlgorithm:
         return False
 
     @property
-    def is_search(self) -> bool:
-        """Return whether the algorithm's first run at each micro-batch size includes a search for the fastest kernel.
-
-        In such a search, which takes seconds, a library builds and times its kernels.
-        """
-        return False
-
-    @property
     def is_last_resort(self) -> bool:
         """Return whether quick tuning measures this algorithm only for workspace limits that exclude all others."""
         return False

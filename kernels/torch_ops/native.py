@@ -193,6 +193,8 @@ class Native(BaseAlgorithm):
 NATIVE_ALGORITHM = Native(TORCHS_OWN)
 NATIVE_OTHER_FORMAT = Native("native-other-format", other_format=True)
 DISPATCHED = Native(TORCHS_OWN, by_name=False)
+NATIVE_ON_CUDA = Native(TORCHS_OWN, device_type="cuda")
+NATIVE_OTHER_FORMAT_ON_CUDA = replace(NATIVE_OTHER_FORMAT, device_type="cuda")
 
 
 def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:

@@ -56,8 +56,7 @@ class ThoroughRace(Race):
     def _first_samples(self, candidates: Sequence[Candidate]) -> Iterator[Measurement | Failure]:
         """Take one sample of each candidate worth measuring; yield the results of those that get no further sample."""
         for candidate in candidates:
-            always = candidate.algorithm.is_torchs_own and not candidate.algorithm.is_search
-            in_time = always or not self._is_late() or not self._has_answer()
+            in_time = candidate.algorithm.is_torchs_own or not self._is_late() or not self._has_answer()
             if candidate.micro_config in self._tried or not in_time or not self._is_wanted(candidate):
                 continue
             self._tried.add(candidate.micro_config)

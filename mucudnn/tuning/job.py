@@ -138,7 +138,7 @@ class Job:
             return True
         usable = self._usable()
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
-        torchs = [c for c in usable if c.algorithm.is_torchs_own and not c.algorithm.is_search]
+        torchs = [c for c in usable if c.algorithm.is_torchs_own]
         undivided = [c for c in torchs if c.micro_config == self.task.baseline]
         least = min((c.micro_batch_size for c in torchs), default=0)
         smallest_pieces = [c for c in torchs if c.micro_batch_size == least]

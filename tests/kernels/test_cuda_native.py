@@ -1,8 +1,7 @@
-"""Torch's own convolution on CUDA, without a GPU: settings, threads, slices, and what cuDNN is asked for."""
+"""Torch's own convolution on CUDA, without a GPU: slices, and what cuDNN is asked for."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
@@ -12,105 +11,15 @@ import torch
 from support.clock.machine import FORWARD
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import native
-from mucudnn.kernels.torch_ops.native_cuda import BENCHMARKS, NATIVE_ON_CUDA
-from mucudnn.measuring.candidates import find_candidates
+from mucudnn.kernels.torch_ops.native import NATIVE_ON_CUDA
 from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import MemoryFormat, Operation
 
 cudnn = torch.backends.cudnn
-
-
-class Settings:
-    """What torch's settings are while the convolution is called, and in which thread that is."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[bool, int, bool, bool]] = []
-        self.threads: list[threading.Thread] = []
-        self.error: Exception | None = None
-        original = native.torch_convolution
-
-        def convolution(*operands: object) -> Tensor:
-            self.seen.append((cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, cudnn.enabled))
-            self.threads.append(threading.current_thread())
-            if self.error is not None:
-                raise self.error
-            return original(*operands)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(native, "torch_convolution", convolution)
-
-
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of the user: a limit of 7. Reading the former setting of TF32 raises where users have set the new one."""
-    monkeypatch.setattr(cudnn, "benchmark_limit", 7)
-    monkeypatch.setattr(torch._C, "_get_cudnn_allow_tf32", lambda: pytest.fail("read"))
-    return Settings(monkeypatch)
-
-
-@pytest.mark.parametrize("found", [False, True])
-def test_the_search_is_switched_on_for_the_call_alone(settings: Settings, found: bool) -> None:
-    cudnn.benchmark = found
-    try:
-        for a in BENCHMARKS:
-            step(a, Call(FORWARD, 2))
-        assert settings.seen == [(True, 10, False, True), (True, 0, False, True)]
-        assert (cudnn.benchmark, cudnn.benchmark_limit) == (found, 7)
-    finally:
-        cudnn.benchmark = False
-
-
-def step(a: Algorithm, call: Call) -> None:
-    nothing = torch.empty(0, dtype=torch.uint8)
-    a.step(call.problem, call.x, call.w, call.y, None, nothing, nothing)
-
-
-def test_settings_are_set_back_after_errors(settings: Settings) -> None:
-    settings.error = torch.OutOfMemoryError("full")
-    with pytest.raises(torch.OutOfMemoryError, match="full"):
-        step(BENCHMARKS[0], Call(FORWARD, 2))
-    assert (cudnn.benchmark, cudnn.benchmark_limit) == (False, 7)
-
-
-def test_each_limit_has_a_thread_of_its_own(settings: Settings) -> None:
-    """Torch keeps the engine that it chose first for a size and a thread, whatever the setting is later."""
-    for a in (*BENCHMARKS, *BENCHMARKS, NATIVE_ON_CUDA):
-        step(a, Call(FORWARD, 2))
-    ten, everything, ten_again, everything_again, users = settings.threads
-    assert (ten, everything) == (ten_again, everything_again)
-    assert len({ten, everything, users}) == 3
-    assert users is threading.current_thread()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_the_other_thread_computes_for_every_gradient_mode(mode: Callable[[], object]) -> None:
-    with mode():  # type: ignore[attr-defined]
-        call = Call(FORWARD, 2)
-        call.w.requires_grad_(not torch.is_inference_mode_enabled())
-        step(BENCHMARKS[0], call)
-        expected = reference(FORWARD, call.x, call.w, call.y)
-    assert relative_l2_error(call.y.detach(), expected.detach()) <= 1e-6
-    assert not call.y.requires_grad
-
-
-def test_no_search_where_cudnn_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(a.supports(FORWARD) is None for a in BENCHMARKS)
-    monkeypatch.setattr(cudnn, "enabled", False)
-    assert all("torch.backends.cudnn.enabled is False" in str(a.supports(FORWARD)) for a in BENCHMARKS)
-    assert NATIVE_ON_CUDA.supports(FORWARD) is None
-
-
-def test_torchs_search_is_a_candidate_undivided() -> None:
-    candidates, failures = find_candidates(FORWARD, [NATIVE_ON_CUDA, *BENCHMARKS], (1, 2, 4))
-    sizes: dict[str, list[int]] = {}
-    for candidate in candidates:
-        sizes.setdefault(candidate.algorithm.name, []).append(candidate.micro_batch_size)
-    assert sizes == {"native": [1, 2, 4], "native-benchmark-10": [4], "native-benchmark-0": [4]}
-    assert all("runs undivided" in failure.reason for failure in failures)
 
 
 def picks(monkeypatch: pytest.MonkeyPatch, backend: Callable[[Tensor], str]) -> list[Tensor]:

@@ -184,21 +184,6 @@ def test_what_is_infeasible_is_found_before_measuring_and_names_every_problem(
     assert len(bench.tune(FORWARD, OTHER, config=Config(**{name: smallest})).problems) == 2  # type: ignore[arg-type]
 
 
-def test_torchs_search_is_not_run_to_find_out_what_fits(bench: Bench) -> None:
-    """It takes seconds for each problem, all before the first measurement is stored."""
-    search = FakeAlgorithm("native-benchmark-10", bench.clock, linear(0.02))
-    asked: list[int] = []
-
-    def note(text: str, fraction: float) -> None:
-        if text.endswith("measuring"):
-            asked.append(len(search.internals_asked))
-
-    machine = fake_machine(bench.clock, [bench.native, bench.quick, search])
-    tune([FORWARD], BATCH, Config(workspace_limit=180), database=bench.database, machine=machine, progress=note)
-    assert asked == [0]
-    assert search.internals_asked
-
-
 def test_failures_are_part_of_the_result_and_of_feasibility(bench: Bench) -> None:
     bench.native.scratch_bytes_per_sample = 50
     bench.quick.failing_sizes = (1, 2, 4, 8)

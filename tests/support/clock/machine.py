@@ -64,10 +64,6 @@ class FakeAlgorithm(BaseAlgorithm):
     def is_torchs_own(self) -> bool:
         return self.name.startswith("native")
 
-    @property
-    def is_search(self) -> bool:
-        return self.name.startswith("native-benchmark")
-
     def supports(self, problem: ConvProblem) -> str | None:
         return self.unsupported
 
