@@ -55,11 +55,10 @@ fuzz: $(VENV)/.test
 # pytest, does not put this folder first on the path. The sanitizers are preloaded, since Python is not linked with
 # them, and do not report leaks, since Python leaks by design. --capture=sys shows reports of workers that a sanitizer
 # ends. Algorithms without compiled code are left out, and test_compiled_builds.py, which starts every build itself.
-# So is the plain build for x86, which lacks algorithms that the tests need.
 SANITIZED := $(CURDIR)/build/sanitized
 SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
 RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, build_name; \
-	print(*BUILDS[BUILDS.index(build_name()):-1] or BUILDS[-1:])
+	print(*BUILDS[BUILDS.index(build_name()):])
 sanitize: $(VENV)/.test
 	MUCUDNN_SANITIZE=1 MUCUDNN_BUILDS=all $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \

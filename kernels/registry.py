@@ -142,8 +142,10 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
     if device_type not in _DEVICE_TYPES:
         allowed = _names(_DEVICE_TYPES)
         raise UnavailableError(f"no algorithms for device type {device_type!r}; there are algorithms for: {allowed}")
+    from mucudnn.kernels.winograd import cuda_backend
+
     torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA)
-    return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *winograd.ON_CUDA, *fft.ON_CUDA)
+    return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *cuda_backend.ON_CUDA, *fft.ON_CUDA)
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:

@@ -25,8 +25,13 @@ _LARGEST_EXTENT = 128  # Depthwise: the windows of larger filters do not fit in 
 class CompiledAlgorithm(Entries, BaseAlgorithm):
     """Base class of algorithms that are computed entirely by C++ functions."""
 
+    name: str
     version: int = 1
     deterministic: bool = True
+
+    @property
+    def entry(self) -> str:
+        return self.name.replace("-", "_")
 
     def supports(self, problem: ConvProblem) -> str | None:
         return why_not(problem, self.name) or why_too_large(problem)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -23,11 +22,12 @@ from mucudnn.kernels.compiled.library import (
     Geometry,
     Operand,
     Stage,
+    build_name,
     library,
 )
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.errors import InvalidInputError, UnavailableError
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
 _MOST = 2**63 - 1
@@ -37,15 +37,20 @@ _OPEN, _STEP, _CLOSE = PHASES
 _ALL = sum(PHASES)
 
 
-@dataclass(frozen=True, slots=True)
 class Entries:
-    """The C++ functions of one algorithm, called by the methods that the class ``Algorithm`` requires.
+    """The C++ functions of one algorithm, called by the methods that the class ``Algorithm`` requires."""
 
-    tile: for Winograd, the number of outputs of a tile in one direction; otherwise 0.
-    """
+    __slots__ = ()
 
-    name: str
-    tile: int = 0
+    @property
+    def entry(self) -> str:
+        """Name of the algorithm in the names of the C++ functions."""
+        raise NotImplementedError
+
+    @property
+    def tile(self) -> int:
+        """For Winograd, the number of outputs of a tile in one direction; otherwise 0."""
+        return 0
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         stage = self.stage(problem, _shapes(problem, micro_batch_size))
@@ -94,7 +99,9 @@ class Entries:
         stage = self.stage(problem, _shapes(problem, batch_size), _ALL, sizes, slices)
         return CompiledStage(self._entry("stage"), stage, problem)
 
-    def band(self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int) -> tuple[CompiledStage, Workspace]:
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[CompiledStage, Workspace] | None:
         """Return a callable as ``bound`` does, and its workspace, for some rows of x and of y of ``n`` samples.
 
         problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y. above: rows of zeros above those of x.
@@ -146,7 +153,9 @@ class Entries:
         self._entry("stage")(stage, None, w.data_ptr(), None, None, prepared.data_ptr(), None, None)
 
     def _entry(self, what: str) -> Callable[..., int]:
-        entry: Callable[..., int] = getattr(library(), f"mucudnn_{self.name.replace('-', '_')}_{what}")
+        entry: Callable[..., int] | None = getattr(library(), f"mucudnn_{self.entry}_{what}", None)
+        if entry is None:
+            raise UnavailableError(f"the build {build_name()} for this processor does not have {self.entry}")
         return entry
 
 

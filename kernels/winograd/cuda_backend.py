@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
+from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
-from mucudnn.kernels.winograd.cook_toom import CookToom
+from mucudnn.kernels.winograd.algorithms import UNIT_STRIDE, WinogradAlgorithm
+from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.cuda_source import winograd_source
 from mucudnn.kernels.winograd.tiling import Tiling, tiling
 from mucudnn.words.errors import InvalidInputError
@@ -28,28 +30,61 @@ _LARGEST_PLANE = 2**31 - 1  # The CUDA functions count elements in 32 bits.
 
 
 @dataclass(frozen=True, slots=True)
-class CudaWinograd:
-    """Winograd's arithmetic on CUDA; ``WinogradBackend`` in algorithms.py describes methods and shapes."""
+class CudaWinograd(WinogradAlgorithm):
+    """Winograd convolution on CUDA, with unit stride."""
 
-    launcher: CupyLauncher = field(default_factory=CupyLauncher)
+    launcher: CupyLauncher = field(default_factory=CupyLauncher, compare=False)
 
-    def workspace(self, matrices: CookToom, problem: ConvProblem, n: int) -> Workspace:
-        prepared, scratch = (
-            _filter_part(matrices, problem),
-            _tile_parts(matrices, problem, tiling(matrices, problem, n)),
-        )
-        return Workspace(carved_bytes([prepared]), carved_bytes(scratch))
+    @property
+    def device_type(self) -> str:
+        return "cuda"
 
-    def transform_filter(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+    def _why_not_built(self, problem: ConvProblem) -> str | None:
+        return self.launcher.why_not()
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        tiles = self._tile_parts(problem, tiling(self.m, problem, micro_batch_size))
+        return Workspace(carved_bytes([self._filter_part(problem)]), carved_bytes(tiles))
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # cuBLAS's workspace
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Compute the transformed filter U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""
-        (u,) = carve(prepared, [_filter_part(matrices, problem)])
+        if problem.operation is Operation.BACKWARD_FILTER:
+            prepared.zero_()
+            return
+        (u,) = carve(prepared, [self._filter_part(problem)])
         turned = problem.operation is Operation.BACKWARD_DATA
         function = "transform_turned_filter" if turned else "transform_filter"
-        self._of_filters(matrices, problem, function, w, (w.data_ptr(), u.data_ptr()))
+        self._of_filters(problem, function, w, (w.data_ptr(), u.data_ptr()))
 
-    def correlate(
+    def step(
         self,
-        matrices: CookToom,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        match problem.operation:
+            case Operation.FORWARD:
+                self._correlate(problem, x, y, bias, prepared, scratch)
+            case Operation.BACKWARD_DATA:
+                self._correlate(problem, y, x, None, prepared, scratch)
+            case Operation.BACKWARD_FILTER:
+                self._accumulate(problem, x, y, prepared, scratch)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        """Transform the filter gradient back and add it to w: w += G^T dU G."""
+        if problem.operation is Operation.BACKWARD_FILTER:
+            (du,) = carve(prepared, [self._filter_part(problem)])
+            self._of_filters(problem, "add_filter_gradient", w, (du.data_ptr(), w.data_ptr()))
+
+    def _correlate(
+        self,
         problem: ConvProblem,
         source: Tensor,
         target: Tensor,
@@ -60,43 +95,34 @@ class CudaWinograd:
         """Compute target = A^T [U * (B^T source B)] A + bias; products with U are summed over the source's channels."""
         if bias is not None and bias.dtype != target.dtype:
             raise InvalidInputError(f"bias has dtype {bias.dtype}; it must be that of the images, {target.dtype}")
-        tiles = tiling(matrices, problem, len(source))
-        v, product = carve(scratch, _tile_parts(matrices, problem, tiles))
-        (u,) = carve(prepared, [_filter_part(matrices, problem)])
+        tiles = tiling(self.m, problem, len(source))
+        v, product = carve(scratch, self._tile_parts(problem, tiles))
+        (u,) = carve(prepared, [self._filter_part(problem)])
         if problem.operation is Operation.FORWARD:
             u = u.transpose(1, 2)  # The shape is now (points, channels of the source, channels of the target).
         pointers = (source.data_ptr(), v.data_ptr())
-        self._of_images(matrices, problem, tiles, "transform_source", source, pointers, tiles.padding)
+        self._of_images(problem, tiles, "transform_source", source, pointers, tiles.padding)
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
             product.baddbmm_(v, u, beta=0)
         else:
             product.baddbmm_(u.transpose(1, 2), v, beta=0)
         results = (product.data_ptr(), 0 if bias is None else bias.data_ptr(), target.data_ptr())
-        self._of_images(matrices, problem, tiles, "inverse_transform", target, results)
+        self._of_images(problem, tiles, "inverse_transform", target, results)
 
-    def accumulate(
-        self, matrices: CookToom, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor
-    ) -> None:
+    def _accumulate(self, problem: ConvProblem, x: Tensor, y: Tensor, prepared: Tensor, scratch: Tensor) -> None:
         """Add to the filter gradient's transform: dU += (A dy A^T) * (B^T x B), summed over the tiles."""
-        tiles = tiling(matrices, problem, len(x))
-        v, d = carve(scratch, _tile_parts(matrices, problem, tiles))
-        (du,) = carve(prepared, [_filter_part(matrices, problem)])
-        pointers = (x.data_ptr(), v.data_ptr())
-        self._of_images(matrices, problem, tiles, "transform_source", x, pointers, tiles.padding)
-        self._of_images(matrices, problem, tiles, "transform_gradient", y, (y.data_ptr(), d.data_ptr()))
+        tiles = tiling(self.m, problem, len(x))
+        v, d = carve(scratch, self._tile_parts(problem, tiles))
+        (du,) = carve(prepared, [self._filter_part(problem)])
+        self._of_images(problem, tiles, "transform_source", x, (x.data_ptr(), v.data_ptr()), tiles.padding)
+        self._of_images(problem, tiles, "transform_gradient", y, (y.data_ptr(), d.data_ptr()))
         if problem.memory_format is MemoryFormat.CHANNELS_LAST:
             du.baddbmm_(d.transpose(1, 2), v)
         else:
             du.baddbmm_(d, v.transpose(1, 2))
 
-    def fold(self, matrices: CookToom, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Transform the filter gradient back and add it to w: w += G^T dU G."""
-        (du,) = carve(prepared, [_filter_part(matrices, problem)])
-        self._of_filters(matrices, problem, "add_filter_gradient", w, (du.data_ptr(), w.data_ptr()))
-
     def _of_images(
         self,
-        matrices: CookToom,
         problem: ConvProblem,
         tiles: Tiling,
         function: str,
@@ -107,18 +133,15 @@ class CudaWinograd:
         """Launch a CUDA function with one thread for each tile and channel of an image. padding: of the first tile."""
         _, channels, height, width = image.shape
         sizes = (channels, channels // tiles.groups, tiles.count, tiles.rows, tiles.columns, height, width, *padding)
-        self._launch(matrices, problem, function, channels * tiles.count, pointers, sizes, image.device)
+        self._launch(problem, function, channels * tiles.count, pointers, sizes, image.device)
 
-    def _of_filters(
-        self, matrices: CookToom, problem: ConvProblem, function: str, w: Tensor, pointers: tuple[int, ...]
-    ) -> None:
+    def _of_filters(self, problem: ConvProblem, function: str, w: Tensor, pointers: tuple[int, ...]) -> None:
         """Launch a CUDA function with one thread for each channel of each filter."""
         count = w.shape[0] * w.shape[1]
-        self._launch(matrices, problem, function, count, pointers, (count, w.shape[1]), w.device)
+        self._launch(problem, function, count, pointers, (count, w.shape[1]), w.device)
 
     def _launch(
         self,
-        matrices: CookToom,
         problem: ConvProblem,
         function: str,
         threads: int,
@@ -131,23 +154,28 @@ class CudaWinograd:
                 f"{function} has {threads} elements for each point; the limit is {_LARGEST_PLANE}; use a smaller "
                 "micro-batch"
             )
-        source = winograd_source(matrices, problem.dtype, problem.memory_format, BLOCK_THREADS)
+        source = winograd_source(cook_toom(self.m, self.r), problem.dtype, problem.memory_format, BLOCK_THREADS)
         blocks = -(-threads // BLOCK_THREADS)
         self.launcher.launch(source, function, blocks, BLOCK_THREADS, pointers, sizes, device)
 
+    @property
+    def _points(self) -> int:
+        return (self.m + self.r - 1) ** 2
 
-def _filter_part(matrices: CookToom, problem: ConvProblem) -> Part:
-    """Return the buffer part of the transformed filter or gradient, (points * groups, K // groups, C // groups)."""
-    k, c, _, _ = problem.w_shape()
-    return Part((matrices.a**2 * problem.groups, k // problem.groups, c), compute_dtype(problem))
+    def _filter_part(self, problem: ConvProblem) -> Part:
+        """Return the buffer part of the transformed filter or gradient, (points * groups, K // groups, C // groups)."""
+        k, c, _, _ = problem.w_shape()
+        return Part((self._points * problem.groups, k // problem.groups, c), compute_dtype(problem))
+
+    def _tile_parts(self, problem: ConvProblem, tiles: Tiling) -> list[Part]:
+        """Return the buffer parts of the transformed source tiles, and of their products or the transformed dy.
+
+        The shape is (points * groups, channels, tiles); for channels_last the last two dimensions are swapped.
+        """
+        points, dtype = self._points * tiles.groups, compute_dtype(problem)
+        if problem.memory_format is MemoryFormat.CHANNELS_LAST:
+            return [Part((points, tiles.count, c), dtype) for c in (tiles.source_channels, tiles.target_channels)]
+        return [Part((points, c, tiles.count), dtype) for c in (tiles.source_channels, tiles.target_channels)]
 
 
-def _tile_parts(matrices: CookToom, problem: ConvProblem, tiles: Tiling) -> list[Part]:
-    """Return the buffer parts of the transformed source tiles, and of their products or the transformed dy.
-
-    The shape is (points * groups, channels, tiles); for channels_last the last two dimensions are swapped.
-    """
-    points, dtype = matrices.a**2 * tiles.groups, compute_dtype(problem)
-    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-        return [Part((points, tiles.count, c), dtype) for c in (tiles.source_channels, tiles.target_channels)]
-    return [Part((points, c, tiles.count), dtype) for c in (tiles.source_channels, tiles.target_channels)]
+ON_CUDA = tuple(CudaWinograd(one.m, one.r, version=one.version) for one in UNIT_STRIDE)

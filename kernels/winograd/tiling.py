@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.kernels.winograd.cook_toom import CookToom
 from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
@@ -34,20 +33,20 @@ class Tiling:
         return self.n * self.rows * self.columns
 
 
-def tiling(matrices: CookToom, problem: ConvProblem, n: int) -> Tiling:
-    """Return the tiles for ``n`` samples: from x to y, or from dy to dx for BACKWARD_DATA.
+def tiling(m: int, problem: ConvProblem, n: int) -> Tiling:
+    """Return the tiles of m x m outputs for ``n`` samples: from x to y, or from dy to dx for BACKWARD_DATA.
 
     dx is the correlation of dy with the filter rotated by 180 degrees, with dy padded by r - 1 - padding, or cropped if
     that is negative. With a stride, each phase of the filter (every stride-th element, or tap) computes every stride-th
     pixel of dx. Tiles begin with the phases that have one tap fewer, so the first tile may begin before the image.
     """
     c, k = problem.c // problem.groups, problem.k // problem.groups
-    m, stride, padding = matrices.m, matrices.stride, problem.padding
+    stride, padding = problem.stride[0], problem.padding
     if problem.operation is not Operation.BACKWARD_DATA:
         rows, columns = -(-problem.p // m), -(-problem.q // m)
         return Tiling(n, problem.groups, c, k, rows, columns, stride * m, m, padding, (0, 0))
-    longest = -(-matrices.r // stride)  # number of taps of the longest phase
-    (above, top), (before, left) = (divmod(size + matrices.late, stride) for size in padding)
+    longest, late = -(-problem.r // stride), -problem.r % stride  # taps of the longest phase; phases with one tap fewer
+    (above, top), (before, left) = (divmod(size + late, stride) for size in padding)
     rows, columns = -(-(problem.h + top) // (stride * m)), -(-(problem.w + left) // (stride * m))
     padding = (longest - 1 - above, longest - 1 - before)
     return Tiling(n, problem.groups, k, c, rows, columns, m, stride * m, padding, (top, left))

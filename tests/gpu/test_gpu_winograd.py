@@ -8,12 +8,10 @@ import pytest
 import torch
 from support.cuda.either_device import Guarded, captured, run_in_slices, wait_for_all
 from support.cuda.emulator import COMPILER, EmulatedLauncher
-from support.problems.winograd_backend import OnBackend
+from support.problems.winograd_backend import WithoutCublas
 
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
-from mucudnn.kernels.winograd.cook_toom import cook_toom
-from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
@@ -23,7 +21,7 @@ def winograd(m: int, r: int, device: str) -> Any:
     if device == "cpu" and COMPILER is None:
         pytest.skip("there is no g++ to run CUDA C++ on the CPU with")
     launcher = EmulatedLauncher() if device == "cpu" else CupyLauncher()
-    return OnBackend(CudaWinograd(launcher), cook_toom(m, r))
+    return WithoutCublas(m, r, launcher=launcher)  # type: ignore[arg-type]
 
 
 def problem_for(operation: Operation, r: int, **changes: object) -> ConvProblem:

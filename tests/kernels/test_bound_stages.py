@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from support.compiled import algorithm
 from torch import Tensor
 
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.compiled.stages import CompiledStage, Entries
+from mucudnn.kernels.compiled.stages import CompiledStage
 from mucudnn.kernels.contract.algorithm import Workspace, fuses
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS, empty_activation, torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.winograd.algorithms import Winograd
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.checks import threads
 from mucudnn.testing.geometries import random_problem
@@ -113,7 +114,6 @@ def run(stage: CompiledStage, problem: ConvProblem, n: int) -> list[Tensor]:
 def test_what_does_not_belong_together_is_refused(name: str) -> None:
     torch.set_num_threads(2)  # with one thread, some need no buffer
     taps, whole = (1 if name == "pointwise" else 3), (slice(0, 2),)
-    entry, tile = ("winograd", 4) if name == "winograd-4x4" else (name.replace("-", "_"), 0)
     for operation, (slices, prepared, scratch, message) in product(
         Operation,
         [
@@ -129,21 +129,15 @@ def test_what_does_not_belong_together_is_refused(name: str) -> None:
         declared = algorithm(name).workspace(problem, 2)
         workspace = Workspace(declared.prepared_bytes + prepared, declared.scratch_bytes + scratch)
         with pytest.raises(InvalidInputError, match=message):
-            run(Entries(entry, tile).bound(problem, 2, slices, workspace), problem, 2)
+            run(algorithm(name).bound(problem, 2, slices, workspace), problem, 2)
 
 
 def test_a_tile_that_is_not_compiled_is_refused() -> None:
+    algorithm("winograd-4x4")  # or this build has none
     problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
     for tile, message in ((3, r"F\(3x3, 3x3\) with .* is not among the compiled ones"), (0, "outputs of a tile is 0")):
         with pytest.raises(InvalidInputError, match=message):
-            run(Entries("winograd", tile).bound(problem, 2, (slice(0, 2),), Workspace(2**18, 2**18)), problem, 2)
-
-
-def test_what_runs_on_torchs_operators_cannot_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, dtype="float64")
-    winograd = algorithm("winograd-4x4")
-    assert winograd.bound(problem, 2, (slice(0, 2),), winograd.workspace(problem, 2)) is None
-    assert algorithm("gemm").bound(problem, 2, (slice(0, 2),), Workspace()) is None
+            run(Winograd(tile, 3).bound(problem, 2, (slice(0, 2),), Workspace(2**18, 2**18)), problem, 2)
 
 
 # The loop nest: every problem, no byte of workspace, and calls that do not belong together.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.compiled import algorithm
 from support.half_precision import assert_half_is_float32_rounded_once
 
 from mucudnn.kernels.compiled.algorithms import IMPLICIT_GEMM
@@ -15,7 +16,6 @@ from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.epilogue import ACTIVATIONS, Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.registry import algorithm
 from mucudnn.testing.checks import threads
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -132,9 +132,6 @@ def test_it_says_what_it_does_not_take(changes: dict[str, Any], reason: str) -> 
 # Direct sums: every way in which windows are cut, against float64, and what is left to other algorithms.
 
 
-DEPTHWISE = algorithm("depthwise")
-
-
 def depthwise(operation: Operation, channels: int, size: int, taps: int, **changes: Any) -> ConvProblem:
     arguments = {"groups": channels, "padding": (taps // 2, taps // 2)} | changes
     return ConvProblem(operation, channels, size, size, channels, taps, taps, **arguments)
@@ -170,7 +167,7 @@ WINDOWS: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # channels, size o
 def test_every_kind_of_window_is_the_convolution(case: str, memory_format: MemoryFormat, operation: Operation) -> None:
     channels, size, taps, changes = WINDOWS[case]
     problem = depthwise(operation, channels, size, taps, memory_format=memory_format, **changes)
-    assert error_of(DEPTHWISE, problem) < 2e-6  # long sums of dw
+    assert error_of(algorithm("depthwise"), problem) < 2e-6  # long sums of dw
 
 
 @by_operation
@@ -182,7 +179,7 @@ def test_multipliers_and_small_groups(
     for size, taps, stride in ((9, 3, 1), (17, 3, 2), (12, 5, 1)):
         geometry = {"stride": (stride, stride), "padding": (taps // 2, taps // 2), "groups": groups}
         problem = ConvProblem(operation, c, size, size, k, taps, taps, **geometry, memory_format=memory_format)
-        assert error_of(DEPTHWISE, problem, (2,)) < 1e-6
+        assert error_of(algorithm("depthwise"), problem, (2,)) < 1e-6
 
 
 @by_operation
@@ -194,7 +191,7 @@ def test_half_precision_of_windows_is_float32_rounded_once(
 ) -> None:
     channels, size, taps, changes = WINDOWS[case]
     problem = depthwise(operation, channels, size, taps, memory_format=memory_format, dtype=dtype, **changes)
-    assert_half_is_float32_rounded_once(DEPTHWISE, problem, [2, 1])
+    assert_half_is_float32_rounded_once(algorithm("depthwise"), problem, [2, 1])
 
 
 @by_operation
@@ -208,19 +205,19 @@ def test_the_number_of_threads_does_not_change_a_bit(
     for count in (1, 2, 5):
         torch.manual_seed(0)
         with threads(count):
-            results.append(Call(problem, 5).run(DEPTHWISE, [5]).clone())
+            results.append(Call(problem, 5).run(algorithm("depthwise"), [5]).clone())
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 @by_operation
 def test_what_is_left_to_other_algorithms_has_a_reason(operation: Operation) -> None:
-    plain = ConvProblem(operation, 8, 9, 9, 8, 3, 3)
-    assert "of 1 groups; direct sums take 2 groups or more" in str(DEPTHWISE.supports(plain))
+    direct_sums, plain = algorithm("depthwise"), ConvProblem(operation, 8, 9, 9, 8, 3, 3)
+    assert "of 1 groups; direct sums take 2 groups or more" in str(direct_sums.supports(plain))
     wide = ConvProblem(operation, 32, 9, 9, 16, 3, 3, groups=2)
-    assert "a group has up to 16 channels, of 2 groups" in str(DEPTHWISE.supports(wide))
+    assert "a group has up to 16 channels, of 2 groups" in str(direct_sums.supports(wide))
     dilated = depthwise(operation, 4, 400, 3, dilation=(1, 100), padding=(0, 0))
-    assert "the filter extends over 201 pixels; direct sums take up to 128" in str(DEPTHWISE.supports(dilated))
-    assert DEPTHWISE.supports(depthwise(operation, 4, 40, 31)) is None
+    assert "the filter extends over 201 pixels; direct sums take up to 128" in str(direct_sums.supports(dilated))
+    assert direct_sums.supports(depthwise(operation, 4, 40, 31)) is None
 
 
 # First layers and narrow images of implicit GEMM, which have register tiles of their own.

@@ -1,17 +1,12 @@
-"""Geometries at which Winograd's tiles may go wrong, and an algorithm out of one backend, whichever is preferred."""
+"""Geometries at which Winograd's tiles may go wrong, and CUDA's Winograd with any launcher."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.winograd.algorithms import WinogradBackend
-from mucudnn.kernels.winograd.cook_toom import CookToom
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+from mucudnn.words.problem import ConvProblem
 
 
 def awkward_geometries(m: int, r: int, stride: int = 1) -> Iterator[dict[str, Any]]:
@@ -19,7 +14,7 @@ def awkward_geometries(m: int, r: int, stride: int = 1) -> Iterator[dict[str, An
 
     Beyond a padding of r - 1, BACKWARD_DATA crops dy, and whole tiles of the output see nothing but padding.
     """
-    few = {"c": 3, "k": 4, "r": r, "s": r, "stride": (stride, stride), "dtype": "float64"}
+    few = {"c": 3, "k": 4, "r": r, "s": r, "stride": (stride, stride)}
     for extra in range(stride * m + 1):  # every remainder of the last tile
         yield few | {"h": stride * m + r + extra, "w": 2 * stride * m + r - extra}
     for padding in ((0, 1), (1, 2), (2, 3), (3, 0), (9, 7)):
@@ -30,39 +25,8 @@ def awkward_geometries(m: int, r: int, stride: int = 1) -> Iterator[dict[str, An
         yield few | {"h": 8, "w": 7, "padding": (1, 1), "c": c, "k": k, "groups": groups}
 
 
-@dataclass(frozen=True)
-class OnBackend:
-    """F(m x m, r x r) of one backend, as an algorithm that ``Call`` runs."""
+class WithoutCublas(CudaWinograd):
+    """CUDA's Winograd where cuBLAS's workspace is not counted."""
 
-    backend: WinogradBackend
-    matrices: CookToom
-
-    def workspace(self, problem: ConvProblem, n: int) -> Workspace:
-        return self.backend.workspace(self.matrices, problem, n)
-
-    def fuses(self, problem: ConvProblem) -> bool:
-        return False
-
-    def internal_bytes(self, problem: ConvProblem, n: int) -> int:
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
-
-    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
-            prepared.zero_()
-        else:
-            self.backend.transform_filter(self.matrices, problem, w, prepared)
-
-    def step(
-        self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *buffers: Tensor
-    ) -> None:
-        match problem.operation:
-            case Operation.FORWARD:
-                self.backend.correlate(self.matrices, problem, x, y, bias, *buffers)
-            case Operation.BACKWARD_DATA:
-                self.backend.correlate(self.matrices, problem, y, x, None, *buffers)
-            case Operation.BACKWARD_FILTER:
-                self.backend.accumulate(self.matrices, problem, x, y, *buffers)
-
-    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        if problem.operation is Operation.BACKWARD_FILTER:
-            self.backend.fold(self.matrices, problem, w, prepared)
