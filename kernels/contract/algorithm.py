@@ -19,7 +19,7 @@ least float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -52,8 +52,7 @@ class BaseAlgorithm:
     the algorithm once.
 
     Algorithms are stateless: everything they need is passed as an argument. Algorithms that compare equal compute the
-    same results. If a library fails, the algorithm raises ``LibraryError``, and one of its ``alternatives`` or torch's
-    own convolution runs instead.
+    same results. If a library fails, the algorithm raises ``LibraryError``, and torch's own convolution runs instead.
     """
 
     __slots__ = ()
@@ -166,15 +165,6 @@ class BaseAlgorithm:
         or torch's settings may have changed since tuning.
         """
         return None
-
-    def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterable[Algorithm]:
-        """Return the fallbacks that may run instead of this algorithm after a failure, best first.
-
-        Every fallback is at least as exact as this algorithm, and deterministic and local if this algorithm is,
-        because the user's requirements are no longer known at that time. Every fallback may run in the current
-        environment.
-        """
-        return ()
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
         """Build everything that micro-batches of this size need, so that a CUDA graph can capture the computation."""

@@ -9,9 +9,9 @@ device like those of any other algorithm.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
@@ -155,19 +155,6 @@ class CudnnEngine(BaseAlgorithm):
         reason = self.supports_micro_batch(problem, micro_batch_size)
         return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
 
-    def alternatives(self, problem: ConvProblem, micro_batch_size: int) -> Iterator[CudnnEngine]:
-        """Yield the other engines that cuDNN offers and that may run as fallbacks, in cuDNN's order.
-
-        Engines that need more workspace than they declare are left out.
-        """
-        settings, own = TorchSettings.current(), self._engine(problem, micro_batch_size)
-        for offered in self.backend.offered(problem, micro_batch_size):
-            is_allowed = why_barred(settings, offered, problem.dtype) is None
-            if offered.config != self.config and is_allowed and _is_as_exact(offered, own, problem):
-                another = replace(self, config=offered.config)
-                if not another._allocates(problem, micro_batch_size):
-                    yield another
-
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
         self.backend.build(self._step(problem, micro_batch_size).plan)
 
@@ -209,13 +196,6 @@ class CudnnEngine(BaseAlgorithm):
                 parts.append(_filter_part(problem, torch_dtype(problem)))
             step = self._steps[problem, n] = _Step(plan, parts)
         return step
-
-    def _allocates(self, problem: ConvProblem, n: int) -> bool:
-        """Return whether the plan needs more workspace than its engine declares; False if it cannot be built."""
-        try:
-            return self.internal_bytes(problem, n) > 0
-        except CudnnError:
-            return False  # Running the plan raises the error.
 
     def _engine(self, problem: ConvProblem, n: int) -> Engine:
         return self.backend.engine(self.plan(problem, n))
@@ -271,13 +251,6 @@ class CudnnEngines:
             text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured at this size"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return ()
-
-
-def _is_as_exact(engine: Engine, other: Engine, problem: ConvProblem) -> bool:
-    """Return whether an engine can replace the other: it is as precise, as deterministic and as local."""
-    rounds_more = problem.dtype == "float32" and engine.uses_tensor_cores and not other.uses_tensor_cores
-    repeats, stays_local = engine.deterministic >= other.deterministic, engine.local >= other.local
-    return not rounds_more and repeats and stays_local
 
 
 def _current_stream(x: Tensor) -> int:

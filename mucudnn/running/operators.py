@@ -42,8 +42,7 @@ def computed(
     shape and strides are used of the operand in the result's place. Autograd does not record this function: call it
     with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch.
 
-    If a step fails, the call is retried with another algorithm in its place; failures are recorded, so that retries
-    end.
+    If a step fails, torch's own convolution computes this and all further calls; failures are recorded.
     """
     executable = None
     while True:

@@ -60,8 +60,7 @@ class MisalignedError(InvalidInputError):
 class LibraryError(MucudnnError):
     """A failed call of a library that computes convolutions, or of a plan that the library built.
 
-    An algorithm that raises this error is replaced for the problem that it was tuned for; see
-    ``Algorithm.alternatives``.
+    Torch's own convolution then runs in place of the configuration that was tuned.
     """
 
     @property

@@ -281,12 +281,3 @@ def test_an_engine_whose_plan_needs_more_than_it_says_is_measured_with_what_the_
     needed = {m.scratch_bytes for m in tuned.measurements if m.micro_config.algorithm == "cudnn:9 k2=-1"}
     assert needed == {5000}
     assert Bench(cudnn).tune(workspace_limit=4999).problems[0].configuration.algorithms == ("cudnn:38 k2=5 k13=0",)
-
-
-def test_no_engine_that_allocates_stands_in_for_another(cudnn: FakeBackend) -> None:
-    steady = CudnnEngine(STEADY, cudnn)
-    random = CudnnEngine(RANDOM, cudnn)
-    assert [a.config for a in random.alternatives(FORWARD, 1)] == [STEADY]
-    cudnn.own = lambda plan: 1 if plan.config == STEADY else 0
-    assert list(random.alternatives(FORWARD, 1)) == []
-    assert steady.internal_bytes(FORWARD, 1) == 1
