@@ -7,7 +7,6 @@ is installed.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Self
 
 
 class DescriptorKind(IntEnum):
@@ -43,7 +42,6 @@ class AttributeType(IntEnum):
     KNOB_TYPE = 9
     NUMERICAL_NOTE = 11
     BACKEND_DESCRIPTOR = 15
-    BEHAVIOR_NOTE = 19
     CHAR = 24
 
 
@@ -101,46 +99,21 @@ class Attribute(IntEnum):
     ENGINE_OPERATION_GRAPH = 1300
     ENGINE_GLOBAL_INDEX = 1301
     ENGINE_NUMERICAL_NOTE = 1303
-    ENGINE_BEHAVIOR_NOTE = 1305
     ENGINE_DEVICEPROP = 1307
     DEVICEPROP_JSON_REPRESENTATION = 2702
 
 
-class _Note(IntEnum):
-    """Base class of cuDNN's notes on engines. Notes added by newer cuDNN versions are named by their number."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> Self | None:
-        if not isinstance(value, int):
-            return None
-        note = int.__new__(cls, value)
-        note._name_, note._value_ = f"NOTE_{value}", value
-        return note
-
-
-class NumericalNote(_Note):
-    """cuDNN's notes on the numerical properties of an engine: ``CUDNN_NUMERICAL_NOTE_...``."""
+class NumericalNote(IntEnum):
+    """Those of cuDNN's notes on the numerical properties of an engine that matter: ``CUDNN_NUMERICAL_NOTE_...``."""
 
     TENSOR_CORE = 0
     DOWN_CONVERT_INPUTS = 1
-    REDUCED_PRECISION_REDUCTION = 2
     FFT = 3
     NONDETERMINISTIC = 4
     WINOGRAD = 5
     WINOGRAD_TILE_4x4 = 6
     WINOGRAD_TILE_6x6 = 7
     WINOGRAD_TILE_13x13 = 8
-    STRICT_NAN_PROP = 9
-
-
-class BehaviorNote(_Note):
-    """cuDNN's notes on the requirements and abilities of an engine: ``CUDNN_BEHAVIOR_NOTE_...``."""
-
-    RUNTIME_COMPILATION = 0
-    REQUIRES_FILTER_INT8x32_REORDER = 1
-    REQUIRES_BIAS_INT8x32_REORDER = 2
-    SUPPORTS_CUDA_GRAPH_NATIVE_API = 3
-    CUBLASLT_DEPENDENCY = 4
 
 
 class HeuristicMode(IntEnum):

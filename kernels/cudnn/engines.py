@@ -11,7 +11,6 @@ from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.cudnn.constants import (
     Attribute,
     AttributeType,
-    BehaviorNote,
     DescriptorKind,
     HeuristicMode,
     NumericalNote,
@@ -57,8 +56,7 @@ class Engine:
     """An engine configuration for one problem and micro-batch size, with cuDNN's notes and workspace size."""
 
     config: EngineConfig
-    numerical_notes: frozenset[NumericalNote]
-    behavior_notes: frozenset[BehaviorNote]
+    numerical_notes: frozenset[int]
     workspace_bytes: int
 
     @property
@@ -145,11 +143,9 @@ def described(configuration: Descriptor) -> Engine:
         for choice in chosen
     )
     numerical = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, AttributeType.NUMERICAL_NOTE, _MOST_NOTES)
-    behavior = engine.numbers(Attribute.ENGINE_BEHAVIOR_NOTE, AttributeType.BEHAVIOR_NOTE, _MOST_NOTES)
     return Engine(
         EngineConfig(engine.number(Attribute.ENGINE_GLOBAL_INDEX), tuple(sorted(knobs))),
-        frozenset(map(NumericalNote, numerical)),
-        frozenset(map(BehaviorNote, behavior)),
+        frozenset(numerical),
         configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE),
     )
 

@@ -152,7 +152,7 @@ def test_an_engine_that_this_device_does_not_offer_leaves_it_to_torch(
 ) -> None:
     layer, reason = Layer((PICKY, 1)), "NOT_SUPPORTED"
     if can_be_planned:
-        monkeypatch.setattr(cudnn, "engine", lambda plan: Engine(plan.config, frozenset(), frozenset(), 0))
+        monkeypatch.setattr(cudnn, "engine", lambda plan: Engine(plan.config, frozenset(), 0))
         reason = "cuDNN does not offer this engine configuration for 1 sample"
     with pytest.warns(RuntimeWarning, match=f"cudnn:38 k2=5 k13=0 1 cannot run here: .*{reason}.* torch's own"):
         layer()

@@ -17,7 +17,7 @@ from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cu
 from support.cudnn.library import FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
-from mucudnn.kernels.cudnn.constants import BehaviorNote, HeuristicMode, NumericalNote
+from mucudnn.kernels.cudnn.constants import HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import operation_graph
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library
@@ -31,7 +31,7 @@ from mucudnn.words.results import Configuration, MicroConfig
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3)
 ENGINES = (
     FakeEngine(0),
-    FakeEngine(2, [NumericalNote.TENSOR_CORE], [BehaviorNote.RUNTIME_COMPILATION]),
+    FakeEngine(2, [NumericalNote.TENSOR_CORE]),
     FakeEngine(3, [NumericalNote.NONDETERMINISTIC], refused=((),)),
 )
 PROPOSED = {
@@ -73,15 +73,8 @@ def test_offered_are_the_best_first_then_fallbacks_and_each_once() -> None:
     assert [engine.config.name for engine in offered] == names
     first = offered[0]
     assert first.numerical_notes == {NumericalNote.TENSOR_CORE}
-    assert first.behavior_notes == {BehaviorNote.RUNTIME_COMPILATION}
     assert first.workspace_bytes == workspace_of(2, ((3, 1), (5, 4)))
     assert (first.uses_tensor_cores, first.deterministic) == (True, True)
-
-
-def test_a_note_of_a_newer_cudnn_goes_by_its_number() -> None:
-    cudnn = FakeCudnn((FakeEngine(0, [NumericalNote.FFT, 17]),), {HeuristicMode.A: [(0, ())]})
-    (engine,) = offered_by(cudnn)
-    assert sorted(note.name for note in engine.numerical_notes) == ["FFT", "NOTE_17"]
 
 
 def test_one_list_that_cudnn_refuses_does_not_cost_the_other() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import gc
 import pickle
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from math import prod
@@ -14,18 +12,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cudnn.library import BAD_PARAM, FakeCudnn, Function
 
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn import library as module
-from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
+from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.words.errors import MucudnnError, UnavailableError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 
 Loader = Callable[[dict[str, object]], list[str]]
 
@@ -102,29 +98,11 @@ def test_no_library_says_how_to_get_one(nowhere: Path, loading: Loader) -> None:
         library()
 
 
-def test_another_library_is_told_apart(loading: Loader) -> None:
-    loading({"/lib/libc.so.6": SimpleNamespace()})
-    with pytest.raises(UnavailableError, match=r"/lib/libc\.so\.6 is no cuDNN"):
-        Library("/lib/libc.so.6")
-
-
 @pytest.mark.parametrize(("version", "text"), [(8907, "8.9.7"), (7605, "7.6.5")])
 def test_an_old_library_is_refused_with_its_version(loading: Loader, version: int, text: str) -> None:
     loading({"libcudnn.so.8": FakeCudnn(version=version), **OTHERS})
     with pytest.raises(UnavailableError, match=rf"is cuDNN {text}; mucudnn needs 9\.0 or later"):
         Library("libcudnn.so.8")
-
-
-def test_version_is_told_as_people_write_it(loading: Loader) -> None:
-    loading({"a": FakeCudnn(version=92801), **OTHERS})
-    assert Library("a").version_text == "9.28.1"
-
-
-@pytest.mark.parametrize("folder", ["/n/cudnn/lib", "/n/cudnn/lib/../../cublas/lib", "/n/cudnn/lib/../../cu13/lib"])
-def test_cublaslt_is_loaded_where_cudnn_looks_for_it(loading: Loader, folder: str) -> None:
-    asked = loading({"/n/cudnn/lib/libcudnn.so.9": FakeCudnn(), f"{folder}/libcublasLt.so.13": object(), **PARTS})
-    Library("/n/cudnn/lib/libcudnn.so.9")
-    assert asked[-1] == f"{folder}/libcublasLt.so.13"
 
 
 def test_without_cublaslt_it_says_so_rather_than_letting_cudnn_abort(loading: Loader) -> None:
@@ -143,16 +121,6 @@ def test_a_part_that_is_missing_is_named_before_cudnn_aborts_for_it(loading: Loa
     loading({"/n/libcudnn.so.9": cudnn, **{name: part for name, part in OTHERS.items() if name != missing}})
     with pytest.raises(UnavailableError, match=rf"/n/libcudnn\.so\.9 lacks its part {missing}: .*--force-reinstall"):
         Library("/n/libcudnn.so.9")
-
-
-def test_parts_are_loaded_from_beside_it(loading: Loader, tmp_path: Path) -> None:
-    path = tmp_path / "libcudnn.so.9.19.0"
-    beside = [tmp_path / name for name in PARTS]
-    for file in (path, *beside):
-        file.touch()
-    asked = loading({str(path): FakeCudnn(), **{str(file): object() for file in beside}, **OTHERS})
-    Library(str(path))
-    assert asked[: 1 + len(beside)] == [str(path), *map(str, beside)]
 
 
 def test_a_failed_call_tells_what_which_and_why(loading: Loader) -> None:
@@ -177,15 +145,6 @@ def test_errors_reach_other_processes_whole() -> None:
     assert (type(error), str(error), error.status) == (CudnnError, "cuDNN: set: CUDNN_STATUS_BAD_PARAM: why", BAD_PARAM)
 
 
-def test_nothing_is_destroyed_while_python_ends(loading: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    cudnn = FakeCudnn()
-    loading({"a": cudnn, **OTHERS})
-    loaded = Library("a")
-    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
-    loaded.destroy("cudnnDestroy", ctypes.c_void_p(1))
-    assert not cudnn.calls
-
-
 # Descriptors: what is set and read, in which C types, how long they live; and the graphs that are made of them.
 
 
@@ -202,25 +161,6 @@ def content(cudnn: FakeCudnn, kind: DescriptorKind) -> list[dict[int, list[objec
     return [made.content for made in cudnn.made if made.kind == kind]
 
 
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        (AttributeType.INT64, (1, -(2**40))),
-        (AttributeType.FLOAT, (0.5,)),
-        (AttributeType.DOUBLE, (0.1, 3.0)),
-        (AttributeType.DATA_TYPE, (9,)),
-        (AttributeType.HANDLE, (2**47,)),
-    ],
-)
-def test_numbers_are_handed_over_in_their_c_type(kind: AttributeType, values: tuple[float, ...]) -> None:
-    cudnn = FakeCudnn()
-    descriptor = Descriptor(loaded(cudnn), DescriptorKind.TENSOR).set(Attribute.TENSOR_DIMENSIONS, kind, *values)
-    assert content(cudnn, DescriptorKind.TENSOR) == [{Attribute.TENSOR_DIMENSIONS: list(values)}]
-    assert descriptor.numbers(Attribute.TENSOR_DIMENSIONS, kind, 5) == values
-    assert descriptor.numbers(Attribute.TENSOR_DIMENSIONS, kind, 1) == values[:1]
-    assert descriptor.count(Attribute.TENSOR_DIMENSIONS, kind) == len(values)
-
-
 def test_what_is_referred_to_lives_as_long_and_no_longer() -> None:
     cudnn = FakeCudnn()
     library = loaded(cudnn)
@@ -234,70 +174,6 @@ def test_what_is_referred_to_lives_as_long_and_no_longer() -> None:
     gc.collect()
     assert seen() is None
     assert not cudnn.alive
-
-
-def test_an_error_leaves_nothing_alive() -> None:
-    cudnn = FakeCudnn()
-    cudnn.refused["cudnnBackendFinalize"] = (BAD_PARAM, b"(0 != xDimA[1] % wDimA[1])")
-    with pytest.raises(CudnnError, match=r"finalize CONVOLUTION: CUDNN_STATUS_BAD_PARAM: \(0 != xDimA"):
-        operation_graph(loaded(cudnn), PROBLEM, 1)
-    gc.collect()
-    assert not cudnn.alive
-
-
-def test_what_was_never_made_is_not_destroyed() -> None:
-    cudnn = FakeCudnn()
-    cudnn.refused["cudnnBackendCreateDescriptor"] = (BAD_PARAM, b"")
-    with pytest.raises(CudnnError, match="make TENSOR"):
-        Descriptor(loaded(cudnn), DescriptorKind.TENSOR)
-    gc.collect()
-    assert "cudnnBackendDestroyDescriptor" not in cudnn.calls
-
-
-def test_a_failure_to_destroy_is_not_raised() -> None:
-    cudnn = FakeCudnn()
-    descriptor = Descriptor(loaded(cudnn), DescriptorKind.TENSOR)
-    cudnn.refused["cudnnBackendDestroyDescriptor"] = (BAD_PARAM, b"")
-    del descriptor  # an exception here would be a warning, and that an error
-    gc.collect()
-    assert cudnn.calls[-1] == "cudnnBackendDestroyDescriptor"
-
-
-def test_a_copy_would_be_destroyed_twice_and_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot be copied"):
-        copy.copy(Descriptor(loaded(FakeCudnn()), DescriptorKind.TENSOR))
-
-
-@pytest.mark.parametrize("memory_format", MemoryFormat)
-@pytest.mark.parametrize("operation", Operation)
-def test_a_graph_has_the_tensors_of_torch(operation: Operation, memory_format: MemoryFormat) -> None:
-    cudnn = FakeCudnn()
-    problem = ConvProblem(operation, *(4, 9, 8, 6, 3, 2), (2, 1), (1, 0), (1, 2), 2, memory_format=memory_format)
-    graph = operation_graph(loaded(cudnn), problem, 5, beta=0.5)
-    shapes = problem.x_shape(5), problem.w_shape(), problem.y_shape(5)
-    expected = [torch.empty(shape).contiguous(memory_format=TORCH_FORMATS[memory_format]).stride() for shape in shapes]
-    tensors = {made[Attribute.TENSOR_UNIQUE_ID][0]: made for made in content(cudnn, DescriptorKind.TENSOR)}
-    assert [tuple(tensors[uid][Attribute.TENSOR_DIMENSIONS]) for uid in (1, 2, 3)] == list(shapes)
-    assert [tuple(tensors[uid][Attribute.TENSOR_STRIDES]) for uid in (1, 2, 3)] == expected
-    (convolution,) = content(cudnn, DescriptorKind.CONVOLUTION)
-    assert convolution[Attribute.CONVOLUTION_FILTER_STRIDES] == [2, 1]
-    assert convolution[Attribute.CONVOLUTION_DILATIONS] == [1, 2]
-    assert convolution[Attribute.CONVOLUTION_PRE_PADDINGS] == convolution[Attribute.CONVOLUTION_POST_PADDINGS] == [1, 0]
-    (graph_content,) = content(cudnn, DescriptorKind.OPERATIONGRAPH)
-    assert Attribute.OPERATIONGRAPH_HANDLE not in graph_content
-    (operation_content,) = graph_content[Attribute.OPERATIONGRAPH_OPS]
-    assert [value for value in operation_content.values() if value in ([1.0], [0.5])] == [[1.0], [0.5]]  # alpha, beta
-    del graph
-
-
-@pytest.mark.parametrize(
-    ("dtype", "code", "sums"), [("float32", 0, 0), ("float16", 2, 0), ("bfloat16", 9, 0), ("float64", 1, 1)]
-)
-def test_sums_are_in_float32_and_those_of_float64_in_float64(dtype: str, code: int, sums: int) -> None:
-    cudnn = FakeCudnn()
-    operation_graph(loaded(cudnn), ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, dtype=dtype), 1)
-    assert {made[Attribute.TENSOR_DATA_TYPE][0] for made in content(cudnn, DescriptorKind.TENSOR)} == {code}
-    assert content(cudnn, DescriptorKind.CONVOLUTION)[0][Attribute.CONVOLUTION_COMP_TYPE] == [sums]
 
 
 @given(

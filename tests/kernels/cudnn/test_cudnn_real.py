@@ -19,7 +19,7 @@ from support.cudnn.recording import recorded, recorded_offers
 
 from mucudnn.kernels.cudnn import constants
 from mucudnn.kernels.cudnn import descriptor as graphs
-from mucudnn.kernels.cudnn.constants import Attribute, BehaviorNote, DescriptorKind, HeuristicMode, NumericalNote
+from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
@@ -34,7 +34,6 @@ PREFIXES: tuple[tuple[type[IntEnum], str], ...] = (
     (constants.AttributeType, "CUDNN_TYPE_{}"),
     (Attribute, "CUDNN_ATTR_{}"),
     (NumericalNote, "CUDNN_NUMERICAL_NOTE_{}"),
-    (BehaviorNote, "CUDNN_BEHAVIOR_NOTE_{}"),
     (HeuristicMode, "CUDNN_HEUR_MODE_{}"),
 )
 

@@ -45,11 +45,11 @@ class FakeBackend:
 
     def offered(self, problem: ConvProblem, micro_batch_size: int) -> Sequence[Engine]:
         needed = 33 * micro_batch_size
-        picky = [Engine(PICKY, frozenset({NumericalNote.TENSOR_CORE}), frozenset(), 2 * needed)]
+        picky = [Engine(PICKY, frozenset({NumericalNote.TENSOR_CORE}), 2 * needed)]
         return [
             *(picky if micro_batch_size > 1 else []),
-            Engine(STEADY, frozenset(), frozenset(), needed),
-            Engine(RANDOM, frozenset({NumericalNote.NONDETERMINISTIC}), frozenset(), 0),
+            Engine(STEADY, frozenset(), needed),
+            Engine(RANDOM, frozenset({NumericalNote.NONDETERMINISTIC}), 0),
         ]
 
     def engine(self, plan: Plan) -> Engine:

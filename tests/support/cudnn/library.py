@@ -40,14 +40,12 @@ class FakeEngine:
 
     number: int
     numerical: list[int] = field(default_factory=list)
-    behavior: list[int] = field(default_factory=list)
     refused: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def content(self) -> Content:
         return {
             Attribute.ENGINE_GLOBAL_INDEX: [self.number],
             Attribute.ENGINE_NUMERICAL_NOTE: self.numerical,
-            Attribute.ENGINE_BEHAVIOR_NOTE: self.behavior,
         }
 
     def configured(self, knobs: tuple[tuple[int, int], ...]) -> Content:

@@ -18,7 +18,6 @@ from typing import Any
 from support.cudnn.described import H200, DescribedDevice, described_h200
 from support.places import DATA
 
-from mucudnn.kernels.cudnn.constants import BehaviorNote, NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import library
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -56,9 +55,8 @@ def _problem(values: dict[str, Any]) -> ConvProblem:
     return ConvProblem(**{**values, **pairs, **kinds})
 
 
-def _engine(name: str, numerical: list[int], behavior: list[int], workspace_bytes: int) -> Engine:
-    notes = frozenset(map(NumericalNote, numerical)), frozenset(map(BehaviorNote, behavior))
-    return Engine(EngineConfig.named(name), *notes, workspace_bytes)
+def _engine(name: str, numerical: list[int], *rest: Any) -> Engine:
+    return Engine(EngineConfig.named(name), frozenset(numerical), rest[-1])
 
 
 def recorded_problems() -> Iterator[ConvProblem]:
@@ -70,7 +68,7 @@ def recorded_problems() -> Iterator[ConvProblem]:
 
 
 def recording(device: DescribedDevice) -> dict[str, Any]:
-    """Record of a device's engines: name, numerical notes, behaviour notes and workspace in bytes."""
+    """Record of a device's engines: name, numerical notes and workspace in bytes."""
     return {
         "cudnn": device.library.version_text,
         "device": json.loads(H200.read_text()),
@@ -85,8 +83,7 @@ def recording(device: DescribedDevice) -> dict[str, Any]:
 
 
 def _recorded(engine: Engine) -> list[object]:
-    numerical, behavior = sorted(engine.numerical_notes), sorted(engine.behavior_notes)
-    return [engine.config.name, numerical, behavior, engine.workspace_bytes]
+    return [engine.config.name, sorted(engine.numerical_notes), engine.workspace_bytes]
 
 
 if __name__ == "__main__":
