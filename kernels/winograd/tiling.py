@@ -11,26 +11,18 @@ from mucudnn.words.problem import ConvProblem, Operation, Pair
 class Tiling:
     """The tiles of one micro-batch, for a correlation that computes a *target* image from a *source* image.
 
-    Tile (i, j) computes target_step x target_step target pixels from (i * target_step - skipped[0], j * target_step -
-    skipped[1]) on. It reads source pixels from (i * source_step - padding[0], j * source_step - padding[1]) on. Pixels
-    outside the source are zero, pixels outside the target are dropped. Channel counts are per group.
+    With unit stride, tile (i, j) computes m x m target pixels from (i * m, j * m) on. It reads source pixels from
+    (i * m - padding[0], j * m - padding[1]) on. Pixels outside the source are zero, pixels outside the target are
+    dropped. Channel counts are per group. count: number of tiles in the micro-batch.
     """
 
-    n: int
     groups: int
     source_channels: int
     target_channels: int
     rows: int
     columns: int
-    source_step: int
-    target_step: int
+    count: int
     padding: Pair
-    skipped: Pair
-
-    @property
-    def count(self) -> int:
-        """Number of tiles in the micro-batch."""
-        return self.n * self.rows * self.columns
 
 
 def tiling(m: int, problem: ConvProblem, n: int) -> Tiling:
@@ -44,9 +36,9 @@ def tiling(m: int, problem: ConvProblem, n: int) -> Tiling:
     stride, padding = problem.stride[0], problem.padding
     if problem.operation is not Operation.BACKWARD_DATA:
         rows, columns = -(-problem.p // m), -(-problem.q // m)
-        return Tiling(n, problem.groups, c, k, rows, columns, stride * m, m, padding, (0, 0))
+        return Tiling(problem.groups, c, k, rows, columns, n * rows * columns, padding)
     longest, late = -(-problem.r // stride), -problem.r % stride  # taps of the longest phase; phases with one tap fewer
     (above, top), (before, left) = (divmod(size + late, stride) for size in padding)
     rows, columns = -(-(problem.h + top) // (stride * m)), -(-(problem.w + left) // (stride * m))
     padding = (longest - 1 - above, longest - 1 - before)
-    return Tiling(n, problem.groups, k, c, rows, columns, m, stride * m, padding, (top, left))
+    return Tiling(problem.groups, k, c, rows, columns, n * rows * columns, padding)

@@ -18,7 +18,6 @@ from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
 from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Operator, Ref, Scale, aten
 from mucudnn.graph.sharing import result_views
-from mucudnn.running.hooks import has_hooks
 from mucudnn.words.errors import MucudnnError, first_line, no_images
 
 _IDENTITIES = {
@@ -43,7 +42,7 @@ def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise NotCapturedError("there are hooks for all modules, which a graph does not call")
     for name, module in model.named_modules():
-        if has_hooks(module):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")
     guards = Guards(model)
     if guards.unguarded:

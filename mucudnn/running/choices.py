@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,20 +25,7 @@ from mucudnn.words.results import Configuration
 
 UNTUNED = 0  # handle without choices
 ExecutableKey = bytes | tuple[Any, ...]
-_EXECUTABLES_CACHED = 4096  # limit per ``ExecutableSource``, in case shapes never repeat
-
-
-class ExecutableSource(Protocol):
-    """Object that makes and caches the executables of tuned convolutions."""
-
-    device_type: str
-    executables: dict[ExecutableKey, Executable | None]
-
-    def executable(self, problem: ConvProblem, n: int) -> Executable | None:
-        """Return a new executable for ``problem`` on ``n`` samples; None if torch's own is to run.
-
-        Raises errors derived from ``MucudnnError``.
-        """
+_EXECUTABLES_CACHED = 4096  # limit per ``Choices``, in case shapes never repeat
 
 
 class Choices:
@@ -167,7 +154,7 @@ def _digest(configurations: Mapping[ConvProblem, Mapping[int, Configuration]], h
 
 
 def executable_of(
-    choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
+    choices: Choices | Measured, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
     """Return the executable of a call; None if torch's own convolution is to run. third: bias or dy.
 
@@ -194,7 +181,7 @@ def executable_of(
     return executable
 
 
-def forget(choices: ExecutableSource, executable: Executable | None) -> None:
+def forget(choices: Choices | Measured, executable: Executable | None) -> None:
     """Remove an executable from the cache of ``choices``, so that the next call makes a new one."""
     for key, cached in list(choices.executables.items()):
         if cached is executable:
@@ -202,7 +189,7 @@ def forget(choices: ExecutableSource, executable: Executable | None) -> None:
 
 
 def _resolve(
-    choices: ExecutableSource, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
+    choices: Choices | Measured, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
     """Return a new executable for a call; None if torch's own is to run.
 

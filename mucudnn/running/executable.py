@@ -163,18 +163,14 @@ class Executable:
         made = cls(problem, configuration, tuple(stages), scratch, result, keeps_workspace, alignment_bytes)
         if any(stage.bound is None for stage in stages):
             return made
-        return replace(made, bound=(made._in_cpp() if keeps_workspace else None) or made.run)
+        return replace(made, bound=made._in_cpp() or made.run)
 
     def with_strides(self, strides: tuple[int, ...]) -> Executable:
         """Return the executable whose result has these strides, which differ only in dimensions of size 1."""
         if strides == self.result.strides:
             return self
         made = replace(self, result=replace(self.result, strides=strides))
-        return (
-            made
-            if self.bound is None
-            else replace(made, bound=(made._in_cpp() if made.keeps_workspace else None) or made.run)
-        )
+        return made if self.bound is None else replace(made, bound=made._in_cpp() or made.run)
 
     @property
     def workspace_bytes(self) -> int:
@@ -261,6 +257,8 @@ class Executable:
 
         The function calls ``run`` for operands that the C++ code does not support.
         """
+        if not self.keeps_workspace:
+            return None
         problem, result = self.problem, self.result
         return bound_in_cpp(
             problem.operation,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry, torch_convolution
-from mucudnn.running.choices import ExecutableSource, Measured, choices_of, executable_of, forget
+from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget
 from mucudnn.running.definition import define_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
@@ -34,7 +34,7 @@ def computed(
     w: Tensor,
     third: Tensor | None,
     geometry: Geometry,
-    choices: ExecutableSource,
+    choices: Choices,
 ) -> Tensor | None:
     """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 
