@@ -34,7 +34,7 @@ def computed(
     w: Tensor,
     third: Tensor | None,
     geometry: Geometry,
-    choices: Choices,
+    choices: Choices | Measured,
 ) -> Tensor | None:
     """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 

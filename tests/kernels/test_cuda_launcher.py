@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mucudnn.kernels.cuda import cupy_launcher
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError, compiler_name
+from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
@@ -101,29 +101,11 @@ def test_functions_are_started_on_torch_s_stream_of_the_tensor_s_device(cupy: Fa
     assert cupy.active == []
 
 
-def test_a_source_is_compiled_once_in_a_process(cupy: FakeCupy) -> None:
-    for device in (0, 1, 0):
-        launch(device)
-    assert cupy.compiled == [(SOURCE, ("--std=c++17",))]
-    assert len(cupy.launched) == 3
-
-
 def test_what_cannot_be_compiled_is_an_error_that_fails_a_candidate_only(cupy: FakeCupy) -> None:
     cupy.failure = FakeCompileError("line 3: expected a ;")
     with pytest.raises(LaunchError, match=r"cannot compile 'add' for cuda:1: line 3") as error:
         launch()
     assert isinstance(error.value, CANDIDATE_ERRORS)
-
-
-def test_measurements_are_of_what_compiles(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiler_name() == "CuPy 14.2.0"
-    monkeypatch.setattr(cupy_launcher, "_why_not", lambda: "there is none")
-    assert compiler_name() == "torch"
-
-
-def test_a_cupy_that_compiles_is_good(cupy: FakeCupy) -> None:
-    assert CupyLauncher().why_not() is None
-    assert cupy.launched == []
 
 
 @pytest.mark.parametrize(("cuda", "extra"), [(None, "cuda"), ("13.0", "cuda"), ("12.8", "cuda12")])
@@ -133,13 +115,6 @@ def test_without_cupy_the_reason_says_what_to_install_beside_this_torch(
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert CupyLauncher().why_not() == f"CuPy is not installed: pip install 'mucudnn[{extra}]'"
-
-
-def test_the_warning_names_the_cupy_for_the_cuda_of_torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy.failure = RuntimeError("libnvrtc.so.13: cannot open shared object file")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.warns(UserWarning, match=r"torch is built for CUDA 12.8: pip install 'mucudnn\[cuda12\]'"):
-        CupyLauncher().why_not()
 
 
 def test_a_cupy_that_does_not_work_is_said_once(cupy: FakeCupy) -> None:

@@ -69,22 +69,6 @@ def in_a_thread(function: Callable[[], object]) -> None:
     gc.collect()
 
 
-def test_what_is_executed_is_the_plan_on_the_pointers_with_the_workspace(
-    backend: CudnnBackend, cudnn: FakeCudnn
-) -> None:
-    backend.execute(PLAN, POINTERS, 0x400, 7)
-    ((handle, plan, pack),) = cudnn.executed
-    assert plan[Attribute.EXECUTION_PLAN_HANDLE] == [handle]
-    (configuration,) = plan[Attribute.EXECUTION_PLAN_ENGINE_CONFIG]
-    assert configuration[Attribute.ENGINECFG_WORKSPACE_SIZE] == [workspace_of(2, ())]
-    assert pack == {
-        Attribute.VARIANT_PACK_UNIQUE_IDS: [1, 2, 3],
-        Attribute.VARIANT_PACK_DATA_POINTERS: [0x100, 0x200, 0x300],
-        Attribute.VARIANT_PACK_WORKSPACE: [0x400],
-    }
-    assert backend.engine(PLAN).workspace_bytes == workspace_of(2, ())
-
-
 def test_a_plan_that_needs_more_workspace_than_was_said_allocates_its_own(
     backend: CudnnBackend, cudnn: FakeCudnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,31 +96,6 @@ def test_a_plan_that_needs_more_workspace_than_was_said_allocates_its_own(
     assert cudnn.executed[-1][2][Attribute.VARIANT_PACK_WORKSPACE] == [0x400]
 
 
-def test_the_same_addresses_need_no_descriptor_again(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    calls = [(POINTERS, 0x400), (POINTERS, 0x800), (Pointers(0x101, 0x200, 0x300), 0x400)]
-    for pointers, workspace in calls:
-        backend.execute(PLAN, pointers, workspace, 0)
-    made = len(cudnn.made)
-    for pointers, workspace in calls:
-        backend.execute(PLAN, Pointers(*pointers), workspace, 0)
-    assert len(cudnn.made) == made
-    executed = [pack[Attribute.VARIANT_PACK_DATA_POINTERS][0] for _, _, pack in cudnn.executed]
-    assert executed == [0x100, 0x100, 0x101] * 2
-
-
-def test_packs_that_were_not_used_for_long_are_destroyed(
-    cudnn: FakeCudnn, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_PACKS_KEPT", 3)
-    backend = CudnnBackend()
-    for workspace in (1, 2, 3, 1, 4, 5, 1):
-        backend.execute(PLAN, POINTERS, workspace, 0)
-    gc.collect()
-    packs = [made for made in cudnn.alive.values() if made.kind == DescriptorKind.VARIANT_PACK]
-    assert sorted(pack.content[Attribute.VARIANT_PACK_WORKSPACE] for pack in packs) == [[1], [4], [5]]
-    assert cudnn.kinds().count(DescriptorKind.VARIANT_PACK) == 5
-
-
 def test_plans_of_a_search_are_given_back_and_those_of_before_stay(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
     def plans() -> int:
         gc.collect()
@@ -153,20 +112,6 @@ def test_plans_of_a_search_are_given_back_and_those_of_before_stay(backend: Cudn
     built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
     backend.execute(PLAN, POINTERS, 0x400, 0)
     assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built == 5
-
-
-def test_a_search_that_broke_the_device_takes_nothing_apart(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    cudnn.refused["cudnnBackendExecute"] = (5000, b"an illegal memory access was encountered")
-    with pytest.raises(CudnnError, match="illegal"), backend.building_for_a_while():
-        backend.execute(PLAN, POINTERS, 0x400, 0)
-    gc.collect()
-    assert any(made.kind == DescriptorKind.EXECUTION_PLAN for made in cudnn.alive.values())
-
-
-def test_a_failure_names_the_engine_in_cudnns_words(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    cudnn.refused["cudnnBackendExecute"] = (5000, b"out of luck")
-    with pytest.raises(CudnnError, match=r"execute cudnn:2 for 4 sample\(s\): CUDNN_STATUS_5000: out of luck"):
-        backend.execute(PLAN, POINTERS, 0x400, 0)
 
 
 def test_every_device_has_its_own_handle_plans_and_stream(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:

@@ -22,7 +22,6 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.testing import check_algorithm
-from mucudnn.testing.guarded_call import Call
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
@@ -109,13 +108,6 @@ def test_a_size_whose_list_fails_costs_no_other_size(monkeypatch: pytest.MonkeyP
     assert "its words" in reasons[MicroConfig(RANDOM.name, 2)]
 
 
-def test_cudnn_adds_only_behind_the_flag(cudnn: FakeBackend) -> None:
-    of_filter = FORWARD.with_operation(Operation.BACKWARD_FILTER)
-    for adds_in_place in (False, True):
-        Call(of_filter, 2).run(CudnnEngine(STEADY, cudnn, adds_in_place=adds_in_place), [1, 1])
-    assert [plan.beta for plan in cudnn.executed] == [0.0, 0.0, 1.0, 1.0]
-
-
 # What is offered
 
 
@@ -161,12 +153,6 @@ def test_what_cudnn_says_is_a_transform_for_any_size_is_not_local(
     monkeypatch.setattr(backend, "offered", offered)
     found = {engine.config: engine.is_local(FORWARD) for engine in CudnnEngines(backend).offered(FORWARD, SIZES)}
     assert found == {STEADY: False, PICKY: True}
-
-
-def test_of_an_engine_out_of_a_database_nothing_is_promised() -> None:
-    engine = CudnnEngine.named(STEADY.name, BACKEND)
-    assert not engine.deterministic
-    assert not engine.is_local(FORWARD)
 
 
 def test_names_are_resolved(cudnn: FakeBackend) -> None:

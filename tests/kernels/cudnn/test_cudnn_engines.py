@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clock.machine import FORWARD
@@ -16,7 +15,7 @@ from support.configured import run
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from support.cudnn.library import FakeCudnn, FakeEngine, workspace_of
 
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan, Pointers
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
 from mucudnn.kernels.cudnn.constants import HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import operation_graph
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, offered_engines
@@ -123,15 +122,6 @@ class OnDevice:
 
     def data_ptr(self) -> int:
         return 64
-
-
-def test_steps_are_started_on_torchs_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, tensor = FakeBackend(), OnDevice()
-    started: list[tuple[object, ...]] = []
-    monkeypatch.setattr(backend, "execute", lambda *arguments: started.append(arguments[1:]))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 1000 + device, raising=False)
-    CudnnEngine(STEADY, backend).step(FORWARD, tensor, tensor, tensor, None, tensor, tensor)  # type: ignore[arg-type]
-    assert started == [(Pointers(64, 64, 64), 64, 1003)]
 
 
 def test_an_engine_that_fails_says_which_step_in_cudnns_words(cudnn: FakeBackend) -> None:
