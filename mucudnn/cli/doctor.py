@@ -162,7 +162,7 @@ def compiled() -> Finding:
         return Finding("compiled algorithms", f"{words}, and this processor has {largest}", advice)
     return Finding(
         "compiled algorithms",
-        _lacking(build.why_not_compiled) + "; the same algorithms run on PyTorch's operators, more slowly",
+        _lacking(build.why_not_compiled) + "; only algorithms on PyTorch's operators run",
         "install g++, then: pip install --force-reinstall --no-deps mucudnn",
     )
 
