@@ -34,7 +34,7 @@ class CompiledAlgorithm(Entries, BaseAlgorithm):
         return self.name.replace("-", "_")
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem, self.name) or why_too_large(problem)
+        return why_not(problem, self.name)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -66,7 +66,7 @@ class Pointwise(CompiledAlgorithm):
         channels = min(problem.c, problem.k) // problem.groups
         if problem.groups > 1 and channels < _LEAST_CHANNELS:
             return f"a group has {channels} channels; pointwise takes groups of {_LEAST_CHANNELS} and more"
-        return why_not(problem, self.name) or why_too_large(problem)
+        return why_not(problem, self.name)
 
 
 class Depthwise(CompiledAlgorithm):
@@ -80,7 +80,7 @@ class Depthwise(CompiledAlgorithm):
     __slots__ = ()
 
     def supports(self, problem: ConvProblem) -> str | None:
-        if reason := why_not(problem, self.name) or why_too_large(problem):
+        if reason := why_not(problem, self.name):
             return reason
         channels = max(problem.c, problem.k) // problem.groups
         if problem.groups == 1 or channels > _MOST_CHANNELS:

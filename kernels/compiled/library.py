@@ -182,13 +182,13 @@ def why_too_large(problem: ConvProblem) -> str | None:
 
 
 def why_not(problem: ConvProblem, algorithm: str) -> str | None:
-    """Return why a C++ algorithm is not compiled, or not for this problem's dtype; None if it is."""
+    """Return why a C++ algorithm is not compiled, or not for this problem's dtype and sizes; None if it is."""
     if problem.dtype not in _DTYPES_OF_MOST:
         return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_DTYPES_OF_MOST)}"
     build = loaded_build()
     if build.library is not None and not _has(build.library, algorithm):
         return f"the build {build.name} for this processor does not have it"
-    return build.why_not_compiled or None
+    return build.why_not_compiled or why_too_large(problem)
 
 
 def build_name() -> str:

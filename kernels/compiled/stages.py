@@ -209,16 +209,11 @@ def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> Epilog
     """
     if epilogue is None:
         return None
-    activation, added = activation_number(epilogue.activation), epilogue.added
+    activation, added = ACTIVATIONS.index(epilogue.activation), epilogue.added
     if added is None:
         return EpilogueArgument(None, 0, activation)
     _require_dense(problem, added)
     return EpilogueArgument(added.data_ptr(), added.nbytes, activation)
-
-
-def activation_number(activation: str | None) -> int:
-    """Return the number by which the C++ code knows an activation."""
-    return ACTIVATIONS.index(activation)
 
 
 def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.kernels.compiled.library import why_not, why_too_large
+from mucudnn.kernels.compiled.library import why_not
 from mucudnn.kernels.compiled.stages import CompiledStage, Entries
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.winograd.tiling import tiling
@@ -70,7 +70,7 @@ class Winograd(Entries, WinogradAlgorithm):
         return self.m
 
     def _why_not_built(self, problem: ConvProblem) -> str | None:
-        return why_not(problem, self.entry) or why_too_large(problem)
+        return why_not(problem, self.entry)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0

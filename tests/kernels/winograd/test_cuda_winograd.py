@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from support.cuda.emulator import COMPILER, EmulatedLauncher
-from support.cuda.nvcc import NVCC, SOURCES, all_compiled, known_architectures
-from support.effort import IS_FULL
 from support.half_precision import assert_half_is_float32_rounded_once
 from support.problems.winograd_backend import WithoutCublas, awkward_geometries
 from torch import Tensor
@@ -206,18 +204,3 @@ def test_sources_are_made_once_and_without_zeros() -> None:
     assert "Real(0.0)" not in source
     assert "out[0] = Real(0.87890625) * in[0] - Real(2.640625) * in[2] + in[4];" in source
     assert "#include" not in source
-
-
-@pytest.mark.fuzz
-@pytest.mark.skipif(NVCC is None, reason="there is no nvcc on PATH to compile CUDA C++ with")
-@by_algorithm
-def test_nvcc_compiles_every_source_and_hardly_spills(m: int, r: int) -> None:
-    """In ``make test`` a fifth of the sources, each for one architecture in turn; in ``make fuzz`` all for all."""
-    known = known_architectures()
-    sample = [(source, [known[i % len(known)]]) for i, source in enumerate(SOURCES[::5])]
-    targets = [(source, known) for source in SOURCES] if IS_FULL else sample
-    targets = [(source, architectures) for source, architectures in targets if (source.m, source.r) == (m, r)]
-    found = all_compiled(targets)
-    for source, architectures in targets:
-        assert len(found[source]) == 6 * len(architectures)
-        assert [function for function in found[source] if function.spilled_bytes > 16] == [], str(source)
