@@ -192,7 +192,7 @@ class BaseAlgorithm:
         """Add the gradient summed in ``prepared``, if any, to ``w`` in BACKWARD_FILTER; otherwise do nothing."""
 
     def fuses(self, problem: ConvProblem) -> bool:
-        """Return whether ``step`` can compute any ``Epilogue`` (addition, activation) while it writes y.
+        """Return whether the stages of ``band`` can compute any ``Epilogue`` (addition, activation) while they write y.
 
         Called for supported FORWARD problems only. ``step`` then takes the epilogue as an additional last argument; the
         epilogue's ``added`` tensor has the strides of y.
