@@ -70,14 +70,14 @@ def _aligned(size_bytes: int) -> int:
 
 
 def suggests_channels_last(tensor: Tensor) -> bool:
-    """Return whether torch regards a tensor as channels_last (5-D: channels_last_3d), by its sizes and strides.
+    """Return whether torch regards a tensor as channels_last, by its sizes and strides.
 
     The function repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
     """
-    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
+    if tensor.dim() != 4 or tensor.stride(1) == 0:
         return False
     least = 0
-    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
+    for axis in (1, 3, 2, 0):
         size, stride = tensor.shape[axis], tensor.stride(axis)
         if size == 0 or stride < least or (axis == 0 and least == tensor.stride(1)):
             return False

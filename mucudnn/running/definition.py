@@ -50,11 +50,11 @@ def define(
     return overload
 
 
-def define_convolution(name: str, tuning: str, compute: Compute) -> dict[Operation, OpOverload[..., Tensor]]:
-    """Define the operators ``name``, ``name_backward_data`` and ``name_backward_filter``; return them by operation.
+def define_convolution(compute: Compute) -> dict[Operation, OpOverload[..., Tensor]]:
+    """Define the operators ``conv2d``, ``conv2d_backward_data`` and ``conv2d_backward_filter``, and return them.
 
-    The operators take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a schema parameter that
-    selects the code to run. compute: function of the operation and the operator's arguments.
+    The operators take x, w, the bias or dy, stride, padding, dilation, groups and ``tuning``, a number that selects the
+    code to run. compute: function of the operation and the operator's arguments.
     """
     sizes = ", ".join(f"SymInt[2] {each}" for each in ("stride", "padding", "dilation"))
     operators: dict[Operation, OpOverload[..., Tensor]] = {}
@@ -67,7 +67,7 @@ def define_convolution(name: str, tuning: str, compute: Compute) -> dict[Operati
         suffix = "" if is_forward else f"_{operation.name.lower()}"
         third = "Tensor? bias" if is_forward else "Tensor dy"
         operators[operation] = define(
-            f"{name}{suffix}(Tensor x, Tensor w, {third}, {sizes}, SymInt groups, {tuning}) -> Tensor",
+            f"conv2d{suffix}(Tensor x, Tensor w, {third}, {sizes}, SymInt groups, int tuning) -> Tensor",
             partial(compute, operation),
             fake=partial(_undivided, operation),
             save=_save_without_bias if is_forward else _save_all,

@@ -119,5 +119,5 @@ def _by_handle(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None,
     return values(operation, x, w, third, (*geometry, choices_of(tuning)))
 
 
-OPERATORS = define_convolution("conv2d", "int tuning", _by_handle)
+OPERATORS = define_convolution(_by_handle)
 conv2d, conv2d_backward_data, conv2d_backward_filter = OPERATORS.values()
