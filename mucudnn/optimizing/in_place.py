@@ -1,8 +1,7 @@
 """Times of each convolution in place: within a step of the model, with that step's operands, caches and heap.
 
-Torch's own calls are recorded in torch's dispatcher (``dispatcher``), ours in the operators and in ``FilterCache``,
-whose functions are replaced during the recording. On a GPU, events of the current stream replace the clock. Not run on
-a GPU yet.
+Torch's own calls are recorded in torch's dispatcher (``dispatcher``), ours in the operators, whose functions
+are replaced during the recording. On a GPU, events of the current stream replace the clock. Not run on a GPU yet.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
@@ -172,10 +172,3 @@ MODEL_CHANGES: dict[str, Callable[[nn.Module, Random], object]] = {
     "number": _set_a_number,
     "class": _change_the_class,
 }
-
-
-def changed_in_turn(model: nn.Module, random: Random) -> Iterator[str]:
-    """Change a model in every way, one after another, and yield the name of each."""
-    for name, change in MODEL_CHANGES.items():
-        change(model, random)
-        yield name
