@@ -1,10 +1,9 @@
-"""``mucudnn explain``: the benefit of a budget, the free memory in a step, or that of other dtypes and formats."""
+"""``mucudnn explain``: the benefit of a budget, the free memory in a step, or the time of a call against its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     "Largest workspace of all operations together, as 256MiB.",
 )
 @options.flag("headroom", "In place of --budget: show the memory of a training step, and how much is free in it.")
-@options.flag("formats", "In place of --budget: compare both memory formats.")
-@options.flag("dtypes", "In place of --budget: compare float32, bfloat16 and float16; with --formats, in both formats.")
 @options.flag("memory", "In place of --budget: show the time of a call of the model, in inference, against its memory.")
 @options.option(
     "from",
@@ -51,8 +48,6 @@ def explain(
     source: str,
     budget: str | None,
     headroom: bool,
-    formats: bool,
-    dtypes: bool,
     memory: bool,
     stored: Path | None,
     environment: str | None,
@@ -61,7 +56,7 @@ def explain(
     config: Config,
     **sizes: Any,
 ) -> None:
-    """Show how the time of the network SOURCE depends on memory, memory format or data type.
+    """Show how the time of the network SOURCE depends on memory.
 
     With --budget: the share of each operation of each layer, and how much more memory its next faster configuration
     needs and how much time that saves; for the whole network, the effect of more or less memory, and the curve of time
@@ -70,16 +65,13 @@ def explain(
 
     With --headroom: the memory in use in each call of a training step, and the workspace that fits below the peak.
 
-    With --formats, --dtypes or both: the time of all convolutions in each memory format and data type, with PyTorch and
-    with mucudnn. A step under torch.autocast runs its convolutions in bfloat16 or float16.
     Missing measurements are made as by mucudnn tune.
 
     With --memory: the least time of a call of SOURCE's model, in inference, within any amount of memory for activations
     and workspace, where it is cut into bands of rows; measured beside PyTorch's own.
     """
-    compares = formats or dtypes
-    if (budget is not None) + headroom + compares + memory != 1:
-        raise _usage("give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes")
+    if (budget is not None) + headroom + memory != 1:
+        raise _usage("give one of --budget SIZE, --headroom or --memory")
     _refuse_both(stored, environment, device, headroom=headroom, memory=memory)
     if headroom:
         config = replace(config, workspace_limit=HEADROOM)
@@ -90,8 +82,6 @@ def explain(
     tell: Callable[..., None] = _headroom if headroom else _budget
     if memory:
         tell = _memory
-    if compares:
-        tell = partial(_alternatives, dtypes=dtypes, formats=formats)
     tell(source, sizes, config, device, (stored, environment), outputs)
 
 
@@ -127,39 +117,6 @@ def _budget(source: str, sizes: dict[str, Any], config: Config, device: str, sto
         rows=lambda path: report.write_tables(explanation, path),
         record=report.explanation_record(explanation),
         figure=lambda: report.draw_explanation(explanation),
-    )
-
-
-def _alternatives(
-    source: str,
-    sizes: dict[str, Any],
-    config: Config,
-    device: str,
-    stored: _Stored,
-    outputs: Outputs,
-    *,
-    dtypes: bool,
-    formats: bool,
-) -> None:
-    from mucudnn.bench.analyses import alternatives as report
-    from mucudnn.bench.sources.layers import load_source
-
-    wanted = report.alternatives_of(sizes["dtype"], sizes["memory_format"], dtypes=dtypes, formats=formats)
-    found = {
-        (dtype, memory_format): _tuned(
-            load_source(source, **sizes | {"dtype": dtype, "memory_format": memory_format}), config, device, stored
-        )
-        for dtype, memory_format in wanted
-    }
-    rows = report.alternative_rows(found)
-    tuning = found[wanted[0]]
-    outputs.tell(
-        report.alternatives_table(tuning.source, rows),
-        report.in_words(rows),
-        str(tuning.environment),
-        rows=rows,
-        record=report.alternatives_record(found, rows),
-        figure=lambda: report.draw_alternatives(tuning.source, rows),
     )
 
 

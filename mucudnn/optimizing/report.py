@@ -17,7 +17,6 @@ from mucudnn.graph.model import BandedModel
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.optimizing.alternatives import Alternative, stored_alternatives
 from mucudnn.tracing.convolutions import problem_operation
 from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
@@ -45,9 +44,8 @@ class Report:
     layers: module name and the choice for one of its operations. convolutions: number of convolutions of tunable
     classes. untuned: module name and the reason why torch's convolution runs. transposed: names of layers whose forward
     operation is backward data of their problem. confirmations: comparisons of whole steps, one for each part of the
-    model that was optimized separately. unconfirmed: reasons why parts of the model were not compared. alternatives:
-    other dtypes and memory formats in which all these operations were measured on this machine, the fastest first.
-    memory: how a model runs within its memory budget, for each input that it was tuned for.
+    model that was optimized separately. unconfirmed: reasons why parts of the model were not compared. memory: how a
+    model runs within its memory budget, for each input that it was tuned for.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -56,7 +54,6 @@ class Report:
     transposed: tuple[str, ...] = ()
     confirmations: tuple[Confirmation, ...] = ()
     unconfirmed: tuple[str, ...] = ()
-    alternatives: tuple[Alternative, ...] = ()
     memory: tuple[Fitted, ...] = ()
 
     @property
@@ -163,8 +160,6 @@ class Report:
             )
         for reason in self.unconfirmed:
             yield filled(f"not confirmed: {reason}")
-        if faster := [str(one) for one in self.alternatives if one.time_s < time_s]:
-            yield filled(f"measured to be faster here: {'; '.join(faster)}")
         yield from self._barred_in_words()
         if left_out := left_out_in_words(every):
             yield filled(left_out)
@@ -219,14 +214,7 @@ def report(model: torch.nn.Module) -> Report:
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
         tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
         tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
-        _alternatives([module for _, module in modules]),
     )
-
-
-def _alternatives(modules: Sequence[TunedModule]) -> tuple[Alternative, ...]:
-    every = [tuned for module in modules for tuned in tuned_of(module)]
-    device = next((module.choices.device_type for module in modules if module.choices is not None), "cpu")
-    return stored_alternatives(every, device) if every else ()
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:

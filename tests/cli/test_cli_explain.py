@@ -16,7 +16,6 @@ from support.command_line import HEADING, fail, invoke
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
 
 QUICK = ("--algorithms", "gemm", "--time-limit", "20ms")
 LAYERS = HEADING + "one,4,8,8,4,3,3,1,1,1,1\ntwo,4,8,8,8,1,1,0,0,1,1\n"
@@ -101,23 +100,6 @@ def test_budget_prints_writes_and_draws(stored: tuple[str, ...], tmp_path: Path)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_dtypes_and_formats_are_compared(tmp_path: Path) -> None:
-    options = (*QUICK, "--threads", "1", "--formats", "--dtypes")
-    result = invoke("explain", "layers.csv", "--batch", "2", *options, *files(tmp_path))
-    assert result.exit_code == 0, result.output
-    assert " with PyTorch in float32 and contiguous, and " in result.output
-    rows = json.loads((tmp_path / "out.json").read_text())["alternatives"]
-    assert len(rows) == len(lines_of(tmp_path / "out.csv")) == 6
-    assert {(row["dtype"], row["memory_format"]) for row in rows[:2]} == {
-        ("float32", "contiguous"),
-        ("float32", "channels_last"),
-    }
-    for row in rows:
-        assert row["torch_s"] == pytest.approx(sum(row[f"{operation}_torch_s"] for operation in Operation))
-        assert row["mucudnn_s"] > 0
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels-last"])
 def test_headroom_prints_writes_and_draws(memory_format: str, tmp_path: Path) -> None:
     options = (*SIZES, *QUICK, "--threads", "1", "--memory-format", memory_format)
@@ -169,7 +151,7 @@ def test_the_memory_of_a_call(tmp_path: Path) -> None:
     assert [row["memory_bytes"] for row in front] == sorted(row["memory_bytes"] for row in front)
 
 
-@pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB", "--formats"])
+@pytest.mark.parametrize("memory", ["--headroom", "--budget=1MiB"])
 def test_ctrl_c_says_that_nothing_is_lost(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial = TableTuning("some_models:two", Config(), ENVIRONMENT, (), wanted=5)
     monkeypatch.setattr(table_tuning, "tune_table", lambda *_, **__: partial)
@@ -202,12 +184,11 @@ def test_the_step_and_the_tuning_are_on_the_device(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), "give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes"),
+        ((), "give one of --budget SIZE, --headroom or --memory"),
         (
             ("--budget", "1MiB", "--headroom"),
-            "give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes",
+            "give one of --budget SIZE, --headroom or --memory",
         ),
-        (("--formats", "--headroom"), "give one of --budget SIZE, --headroom, --memory, or --formats and --dtypes"),
         (("--budget", "none"), "'none' is not a size; give one, such as 64MiB"),
         (("--budget", "much"), "'much' is not understood"),
         (("--budget", "1B", "--algorithms", "gemm"), "Raise the workspace budget to"),

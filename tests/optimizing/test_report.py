@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,13 +14,10 @@ from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.optimizing.alternatives import stored_alternatives
 from mucudnn.optimizing.report import Report
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
 from mucudnn.words.text_tables import WIDTH
@@ -226,26 +222,6 @@ def test_the_model_itself_may_be_the_layer() -> None:
     make_tuned(model, tuned(DIVIDED))
     assert lines(model)[1].startswith("(the model itself)")
     assert torch.is_tensor(model(torch.randn(1, 3, 8, 8)))
-
-
-def test_other_dtypes_and_formats_that_were_measured_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUCUDNN_DATABASE", str(tmp_path / "measured.sqlite"))
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
-    mucudnn.optimize(model, torch.randn(2, 3, 12, 12), Config(workspace_limit=None, confirm=False))
-    report = mucudnn.report(model)
-    assert report.alternatives == stored_alternatives([one for _, one in report.layers], "cuda:99") == ()
-    halves = [replace(one.problem, dtype="bfloat16", memory_format=CHANNELS_LAST) for _, one in report.layers]
-    tune(halves[:-1], 2, Config(workspace_limit=None))
-    assert mucudnn.report(model).alternatives == ()  # one operation is missing
-    tuned = tune(halves, 2, Config(workspace_limit=None)).problems
-    (found,) = mucudnn.report(model).alternatives
-    assert (found.dtype, found.memory_format) == ("bfloat16", CHANNELS_LAST)
-    assert found.time_s <= 1.001 * sum(one.configuration.time_s for one in tuned)
-    monkeypatch.setenv("MUCUDNN_DATABASE", str(tmp_path / "missing.sqlite"))
-    assert mucudnn.report(model).alternatives == ()
-    assert not (tmp_path / "missing.sqlite").exists()
-    text = str(replace(report, alternatives=(replace(found, time_s=1e-9),)))
-    assert "measured to be faster here: bfloat16 and channels_last, 0.001 us" in " ".join(text.split())
 
 
 def test_convolutions_of_three_dimensions_are_left_alone_and_told() -> None:
