@@ -84,8 +84,8 @@ GALLERY := $(CURDIR)/build/gallery
 BENCH = $(BIN)/python -m mucudnn bench
 gallery: $(VENV)/.test
 	mkdir -p $(GALLERY)
-	$(BENCH) deepbench --batch 16 --filter 3x3,5x5 --workspace-limit 2MiB,16MiB --policy power-of-two --rounds 7 \
-		--run-time-limit 8m --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
+	$(BENCH) convolutions deepbench-train --batch 16 --memory-format contiguous --filter 3x3,5x5 --workspace-limit 2MiB,16MiB \
+		--rounds 7 --run-time-limit 8m --database $(GALLERY)/measurements.sqlite --out $(GALLERY)/deepbench
 	$(BIN)/python -m mucudnn report $(GALLERY)/deepbench --pictures $(GALLERY)/pictures
 
 # The wheel is built from the sdist, with the extensions for each Python that is there, and tested in its own environment,

@@ -19,7 +19,7 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat, Pair, dtype_name
 from mucudnn.words.progress import Progress, silent
 from mucudnn.words.units import parse_bytes, parse_seconds
-from mucudnn.words.values import flag, member, pair, shown, text, texts, whole
+from mucudnn.words.values import member, pair, shown, text, texts, whole
 
 _EACH = " each"  # suffix of a budget that is multiplied by the number of problems
 _MOST_FILTER = 2**15
@@ -159,7 +159,7 @@ _BENCHMARKS = (
         "convolutions",
         ("torch", "torch-benchmark-10", "torch-benchmark-0", "undivided", "mucudnn-wd", "mucudnn"),
         ("speedup", "error", "workspace", "share_of_limit", "time", "failures"),
-        {**_LAYERS, **_CONFIG, **_GRID, "at_best": flag, "rounds": _COUNT, "time_limit": _SECONDS},
+        {**_LAYERS, **_CONFIG, **_GRID, "rounds": _COUNT, "time_limit": _SECONDS},
     ),
     Benchmark(
         "program",

@@ -20,16 +20,14 @@ def convolutions(cell: Cell, out: Path, place: Place) -> None:
     settings, table = cell.settings, _table(cell)
     config = cell.config(workspace_limit=None, database=place.database)
     problems = len(table.problems(config.operations))
-    is_bounded = "workspace_budget" in settings or settings.get("at_best", False)
     choices = Choices(
         policies=_policies(cell),
-        limits=tuple(settings.get("workspace_limit", () if is_bounded else (None,))),
+        limits=tuple(settings.get("workspace_limit", () if "workspace_budget" in settings else (None,))),
         budgets=tuple(budget.of(problems) for budget in settings.get("workspace_budget", ())),
-        at_best=settings.get("at_best", False),
         time_limit_s=settings.get("time_limit"),
         **cell.given("rounds"),
     )
-    benchmark_convolutions("convolutions", table, config, choices, out, device=place.device, progress=place.progress)
+    benchmark_convolutions(table, config, choices, out, device=place.device, progress=place.progress)
 
 
 def program(cell: Cell, out: Path, place: Place) -> None:

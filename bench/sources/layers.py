@@ -86,6 +86,7 @@ def load_source(
     source: str,
     *,
     batch: int | None = None,
+    batch_scale: float = 1.0,
     input_shape: tuple[int, int, int] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
@@ -94,9 +95,9 @@ def load_source(
 
     source: a name in ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
     ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one. batch:
-    mini-batch size; if None, the sizes in the table, or 1 for a model. input_shape: (C, H, W) of one sample; required
-    for user models, optional for networks, and not allowed for tables. dtype, memory_format: those of all convolution
-    problems.
+    mini-batch size; if None, the sizes in the table, or 1 for a model. batch_scale: factor on the batch sizes; at least
+    one sample remains. input_shape: (C, H, W) of one sample; required for user models, optional for networks, and not
+    allowed for tables. dtype, memory_format: those of all convolution problems.
 
     Raises ``InvalidInputError`` if the source cannot be found, read or run, or has no convolution.
 
@@ -110,7 +111,12 @@ def load_source(
     if not layers:
         raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
     as_asked = (
-        replace(layer, problem=replace(layer.problem, dtype=dtype, memory_format=memory_format)) for layer in layers
+        replace(
+            layer,
+            problem=replace(layer.problem, dtype=dtype, memory_format=memory_format),
+            batch_size=max(1, round(min(batch_scale * layer.batch_size, 2 * MOST_SAMPLES))),
+        )
+        for layer in layers
     )
     return LayerTable(source, _distinct(_merged(as_asked)))
 

@@ -116,7 +116,7 @@ def test_warnings_are_one_line_without_code(monkeypatch: pytest.MonkeyPatch) -> 
     assert invoke("layers", "alexnet").stderr == "Warning: look out\n"
 
 
-@pytest.mark.parametrize("command", [[], ["report"], ["bench", "deepbench"]])
+@pytest.mark.parametrize("command", [[], ["report"], ["bench", "convolutions"]])
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     code = (
         f"import sys\ntry:\n    from mucudnn.cli.main import main; main({[*command, '--help']})\nfinally:\n"

@@ -226,7 +226,7 @@ def test_sources_without_a_step_say_so(source: str, expected: str, database: Pat
     assert not database.exists()
 
 
-@pytest.mark.parametrize("command", [("bench", "network"), ("bench", "inference")], ids=str)
+@pytest.mark.parametrize("command", [("bench", "inference")], ids=str)
 def test_commands_without_a_step_refuse_the_headroom(command: tuple[str, ...], database: Path) -> None:
     message = fail(*command, "alexnet", "--workspace-limit", "headroom")
     assert "this command runs none; give a size, such as 64MiB, or none" in message

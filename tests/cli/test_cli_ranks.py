@@ -59,7 +59,7 @@ def test_a_rank_of_torchrun_ends_at_once(argument: str, status: int) -> None:
         assert ("as usual" in done.stdout) is ends_as_usual
 
 
-@pytest.mark.parametrize("command", [("tune",), ("explain",), ("bench", "network")])
+@pytest.mark.parametrize("command", [("tune",), ("explain",), ("bench", "convolutions")])
 def test_the_gpu_of_a_number_is_looked_for(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

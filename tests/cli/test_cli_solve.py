@@ -11,7 +11,6 @@ import pytest
 from support.command_line import HEADING, TUNE, fail, invoke
 
 from mucudnn.bench.sources import table_tuning
-from mucudnn.bench.suites.convolutions import benchmark
 
 LAYERS = HEADING + "one,4,8,8,4,3,3,1,1,1,1\ntwo,4,8,8,8,1,1,0,0,1,1\n"
 SIZES = ("--batch", "2")
@@ -93,15 +92,14 @@ def test_a_budget_is_divided_and_the_default_limit_does_not_count(folder: Path, 
     assert "give --workspace-budget, too" in fail("solve", *given, "--write-lp", tmp_path / "other.lp")
 
 
-@pytest.mark.parametrize("command", [("solve", "no.sqlite", "--network"), ("tune",), ("bench", "network")])
+@pytest.mark.parametrize("command", [("solve", "no.sqlite", "--network"), ("tune",)])
 @pytest.mark.parametrize("limit", ["64MiB", "none"])
 def test_limit_and_budget_are_not_given_together(command: tuple[str, ...], limit: str) -> None:
     message = fail(*command, "alexnet", "--workspace-budget", "1GiB", "--workspace-limit", limit)
     assert "--workspace-limit and --workspace-budget exclude each other" in message
 
 
-@pytest.mark.parametrize("command", [("tune",), ("bench", "network")])
-def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_hands_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def stop(table: object, config: object, **_: object) -> None:
@@ -109,8 +107,7 @@ def test_other_commands_hand_on_the_budget(command: tuple[str, ...], monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table_tuning, "tune_table", stop)
-    monkeypatch.setattr(benchmark, "table_tasks", stop)
-    invoke(*command, "alexnet", "--workspace-budget", "1MiB")
+    invoke("tune", "alexnet", "--workspace-budget", "1MiB")
     assert seen[0].workspace_budget_bytes == 2**20
     assert seen[0].workspace_limit_bytes is None
 

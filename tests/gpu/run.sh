@@ -68,16 +68,16 @@ for file in tests/gpu/test_gpu*.py; do
 	part "$name" pytest -m gpu -vv -W default -p no:cacheprovider --durations=10 --junitxml="$OUT/$name.xml" "$file"
 done
 
-bench limits-contiguous limits --run-time-limit "$(seconds)s"
-bench limits-channels-last limits --memory-format channels-last --run-time-limit "$(seconds)s"
-bench network-alexnet network alexnet --batch 64 --time-limit 1s
-bench network-resnet18 network resnet18 --batch 64 --time-limit 1s
-bench network-vgg16 network vgg16 --batch 32 --time-limit 1s
+bench limits convolutions deepbench-train --batch 256 --filter 3x3,5x5 \
+	--workspace-limit 8MiB,64MiB,128MiB,256MiB,512MiB,none --run-time-limit "$(seconds)s"
+bench network-alexnet convolutions alexnet --batch 64 --time-limit 1s
+bench network-resnet18 convolutions resnet18 --batch 64 --time-limit 1s
+bench network-vgg16 convolutions vgg16 --batch 32 --time-limit 1s
 for network in alexnet resnet50 vgg16; do
 	bench "training-$network" training $network --time-limit 1s --variants torch-benchmark,mucudnn --run-time-limit "$(seconds)s"
 done
 # The paper's experiments, the shorter ones first.
-for recipe in at-the-limit conv2-desirable-set three-policies reuse-against-division budget-division integer-program \
+for recipe in conv2-desirable-set three-policies reuse-against-division budget-division integer-program \
 	memory-per-layer deepbench networks-by-limit; do
 	part "recipe-$recipe" mucudnn recipe run $recipe --device cuda --out "$OUT/recipe-$recipe"
 done

@@ -31,7 +31,7 @@ def invoke(*arguments: object) -> Result:
 
 
 def commands(group: click.Command = main, name: str = "mucudnn") -> Iterator[tuple[str, click.Command]]:
-    """All commands with their names, as ``mucudnn bench network``."""
+    """All commands with their names, as ``mucudnn bench convolutions``."""
     if isinstance(group, click.Group):
         context = click.Context(group)
         for each in group.list_commands(context):

@@ -1,4 +1,4 @@
-"""Result folders of made-up times, as ``bench deepbench`` writes them."""
+"""Result folders of made-up times, as ``bench convolutions`` writes them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_random_folder(
     random = Random(seed)
     header = Header(
         *(
-            "deepbench",
+            "convolutions",
             "deepbench-train",
             {"rounds": rounds, "workspace_limit": list(limits), **(settings or {})},
             ENVIRONMENT,

@@ -1,19 +1,18 @@
-"""The benchmark of all convolutions in a layer table, one problem after the other.
+"""The benchmark of all convolutions of a layer table, one problem after the other.
 
-The table is DeepBench's (https://github.com/baidu-research/DeepBench), or any other. A run that was interrupted or
-reached its time limit can be resumed in the same folder.
+A run that was interrupted or reached its time limit can be resumed in the same folder.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.contests.timing import torch_variants
@@ -23,8 +22,8 @@ from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.layers import Layer, LayerTable
-from mucudnn.bench.sources.table_tuning import of_table, problems_to_tune, table_tasks
-from mucudnn.bench.suites.convolutions.contest import OURS, Choices, Contests, TunedNetwork, subject_of
+from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
+from mucudnn.bench.suites.convolutions.contest import Choices, Contests, Divided, subject_of
 from mucudnn.database.database import Database
 from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
@@ -32,15 +31,12 @@ from mucudnn.tuning.job import expected_s
 from mucudnn.tuning.tuner import machine_and_database
 from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.progress import Progress, share_of, silent
 from mucudnn.words.units import format_seconds
 
-DIVIDED = "mucudnn-wd"  # the contestant with a workspace budget
-
 
 def benchmark_convolutions(
-    benchmark: str,
     table: LayerTable,
     config: Config,
     choices: Choices,
@@ -53,8 +49,8 @@ def benchmark_convolutions(
 ) -> None:
     """Time the convolution problems of a table; write rows into the folder ``out``, skipping problems it already has.
 
-    benchmark: the name stored in the folder. config: its policy and limit are ignored if ``choices`` has policies.
-    machine, database: by default this machine and the config's database file.
+    config: its policy, limit and budget are ignored. machine, database: by default this machine and the config's
+    database file.
 
     Raises the errors of ``open_folder`` and ``tune``. On ``KeyboardInterrupt``, everything measured so far is in the
     folder.
@@ -64,74 +60,64 @@ def benchmark_convolutions(
         machine_and_database(config, device, machine, database) as (on, opened),
         torch_variants(on.device) as variants,
         kept_heap(),
-        open_folder(out, _header(benchmark, table, config, choices, on)) as folder,
+        open_folder(out, _header(table, config, choices, on)) as folder,
     ):
-        contests = Contests(config, on, opened, variants, choices)
-        run = _Run(table, folder, contests, wanted)
+        run = _Run(folder, Contests(config, on, opened, variants, choices), wanted)
         with run.summarized():
-            if run.left and (choices.budgets or not choices.policies):
+            if run.left and choices.budgets:
                 part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
-                run.contests = replace(contests, tuned=tuple(tuned_networks(table, contests, part)))
+                run.contests = replace(run.contests, divided=_divided(table, run.contests, part))
             run.measure(progress)
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 
 
-def _header(benchmark: str, table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
-    dtype = table.layers[0].problem.dtype
-    formats = _formats(table, choices)
+def _header(table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
+    kinds = choices.of(table.layers[0].problem)
+    dtypes = [*dict.fromkeys(one.dtype for one in kinds)]
     settings = {
         **config_record(config),
         "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
         "layers": [layer.name for layer in table.layers],
-        "dtype": dtype,
-        "memory_formats": [str(one) for one in formats],
+        "dtype": dtypes,
+        "memory_format": [*dict.fromkeys(str(one.memory_format) for one in kinds)],
         "rounds": choices.rounds,
+        "policy": [str(one) for one in choices.policies],
+        "workspace_limit": list(choices.limits),
+        "workspace_budget": list(choices.budgets) or None,
     }
-    if choices.policies:
-        settings |= {"policy": [str(one) for one in choices.policies], "workspace_limit": list(choices.limits)}
-    if choices.budgets:
-        settings["workspace_budget"] = list(choices.budgets)
-    settings |= {name: True for name in ("at_best", "same_time") if getattr(choices, name)}
     return Header(
-        *(benchmark, table.source, settings, machine.environment),
+        *("convolutions", table.source, settings, machine.environment),
         subject_columns=("layer", *PROBLEM_COLUMNS),
-        wanted=len(table.problems(config.operations)) * len(formats),
-        limits={dtype: MachineLimits.measured(machine.device, dtype)},
+        wanted=len(table.problems(config.operations)) * len(kinds),
+        limits={dtype: MachineLimits.measured(machine.device, dtype) for dtype in dtypes},
     )
 
 
-def _formats(table: LayerTable, choices: Choices) -> tuple[MemoryFormat, ...]:
-    return choices.memory_formats or (table.layers[0].problem.memory_format,)
+def _divided(table: LayerTable, contests: Contests, progress: Progress) -> dict[tuple[BatchSizePolicy, int], Divided]:
+    """Divide each budget over all problems of the table under each policy, separately in each dtype and memory format.
 
-
-def tuned_networks(table: LayerTable, contests: Contests, progress: Progress) -> Iterator[TunedNetwork]:
-    """Tune the whole table in all memory formats: under the config or, if there are policies, under each budget.
-
-    A workspace budget (bytes) is divided over all problems. Raises the errors of ``tune``.
+    Raises the errors of ``tune``.
     """
-    config, choices = contests.config, contests.choices
-    layers = tuple(
-        replace(layer, problem=replace(layer.problem, memory_format=memory_format))
-        for memory_format in _formats(table, choices)
-        for layer in table.layers
-    )
-    table = replace(table, layers=layers)
-
-    def tuned(contestant: str, size: int | None, config: Config, progress: Progress) -> TunedNetwork:
-        tuning = of_table(table, contests.tune(table_tasks(table, config), config, progress))
-        chosen = {(row.names, row.tuned.problem): row.tuned for row in tuning.rows}
-        return TunedNetwork(contestant, BatchSizePolicy(config.policy), size, chosen)
-
-    if not choices.policies:
-        yield tuned(OURS, config.workspace_limit_bytes, config, progress)
-        return
-    wanted = [(policy, budget) for policy in choices.policies for budget in choices.budgets]
-    for index, (policy, budget) in enumerate(wanted):
-        one = replace(config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget)
+    choices = contests.choices
+    kinds = zip(*(choices.of(layer.problem) for layer in table.layers), strict=True)
+    tables = [
+        replace(table, layers=tuple(map(lambda layer, one: replace(layer, problem=one), table.layers, problems)))
+        for problems in kinds
+    ]
+    wanted = [*product(choices.policies, choices.budgets, tables)]
+    found: dict[tuple[BatchSizePolicy, int], Divided] = {}
+    for index, (policy, budget, one) in enumerate(wanted):
+        config = replace(
+            contests.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget
+        )
+        tasks, part = table_tasks(one, config), share_of(progress, index / len(wanted), 1 / len(wanted))
+        names = [(layer.name, layer.batch_size, problem) for layer, problem in problems_to_tune(one, config)]
         try:
-            yield tuned(DIVIDED, budget, one, share_of(progress, index / len(wanted), 1 / len(wanted)))
+            chosen: Divided = dict(zip(names, contests.tune(tasks, config, part).problems, strict=True))
         except InfeasibleError as error:
-            yield TunedNetwork(DIVIDED, policy, budget, {}, " ".join(str(error).split()))
+            chosen = dict.fromkeys(names, " ".join(str(error).split()))
+        found[policy, budget] = {**found.get((policy, budget), {}), **chosen}
+    return found
 
 
 @dataclass(slots=True)
@@ -141,7 +127,6 @@ class _Run:
     left: the problems that the folder still lacks, each with the reason.
     """
 
-    table: LayerTable
     folder: FolderWriter
     contests: Contests
     wanted: Sequence[Wanted]
@@ -149,7 +134,11 @@ class _Run:
 
     def __post_init__(self) -> None:
         stopped = "the run was stopped before"
-        self.left = {one: stopped for one in self.wanted if not all(map(self.folder.known, self._subjects(one)))}
+        self.left = {
+            (layer, problem): stopped
+            for layer, problem in self.wanted
+            if not all(self.folder.known(subject_of(layer, one)) for one in self.contests.choices.of(problem))
+        }
 
     @contextmanager
     def summarized(self) -> Iterator[None]:
@@ -174,7 +163,7 @@ class _Run:
             wanted = fitting[0] if limit_s is None else balance.next_of(fitting)
             mark = watch.mark()
             part = share_of(progress, 1 - len(self.left) / count, 1 / count)
-            rows, tunings = self.contests.rows(wanted[0], self._problems(wanted), part)
+            rows, tunings = self.contests.rows(*wanted, part)
             for subject, tuned in tunings:
                 self.folder.add_candidates(subject, tuned)
             self.folder.add(rows, watch.since(mark))
@@ -184,13 +173,6 @@ class _Run:
             ratios.append((clock.now() - begun_s) / expected_s(problem, layer.batch_size))
         if limit_s is not None:
             self.left.update(dict.fromkeys(self.left, f"the {format_seconds(limit_s)} would not have sufficed"))
-
-    def _problems(self, wanted: Wanted) -> list[ConvProblem]:
-        formats = _formats(self.table, self.contests.choices)
-        return [replace(wanted[1], memory_format=memory_format) for memory_format in formats]
-
-    def _subjects(self, wanted: Wanted) -> list[Mapping[str, Any]]:
-        return [subject_of(wanted[0], problem) for problem in self._problems(wanted)]
 
 
 Wanted = tuple[Layer, ConvProblem]

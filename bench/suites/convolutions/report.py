@@ -1,63 +1,166 @@
-"""Tables and summaries of a result folder of convolutions, for ``bench network``, ``limits`` and ``deepbench``."""
+"""Tables and summaries of a result folder of convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import geometric_mean, median
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas
 from rich.table import Table
 
-from mucudnn.bench.contests.bounds import MachineLimits, means_by_kind
 from mucudnn.bench.contests.variants import TORCH, shown_name
 from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.folders.rows import problem_of
-from mucudnn.bench.folders.speedups import speedup_of
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
-from mucudnn.bench.suites.convolutions.contest import OURS, SLOWER, UNDIVIDED
-from mucudnn.bench.suites.convolutions.same_time import WITHIN
+from mucudnn.bench.suites.convolutions.contest import UNDIVIDED
+from mucudnn.words.problem import Operation
+from mucudnn.words.results import BUSY
 from mucudnn.words.units import format_bytes
 
-FLOOR_BYTES = 2**20  # Smaller workspaces are raised to this in ratios, which are undefined at 0 bytes.
+_KIND = ["dtype", "memory_format"]
+_PROBLEM = ["turns", *_KIND]  # All dtypes and memory formats of a problem are timed interleaved.
+_CONTESTANT = ["contestant", "policy", "limit_bytes"]
 
 
-def speedups(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows that were timed with torch, with the column ``speedup``: torch's median time over the row's."""
-    timed = folder.rows[folder.rows["time_s"].notna()]
-    keys = ["turns", "memory_format"]  # All memory formats of a problem are timed interleaved.
-    torch_s = timed[timed["contestant"] == TORCH].set_index(keys)["time_s"].rename("torch_s")
-    joined = timed[timed["contestant"] != TORCH].join(torch_s, on=keys)
-    return joined.assign(speedup=joined["torch_s"] / joined["time_s"]).dropna(subset=["speedup"])
+def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield a table of the layers if mucudnn chose under one policy and limit, a table of means, and texts.
+
+    The last text compares PyTorch with mucudnn, each in the better memory format.
+    """
+    rows = compared(folder)
+    ours = _ours(rows)
+    if len(ours[_CONTESTANT].drop_duplicates()) == 1:
+        yield _layers_table(folder, rows)
+    yield _means_table(folder, rows)
+    yield left_out_in_words(folder)
+    for name, failed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
+        yield f"{shown_name(str(name))}: no time in {len(failed)} rows, as {failed['failure'].iloc[0]}"
+    timed = ours.dropna(subset=["time_s"])
+    if len(timed):
+        errors = (timed["predicted_s"].astype(float) / timed["time_s"] - 1).abs()
+        yield f"predicted against measured time: median error {errors.median():.1%}"
+    dtypes = list(rows["dtype"].unique())
+    for dtype in dtypes:
+        told = _in_words(rows[rows["dtype"] == dtype])
+        yield f"{dtype}: {told}" if told and len(dtypes) > 1 else told
 
 
-def deepbench_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of geometric-mean speedups over PyTorch, with a row for each contestant, policy and limit.
+def compared(folder: ResultFolder) -> pandas.DataFrame:
+    """Return the rows with the times of torch and of the best undivided algorithm under the same limit beside them.
 
-    A text about the problems that were left out follows.
+    Additional columns: ``torch_s``, torch's median, or the least that it takes if it is too slow to measure;
+    ``undivided_s`` and ``undivided_configuration``. Unknown values are NaN.
+    """
+    rows = folder.rows.astype({"limit_bytes": float, "least_s": float})
+    torch_s = rows[_PROBLEM].assign(torch_s=rows["time_s"].fillna(rows["least_s"]))[rows["contestant"] == TORCH]
+    names = {"time_s": "undivided_s", "configuration": "undivided_configuration"}
+    undivided = rows[rows["contestant"] == UNDIVIDED].rename(columns=names)[[*_PROBLEM, "limit_bytes", *names.values()]]
+    return rows.merge(torch_s, how="left", on=_PROBLEM).merge(undivided, how="left", on=[*_PROBLEM, "limit_bytes"])
+
+
+def _ours(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the rows of mucudnn's choices, without those of undivided algorithms."""
+    return rows[rows["policy"].notna() & (rows["contestant"] != UNDIVIDED)]
+
+
+def _layers_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
+    """Return a table of the times of each layer and operation, with columns for each dtype and memory format."""
+    kinds = [*rows[_KIND].drop_duplicates().itertuples(index=False, name=None)]
+    names = list(rows["contestant"].unique())
+    columns = ["count"]
+    for dtype, memory_format in kinds:
+        of = memory_format if rows["dtype"].nunique() == 1 else f"{dtype} {memory_format}"
+        columns += [*(f"{shown_name(name)} ms {of}" for name in names), "speedup"]
+    title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
+    printed = new_table(title, ("layer", "operation", "faster configuration"), columns)
+    keys = [*_PROBLEM, "contestant"]
+    found = dict(zip(rows[keys].itertuples(index=False, name=None), rows.to_dict("records"), strict=True))
+    for turns in rows["turns"].unique():
+        every = [[found[turns, *kind, name] for name in names] for kind in kinds]
+        faster = min((each[-1] for each in every), key=lambda row: np.nan_to_num(row["time_s"], nan=np.inf))
+        left = [_known(faster[key], str) for key in ("layer", "operation", "configuration", "count")]
+        printed.add_row(*left, *(cell for each in every for cell in _cells(each)))
+    printed.caption = "same: the best undivided configuration is mucudnn's, and was timed once"
+    return printed
+
+
+def _cells(rows: Sequence[Mapping[Hashable, Any]]) -> Iterator[str]:
+    """Yield the times of a problem's contestants, mucudnn last, and its speedup."""
+    ours = rows[-1]
+    for row in rows:
+        is_same = row["contestant"] == UNDIVIDED and row["configuration"] == ours["configuration"]
+        yield "same" if is_same else _known(row["time_s"], milliseconds)
+    yield _known(ours["torch_s"] / ours["time_s"], ratio)
+
+
+def _means_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
+    """Return a table with a line for each dtype, memory format, contestant, policy and limit.
+
+    Sums count each convolution as often as it occurs; their ratio is over the problems that both were timed on.
     """
     printed = new_table(
-        f"{folder.header.source}: speedups over PyTorch, geometric means",
-        ("contestant", "policy", "workspace limit"),
-        ("problems", "forward", "backward data", "backward filter", "all"),
+        f"{folder.header.source}: speedups over PyTorch and over the best undivided, geometric means",
+        ("dtype", "memory format", "contestant", "policy", "workspace limit"),
+        (
+            *("problems", "ms", "speedup", "mean", *(one.replace("_", " ") for one in Operation)),
+            *("over undivided", "least", "most"),
+        ),
     )
-    groups = speedups(folder).groupby(["contestant", "policy", "limit_bytes"], dropna=False, sort=False)
-    for _, group in groups:
-        first = group.iloc[0]
-        is_ours = isinstance(first["policy"], str)
+    for _, group in rows.groupby([*_KIND, *_CONTESTANT], dropna=False, sort=False):
+        timed, first = group.dropna(subset=["time_s"]), group.iloc[0]
+        both = timed[timed["torch_s"].notna() & (timed["contestant"] != TORCH)]
+        over = both["torch_s"] / both["time_s"]
+        torch_s, ours_s = ((both["count"] * both[name]).sum() for name in ("torch_s", "time_s"))
+        ours = _ours(timed)
+        gains = ours["undivided_s"] / ours["time_s"]
+        is_same = len(ours) > 0 and (ours["configuration"] == ours["undivided_configuration"]).all()
+        gain = ["same"] if is_same else [_mean(gains), _known(gains.min(), ratio), _known(gains.max(), ratio)]
         printed.add_row(
-            *(first["contestant"], *((first["policy"], _limit(first["limit_bytes"])) if is_ours else ("", ""))),
-            str(len(group)),
-            *(
-                _mean(group["speedup"][group["operation"] == name])
-                for name in ("forward", "backward_data", "backward_filter")
-            ),
-            _mean(group["speedup"]),
+            *(first["dtype"], first["memory_format"], shown_name(first["contestant"])),
+            *((first["policy"], _limit(first["limit_bytes"])) if isinstance(first["policy"], str) else ("", "")),
+            *(str(len(timed)), _known((timed["count"] * timed["time_s"]).sum(min_count=1), milliseconds)),
+            _known(torch_s / ours_s if ours_s else np.nan, ratio),
+            *(_mean(of) for of in (over, *(over[both["operation"] == one] for one in Operation))),
+            *gain,
         )
-    measured = folder.rows["turns"].nunique()
+    measured = len(rows[list(folder.header.subject_columns)].drop_duplicates())
     printed.caption = f"{measured} of {folder.header.wanted} problems are measured"
-    yield printed
-    yield left_out_in_words(folder)
+    return printed
+
+
+def _limit(limit: float) -> str:
+    return format_bytes(None if pandas.isna(limit) else int(limit))
+
+
+def _known(value: Any, written: Callable[[Any], str]) -> str:
+    return "" if pandas.isna(value) else written(value)
+
+
+def _mean(ratios: pandas.Series[float]) -> str:
+    """Format the geometric mean of ratios, in which a speedup of 2 and one of 1/2 cancel."""
+    return _known(float(np.exp(np.log(ratios.astype(float)).mean())), ratio)
+
+
+def _in_words(rows: pandas.DataFrame) -> str:
+    """Compare the totals of PyTorch and mucudnn, each in its better memory format and under its best limit.
+
+    Limits under which more problems have no choice than under others do not count, nor problems without a time of each;
+    the text is empty if there are none.
+    """
+    choice, ours = ["memory_format", *_CONTESTANT], _ours(rows)
+    timed = ours.groupby(choice, dropna=False)["time_s"].transform("count")
+    rows = pandas.concat([rows[rows["contestant"] == TORCH].assign(time_s=rows["torch_s"]), ours[timed == timed.max()]])
+    rows = rows[rows["time_s"].notna().groupby(rows["turns"]).transform("all")]
+    rows = rows.assign(s=rows["count"] * rows["time_s"])
+    total_s = rows.groupby(choice, dropna=False)["s"].sum().reset_index()
+    is_torch = total_s["contestant"] == TORCH
+    if is_torch.all() or not is_torch.any():
+        return ""
+    more = "" if rows["samples_s"].map(len).all() else "more than "
+    busy = rows[rows["load"] > BUSY]["turns"].nunique()
+    doubt = f" ({busy} problems were measured while others took more than {BUSY:.0%} of the machine)" if busy else ""
+    speedup = total_s[is_torch]["s"].min() / total_s[~is_torch]["s"].min()
+    return f"better PyTorch / better mucudnn: {more}{ratio(speedup)}{doubt}"
 
 
 def left_out_in_words(folder: ResultFolder) -> str:
@@ -68,191 +171,4 @@ def left_out_in_words(folder: ResultFolder) -> str:
     return "\n".join(
         f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {some(left)}"
         for reason, left in folder.left_out_by_reason.items()
-    )
-
-
-def _limit(limit: float) -> str:
-    return format_bytes(None if pandas.isna(limit) else int(limit))
-
-
-def _mean(ratios: Iterable[float]) -> str:
-    """Format the geometric mean of ratios, in which a speedup of 2 and one of 1/2 cancel."""
-    values = [*ratios]
-    return ratio(geometric_mean(values)) if values else ""
-
-
-def network_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of times of each layer and operation in every memory format, then the problems left out.
-
-    Totals of the table count each convolution as often as it occurs in the network.
-    """
-    network = _Network(folder)
-    columns = ["count"]
-    for memory_format in network.formats:
-        columns += [f"{shown_name(name)} ms {memory_format}" for name in network.contestants]
-        columns += ["speedup", *(["/ bound"] if network.limits.are_known else [])]
-    title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
-    totals = ("total", "", "", "", *network.totals())
-    printed = new_table(title, ("layer", "operation", "faster configuration"), columns, footer=totals)
-    for cells in network.cells():
-        printed.add_row(*cells)
-    printed.caption = "\n".join(network.in_words())
-    yield printed
-    yield left_out_in_words(folder)
-
-
-class _Network:
-    """The content of a network's table of times, by convolution, memory format and contestant."""
-
-    def __init__(self, folder: ResultFolder) -> None:
-        rows = folder.rows[folder.rows["time_s"].notna()]
-        dtype = folder.header.settings["dtype"]
-        self.limits = folder.header.limits.get(dtype, MachineLimits())
-        self.formats = [f for f in folder.header.settings["memory_formats"] if f in set(rows["memory_format"])]
-        others = [name for name in rows["contestant"].unique() if name not in (TORCH, OURS)]
-        self.contestants = (*others, TORCH, OURS)
-        self.problems: dict[int, dict[tuple[str, str], dict[str, Any]]] = {}
-        for row in _records(rows):
-            self.problems.setdefault(row["turns"], {})[row["memory_format"], row["contestant"]] = row
-        whole = len(self.formats) * len(self.contestants)
-        self.problems = {turns: found for turns, found in self.problems.items() if len(found) == whole}
-        self.ours = [row for found in self.problems.values() for (_, name), row in found.items() if name == OURS]
-        self.faster = [self._faster(found) for found in self.problems.values()]
-
-    def total_s(self, contestant: str, memory_format: str) -> float:
-        """Return the seconds of all convolutions of the network by this contestant in this memory format."""
-        rows = (found[memory_format, contestant] for found in self.problems.values())
-        return float(sum(row["count"] * row["time_s"] for row in rows))
-
-    def totals(self) -> Iterator[str]:
-        """Yield the cells of the table's last line: for each memory format the total times and their ratio."""
-        for memory_format in self.formats:
-            times = {name: self.total_s(name, memory_format) for name in self.contestants}
-            yield from map(milliseconds, times.values())
-            yield ratio(times[TORCH] / times[OURS]) if times[OURS] else ""
-            if self.limits.are_known:
-                yield ""
-
-    def cells(self) -> Iterator[tuple[str, ...]]:
-        """Yield a line of the table for each convolution, as a tuple of cells."""
-        for found, faster in zip(self.problems.values(), self.faster, strict=True):
-            cells = [faster["layer"], faster["operation"], faster["configuration"], str(faster["count"])]
-            for memory_format in self.formats:
-                rows = [found[memory_format, name] for name in self.contestants]
-                cells += [milliseconds(row["time_s"]) for row in rows]
-                cells.append(ratio(rows[-2]["time_s"] / rows[-1]["time_s"]))
-                if self.limits.are_known:
-                    cells.append(f"{self._over_bound(rows[-1]):.2f}")
-            yield tuple(cells)
-
-    def in_words(self) -> Iterator[str]:
-        """Yield the lines of text that are printed below the table."""
-        if not self.problems:
-            return
-        torch_s, ours_s = (min(self.total_s(name, f) for f in self.formats) for name in (TORCH, OURS))
-        yield (
-            f"better PyTorch / better mucudnn: {ratio(torch_s / ours_s)}; predicted against measured time: "
-            f"median error {_median_error(self.ours, 'time_s'):.1%}, "
-            f"and {_median_error(self.ours, 'tuned_s'):.1%} right after tuning"
-        )
-        if self.limits.are_known:
-            means = means_by_kind((problem_of(row), self._over_bound(row)) for row in self.faster)
-            shown = ", ".join(f"{kind} {value:.2f}" for kind, value in means.items())
-            yield (
-                f"/ bound: mucudnn's time over that of the direct method at {self.limits}; "
-                f"geometric mean in the faster format: {shown}"
-            )
-        again = [row for row in self.ours if isinstance(row.get("again_s"), list)]
-        if again:
-            yield _again_in_words(again)
-
-    def _over_bound(self, row: Mapping[str, Any]) -> float:
-        """Return mucudnn's time over the lower bound of direct convolution on this machine (``MachineLimits``)."""
-        return float(row["time_s"] / self.limits.bound_s(problem_of(row), row["batch_size"]))
-
-    def _faster(self, found: Mapping[tuple[str, str], Mapping[str, Any]]) -> Mapping[str, Any]:
-        return min((found[f, OURS] for f in self.formats), key=lambda row: float(row["time_s"]))
-
-
-def _records(rows: pandas.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
-
-
-def _median_error(rows: Sequence[Mapping[str, Any]], measured: str) -> float:
-    return float(median(abs(row["predicted_s"] / row[measured] - 1) for row in rows))
-
-
-def _again_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the rows that seemed slower than PyTorch: how many were measured again, and which still were slower."""
-    slower = []
-    for row in rows:
-        second = speedup_of([row["torch_again_s"]], [row["again_s"]])
-        if second.value < SLOWER:
-            what = f"{row['layer']} {row['operation']} {row['memory_format']}"
-            slower.append(f"{what} {ratio(second.value)} ({ratio(second.low)} to {ratio(second.high)})")
-    text = f"below {SLOWER} of PyTorch: {len(rows)}; in a second look, of twice the rounds, {len(slower)}"
-    return f"{text}: {', '.join(slower)}" if slower else text
-
-
-def limits_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of mucudnn's speedups over the best undivided algorithm under each workspace limit.
-
-    A text that compares mucudnn with torch follows.
-    """
-    printed = new_table(
-        f"{folder.header.source}, ours against the best undivided",
-        ("workspace limit",),
-        (
-            "undivided / ours, geometric mean",
-            "least",
-            "most",
-            "problems",
-            "nothing undivided within",
-            "nothing of ours",
-        ),
-    )
-    for limit in folder.header.settings["workspace_limit"]:
-        theirs, ours = (_under(folder, name, limit) for name in (UNDIVIDED, OURS))
-        gains = [theirs[turns] / ours[turns] for turns in theirs.index if theirs[turns] > 0 and ours[turns] > 0]
-        ends = (ratio(min(gains)), ratio(max(gains))) if gains else ("", "")
-        missing = (str(int(times.isna().sum())) for times in (theirs, ours))
-        printed.add_row(format_bytes(limit), _mean(gains), *ends, str(len(gains)), *missing)
-    yield printed
-    yield left_out_in_words(folder)
-    yield _same_time_in_words(folder)
-    yield _without_limit_in_words(folder)
-
-
-def _under(folder: ResultFolder, contestant: str, limit: int | None) -> pandas.Series[float]:
-    """Return the seconds of a contestant under a workspace limit, by ``turns``; NaN where nothing fits the limit."""
-    rows = folder.rows
-    is_limit = rows["limit_bytes"].isna() if limit is None else rows["limit_bytes"] == limit
-    return rows[(rows["contestant"] == contestant) & is_limit].set_index("turns")["time_s"]
-
-
-def _same_time_in_words(folder: ResultFolder) -> str:
-    rows = folder.rows
-    sought = rows[rows["workspace_bytes"].notna() & rows["policy"].isna()]
-    if sought.empty:
-        return ""
-    found = sought[sought["same_time_bytes"].notna()]
-    pairs = [*zip(found["workspace_bytes"], found["same_time_bytes"], strict=True)]
-    ratios = [max(theirs, FLOOR_BYTES) / max(ours, FLOOR_BYTES) for theirs, ours in pairs]
-    return (
-        f"workspace for the time of {sought.iloc[0]['contestant']} within {WITHIN:.0%}: theirs / ours {_mean(ratios)} "
-        f"(geometric mean of {len(pairs)} problems; in {len(sought) - len(found)} more nothing of ours is as fast); "
-        f"less than {format_bytes(FLOOR_BYTES)} counts as that: theirs in "
-        f"{sum(theirs < FLOOR_BYTES for theirs, _ in pairs)}, ours in {sum(ours < FLOOR_BYTES for _, ours in pairs)}, "
-        f"both in {sum(max(pair) < FLOOR_BYTES for pair in pairs)}"
-    )
-
-
-def _without_limit_in_words(folder: ResultFolder) -> str:
-    found = speedups(folder)
-    without = found[(found["contestant"] == OURS) & found["limit_bytes"].isna()]["speedup"]
-    if without.empty:
-        return ""
-    return (
-        f"without a limit, ours against PyTorch: {_mean(without)} (geometric mean), least {ratio(without.min())}, "
-        f"median {ratio(without.median())}"
     )

@@ -11,12 +11,10 @@ import click
 
 COMMANDS = (
     "compare",
+    "convolutions",
     "data_parallel",
-    "deepbench",
     "inference",
-    "limits",
     "metrics",
-    "network",
     "training",
 )
 

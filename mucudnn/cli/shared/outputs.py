@@ -90,9 +90,10 @@ class Outputs:
 
             if (path / HEADER_FILE).exists():
                 folder = read_folder(path)
+                nothing = [f"nothing was measured: {reason}" for reason in folder.left_out_by_reason]
                 self.tell(
-                    *(tables(folder) if folder.lines else ()),
                     str(folder.header.environment),
+                    *(tables(folder) if folder.lines else nothing),
                     rows=[*flat_rows(folder)] if rows is None else rows(folder),
                     record=folder.to_json(),
                     figure=partial(figure, folder) if figure else None,

@@ -22,7 +22,7 @@ from mucudnn.words.errors import InvalidInputError
 
 TOLERANCE = 0.05
 ROWS, ROUNDS, REPEATS = 20, 81, 20
-HEADER = Header("network", "a network", {}, ENVIRONMENT, ("layer",), ROWS)
+HEADER = Header("convolutions", "a network", {}, ENVIRONMENT, ("layer",), ROWS)
 
 
 @cache
@@ -139,7 +139,7 @@ def test_different_benchmarks_have_nothing_in_common(tmp_path: Path) -> None:
     other = replace(HEADER, benchmark="training", subject_columns=("network",))
     with open_folder(tmp_path / "b", other):
         pass
-    with pytest.raises(InvalidInputError, match=r"is of bench network, .* of bench training"):
+    with pytest.raises(InvalidInputError, match=r"is of bench convolutions, .* of bench training"):
         compare(before, tmp_path / "b")
 
 

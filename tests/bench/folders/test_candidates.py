@@ -20,7 +20,7 @@ from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.solver.front import desirable_sets
 
-HEADER = Header("network", "a network", {}, ENVIRONMENT, subject_columns=("layer",), wanted=2)
+HEADER = Header("convolutions", "a network", {}, ENVIRONMENT, subject_columns=("layer",), wanted=2)
 TUNED = made_up_tuning(FORWARD, 6, Random(0))
 
 

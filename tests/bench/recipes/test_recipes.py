@@ -100,19 +100,6 @@ def test_one_budget_for_all_is_beside_a_limit_for_each(kitchen: Kitchen) -> None
     assert outcome.passed
 
 
-def test_one_byte_less_than_the_best_takes(kitchen: Kitchen) -> None:
-    outcome = kitchen.cook(
-        'speedup = { of = "undivided", at_least = 1.9, layer = "first" }\n',
-        grid='[mutable]\npolicy = ["power-of-two"]\n',
-        more="at_best = true\n",
-    )
-    found = outcome.rows[outcome.rows["layer"] == "first"].set_index(["contestant", "limit_bytes"])["configuration"]
-    assert found["undivided", 800] == "quick 8"
-    assert found["undivided", 799] == "small 8"
-    assert found["mucudnn", 799] == "quick 4×2"
-    assert values(outcome) == pytest.approx([160 / 121])
-
-
 def test_the_program_of_a_division_is_solved_again_and_again(kitchen: Kitchen) -> None:
     """There are two problems alike, each with ``small``, and with ``quick`` in micro-batches of several sizes."""
     grid = '[mutable]\nworkspace_budget = ["800B each", "100B", "0B"]\n'

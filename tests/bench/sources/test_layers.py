@@ -119,6 +119,17 @@ def test_only_the_first_layer_has_no_backward_data() -> None:
     assert all(problem.with_operation(Operation.FORWARD) == layer.problem for layer, problem in pairs)
 
 
+def test_a_scaled_table_is_named_and_merged_by_its_own_batch_sizes() -> None:
+    whole, scaled = load_source("deepbench-train").layers, load_source("deepbench-train", batch_scale=0.1).layers
+    assert sum(layer.count for layer in scaled) == sum(layer.count for layer in whole)
+    assert {layer.batch_size for layer in scaled} == {max(1, round(0.1 * layer.batch_size)) for layer in whole}
+    suffixes = [(layer.name.rpartition(" n"), layer.batch_size) for layer in scaled if " n" in layer.name]
+    assert suffixes
+    assert all(int(number) == batch_size for (_, _, number), batch_size in suffixes)
+    with pytest.raises(InvalidInputError, match="at most"):
+        load_source("deepbench-train", batch_scale=1e308)
+
+
 def test_deepbench_tables_keep_their_batch_sizes() -> None:
     for name, lines, batch_sizes in (
         ("train", 94, {4, 8, 16, 32}),

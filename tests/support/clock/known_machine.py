@@ -66,7 +66,7 @@ class MadeUpMachine:
         """What benchmarks are told of it."""
         return {"machine": self.machine, "database": self.database}
 
-    def benchmark(self, name: str, table: LayerTable, choices: Choices, **config: Any) -> ResultFolder:
+    def benchmark(self, table: LayerTable, choices: Choices, **config: Any) -> ResultFolder:
         asked = Config(operations=(Operation.FORWARD,), **config)
-        benchmark_convolutions(name, table, asked, choices, self.out, **self.own)
+        benchmark_convolutions(table, asked, choices, self.out, **self.own)
         return read_folder(self.out)

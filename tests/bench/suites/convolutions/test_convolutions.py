@@ -1,33 +1,39 @@
-"""DeepBench on a machine whose costs are known: who is chosen under which limit, what is kept, and where it goes on."""
+"""Convolutions on a machine whose costs are known: the choice under each limit, what is kept, and resumed runs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.clock.known_machine import MadeUpMachine
-from support.clock.machine import FORWARD
+from support.clock.machine import FORWARD, linear
+from support.snapshots import assert_as_stored
 
 from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
+from mucudnn.bench.folders.rows import problem_of
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
+from mucudnn.bench.suites.convolutions import contest
 from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted
 from mucudnn.bench.suites.convolutions.contest import Choices
-from mucudnn.bench.suites.convolutions.report import deepbench_tables, left_out_in_words
-from mucudnn.words.config import BatchSizePolicy
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.bench.suites.convolutions.report import convolutions_tables, left_out_in_words
+from mucudnn.database.database import Database
+from mucudnn.tuning import workspaces
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.results import Failure, MicroConfig
 
 BATCH = 8
 
 
 def run(
-    bench: MadeUpMachine, *limits: int | None, problems: Sequence[ConvProblem] = (FORWARD,), time_s: float | None = None
+    bench: MadeUpMachine, *limits: int | None, problems: Sequence[ConvProblem] = (FORWARD,), **choices: Any
 ) -> ResultFolder:
     table = LayerTable("table", tuple(Layer(f"layer {p.k}", p, BATCH, count=2) for p in problems))
-    policies = (BatchSizePolicy.POWER_OF_TWO,)
-    return bench.benchmark("deepbench", table, Choices(policies, limits, rounds=3, time_limit_s=time_s))
+    return bench.benchmark(table, Choices(limits=limits, rounds=3, **choices))
 
 
 def test_each_limit_has_its_own_choices(made_up_machine: MadeUpMachine) -> None:
@@ -98,7 +104,7 @@ def test_a_run_that_was_stopped_goes_on(made_up_machine: MadeUpMachine) -> None:
 
 def test_a_time_limit_leaves_out_and_tells_and_a_later_run_goes_on(made_up_machine: MadeUpMachine) -> None:
     problems = [replace(FORWARD, k=k) for k in (1, 2, 3)]
-    read = run(made_up_machine, None, problems=problems, time_s=1e-6)
+    read = run(made_up_machine, None, problems=problems, time_limit_s=1e-6)
     assert list(read.rows["layer"].unique()) == ["layer 1"]  # the first is always begun
     assert [one.what.split(",")[0] for one in read.left_out] == ["layer 2", "layer 3"]
     assert "would not have sufficed" in read.left_out[0].reason
@@ -167,12 +173,119 @@ def test_where_one_kind_of_layer_does_not_fit_its_operations_are_those_of_anothe
 
 
 def test_the_table_has_means_of_speedups(made_up_machine: MadeUpMachine) -> None:
-    printed, _ = deepbench_tables(run(made_up_machine, 400, None))
-    cells = list(zip(*(column._cells for column in printed.columns), strict=True))
-    assert [row[:3] for row in cells] == [
+    means, *_ = convolutions_tables(run(made_up_machine, 400, None))
+    cells = list(zip(*(column._cells for column in means.columns), strict=True))
+    assert [row[2:5] for row in cells] == [
+        ("PyTorch", "", ""),
         ("undivided", "undivided", "400 B"),
         ("undivided", "undivided", "no limit"),
         ("mucudnn", "power-of-two", "400 B"),
         ("mucudnn", "power-of-two", "no limit"),
     ]
-    assert cells[2][3:] == ("1", "1.95×", "", "", "1.95×")
+    assert cells[3][5:] == ("1", "164.00", "1.95×", "1.95×", "1.95×", "", "", "1.48×", "1.48×", "1.48×")
+
+
+@pytest.fixture
+def in_formats(made_up_machine: MadeUpMachine) -> MadeUpMachine:
+    """``quick`` takes 10 ms a sample in contiguous tensors, and 16 ms in those of channels_last; ``small`` is none."""
+    made_up_machine.quick.step_s, made_up_machine.small.unsupported = linear(0.01), "not here"
+    made_up_machine.quick.scratch_bytes_per_sample = 0
+    made_up_machine.pace = lambda problem: 1.0 if problem.memory_format == "contiguous" else 1.6
+    return made_up_machine
+
+
+FORMATS = tuple(MemoryFormat)
+
+
+def network(bench: MadeUpMachine, **choices: Any) -> ResultFolder:
+    layers = (Layer(("first", "again"), FORWARD, 8, count=2), Layer("second", replace(FORWARD, k=3), 8))
+    return bench.benchmark(LayerTable("mynet", layers), Choices(memory_formats=FORMATS, rounds=3, **choices))
+
+
+def told(folder: ResultFolder) -> str:
+    """Return the last text, which compares PyTorch with mucudnn."""
+    return str([*convolutions_tables(folder)][-1])
+
+
+def test_every_layer_is_measured_in_every_dtype_and_format(in_formats: MadeUpMachine) -> None:
+    folder = network(in_formats, dtypes=("float32", "bfloat16"))
+    assert folder.problems == ()
+    rows = folder.rows
+    assert len(rows) == 2 * 2 * 2 * 3  # layers, dtypes, formats, contestants
+    assert (rows.groupby("turns").size() == 12).all()
+    assert {(row["layer"], problem_of(row)) for row in rows.to_dict("records")} == {
+        (name, replace(problem, dtype=dtype, memory_format=memory_format))
+        for name, problem in (("first, again", FORWARD), ("second", replace(FORWARD, k=3)))
+        for dtype in ("float32", "bfloat16")
+        for memory_format in FORMATS
+    }
+    assert [one for one in convolutions_tables(folder) if "better" in str(one)] == [
+        "float32: better PyTorch / better mucudnn: 2.00×",
+        "bfloat16: better PyTorch / better mucudnn: 2.00×",
+    ]
+    spent_s = in_formats.clock.seconds
+    assert network(in_formats, dtypes=("float32", "bfloat16")).lines == folder.lines
+    assert in_formats.clock.seconds == spent_s
+
+
+def test_the_tables_have_both_formats_and_sums_count_each_convolution_as_often_as_it_occurs(
+    in_formats: MadeUpMachine,
+) -> None:
+    assert_as_stored("bench-convolutions", *convolutions_tables(network(in_formats)))
+
+
+def test_a_budget_is_divided_over_the_table_in_each_format(made_up_machine: MadeUpMachine) -> None:
+    rows = network(made_up_machine, budgets=(1000, 0)).rows
+    divided = (
+        rows[rows["contestant"] == "mucudnn-wd"].groupby(["limit_bytes", "memory_format"])["workspace_bytes"].sum()
+    )
+    assert {key: int(total) for key, total in divided.items() if key[0] == 0} == {(0, name): 0 for name in FORMATS}
+    assert all(800 <= total <= 1000 for key, total in divided.items() if key[0] == 1000)
+
+
+def test_torch_is_not_run_where_it_is_too_slow(in_formats: MadeUpMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Failure(MicroConfig("native", 8), "native: it is too slow to measure", least_s=4.0)
+    monkeypatch.setattr(TunedProblem, "barred", slow)
+    folder = network(in_formats)
+    rows = folder.rows
+    assert set(rows[rows["contestant"] == "torch"]["failure"]) == {slow.reason}
+    assert rows[rows["contestant"] == "mucudnn"]["time_s"].notna().all()
+    assert told(folder) == "better PyTorch / better mucudnn: more than 50.00×"
+
+
+def test_an_interrupted_tuning_leaves_a_folder_saying_so(
+    in_formats: MadeUpMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workspaces, "choose", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        network(in_formats)
+    folder = read_folder(in_formats.out)
+    assert (len(folder.lines), {one.reason for one in folder.left_out}) == (0, {"the run was stopped before"})
+
+
+def test_limits_are_inclusive_and_whole_runs_decide(made_up_machine: MadeUpMachine) -> None:
+    """Alone ``quick`` is the faster one; as a whole run it is not."""
+    made_up_machine.small.scratch_bytes_per_sample = 10
+    made_up_machine.native.internal_bytes_per_sample = 1000
+    rows = run(made_up_machine, 79, 800, None).rows
+    found = {(row["contestant"], row["limit_bytes"]): row["configuration"] for row in rows.to_dict("records")}
+    assert str(found["undivided", 79]) == "nan"
+    assert (found["mucudnn", 79], found["undivided", 800]) == ("small 4×2", "quick 8")
+    made_up_machine.out, made_up_machine.database = made_up_machine.out.with_name("second"), Database(":memory:")
+    made_up_machine.slowdown = lambda c: 3.0 if c.algorithms == ("quick",) else 1.0
+    rows = run(made_up_machine, 800).rows
+    assert set(rows[rows["contestant"] == "undivided"]["configuration"]) == {"small 8"}
+
+
+def test_tables_of_a_folder_without_any_time(made_up_machine: MadeUpMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no memory for that")
+
+    monkeypatch.setattr(contest, "training_operands", fail)
+    folder = run(made_up_machine, 400, None)
+    assert folder.rows["time_s"].isna().all()
+    assert "PyTorch: no time in 1 rows, as no memory for that" in [*convolutions_tables(folder)]
+    assert told(folder) == ""

@@ -1,0 +1,103 @@
+"""``mucudnn bench convolutions``: all convolutions of a network or a table, PyTorch against mucudnn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.terminal.files import FileCommand
+from mucudnn.words.config import BatchSizePolicy, Config
+from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(dtype_name(part.strip()) for part in text.split(",")))
+
+
+@click.command(cls=FileCommand)
+@options.source
+@options.filters("--filter", "all")
+@options.option(
+    "batch-scale",
+    parameters.Finite(min=0, min_open=True),
+    "Factor on the batch sizes of a table, such as DeepBench's; at least one sample remains.",
+)
+@options.option(
+    "dtype",
+    parameters.Text(",".join(list(ITEM_BYTES)[::-1]), _dtypes),
+    "Data types of all tensors to compare.",
+    "float32",
+    "dtypes",
+)
+@options.memory_formats
+@options.option(
+    "workspace-limit",
+    parameters.Text("SIZE,...", parameters.parse_sizes),
+    "Workspace limits of any one operation, each a size such as 64MiB, or none.",
+    "none",
+    "limits",
+)
+@options.option(
+    "workspace-budget",
+    parameters.Text("SIZE,...", parameters.parse_sizes),
+    "Also divide this workspace over all operations, in each dtype and memory format.",
+    "none",
+    "budgets",
+)
+@options.option(
+    "policy",
+    parameters.several(BatchSizePolicy),
+    "Micro-batch sizes of mucudnn; whole mini-batches are always measured.",
+    "power-of-two",
+    "policies",
+)
+@options.rounds(15, "Smallest number of samples of each contestant; short calls get more.")
+@options.run_time_limit
+@options.config("operations", "algorithms", "time_limit", "database", workspace_limit=None)
+@options.threads
+@options.device
+@outputs("out")
+def convolutions(
+    source: str,
+    batch: int | None,
+    input_shape: tuple[int, int, int] | None,
+    filters: tuple[Pair, ...],
+    batch_scale: float | None,
+    dtypes: tuple[str, ...],
+    memory_formats: tuple[MemoryFormat, ...],
+    limits: tuple[int | None, ...],
+    budgets: tuple[int | None, ...],
+    policies: tuple[BatchSizePolicy, ...],
+    rounds: int,
+    run_time_limit: float | None,
+    device: str,
+    outputs: Outputs,
+    config: Config,
+) -> None:
+    """Benchmark all convolutions of SOURCE: PyTorch, the best undivided algorithm, and mucudnn, interleaved.
+
+    mucudnn chooses under each workspace limit and policy, in each dtype and memory format. On CUDA also PyTorch with
+    torch.backends.cudnn.benchmark, which times 10 engines or (limit 0) all of them. SOURCE is as for mucudnn tune;
+    deepbench-inference-server and -device are measured forward unless --operations names others.
+    """
+    if batch_scale is not None and batch is not None:
+        raise click.UsageError("--batch replaces the sizes of a table: give it or --batch-scale, not both")
+    from mucudnn.bench.sources.layers import load_source, with_filters
+    from mucudnn.bench.sources.published import TABLES
+    from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
+    from mucudnn.bench.suites.convolutions.contest import Choices
+    from mucudnn.bench.suites.convolutions.report import convolutions_tables
+    from mucudnn.words.progress import progress_bar
+
+    table = load_source(source, batch=batch, batch_scale=batch_scale or 1.0, input_shape=input_shape)
+    if filters:
+        table = with_filters(table, filters)
+    if source in TABLES and source != "deepbench-train" and not options.is_given("operations"):
+        config = replace(config, operations=(Operation.FORWARD,))
+    sizes = tuple(size for size in budgets if size is not None)
+    choices = Choices(policies, limits, sizes, dtypes, memory_formats, rounds, run_time_limit)
+    with outputs.shown(convolutions_tables) as folder, progress_bar() as progress:
+        benchmark_convolutions(table, config, choices, folder, device=device, progress=progress)
