@@ -17,8 +17,8 @@ from support.cudnn.backend import FakeBackend
 from support.database_rows import FAST, PROBLEM
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.analyses.check import Finding
-from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.analyses.check import Finding, check
+from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.cli import doctor
 from mucudnn.database.database import Database
 from mucudnn.kernels import registry
@@ -243,7 +243,7 @@ def test_lines_of_plain_torch_show_each_finding() -> None:
                 problem = ConvProblem(
                     operation, 4, 7, 6, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, dtype, memory_format=memory_format
                 )
-                finding = Finding(Layer(("conv",), SMALL, 3), problem, True, BARRED, 1e-6)
+                finding = Finding(Layer(("conv",), SMALL, 3), problem, True, "dies", "")
                 scope: dict[str, torch.Tensor] = {}
                 lines = finding.reproducer().splitlines()
                 exec("\n".join(lines[:-1]), scope)
@@ -254,9 +254,20 @@ def test_lines_of_plain_torch_show_each_finding() -> None:
                 assert error < 0.02
 
 
+class Always:
+    """A prover with one answer."""
+
+    def __init__(self, result: Proof | Exception) -> None:
+        self.result = result
+
+    def prove(self, *_: object, **__: object) -> list[Proof | Exception]:
+        return [self.result]
+
+
 def test_verdicts() -> None:
     results = {"right": RIGHT, "dies": BARRED, "not proven": UnprovenError("no process"), "slow": Proof(1e-7, 0, 9.0)}
+    table = LayerTable("net", (Layer(("conv",), SMALL, 3),))
     for verdict, result in results.items():
-        finding = Finding(Layer(("conv",), SMALL, 3), SMALL, True, result, 1e-6)
-        assert finding.verdict == verdict
-        assert finding.is_fault == (verdict == "dies")
+        found = list(check(table, Always(result)))  # type: ignore[arg-type]
+        assert [one.verdict for one in found] == [verdict] * 6
+        assert [one.is_users for one in found] == [True, False] * 3
