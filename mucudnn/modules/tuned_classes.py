@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from mucudnn.modules.conv1d import Conv1d
 from mucudnn.modules.conv2d import Conv2d
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
-from mucudnn.modules.tuned_module import TunedClass
+from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.words.errors import InvalidInputError
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
@@ -60,7 +60,7 @@ def torchs_class(cls: type) -> _Class | None:
 def _tuned_class(module: nn.Module) -> _Class:
     """Return the class for a tuned version of the module. Raises ``InvalidInputError`` if there cannot be one."""
     cls = type(module)
-    if issubclass(cls, TunedClass):
+    if issubclass(cls, TunedModule):
         return cls
     if is_parametrized(module):
         return _parametrized(module)
@@ -82,7 +82,7 @@ def _parametrized(module: nn.Module) -> _Class:
 
 
 def _of_class(cls: _Class) -> _Class:
-    if issubclass(cls, TunedClass):
+    if issubclass(cls, TunedModule):
         return cls
     torchs = torchs_class(cls)
     if torchs is None:

@@ -34,8 +34,18 @@ class TunedOperation(Protocol):
     def configuration(self) -> Configuration: ...
 
 
-class TunedClass:
-    """Base of all of mucudnn's convolution classes, which also derive from torch's class."""
+class TunedModule:
+    """A convolution module that runs its tuned choices.
+
+    tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
+    every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
+    why there was no comparison.
+    """
+
+    tuned: tuple[TunedOperation, ...] = ()
+    choices: Choices | None = None
+    confirmation: object | None = None
+    unconfirmed: str | None = None
 
     @property
     def untuned_class(self) -> type:
@@ -53,20 +63,6 @@ class TunedClass:
             f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "
             "first make each such module PyTorch's own again with module.__class__ = module.untuned_class"
         )
-
-
-class TunedModule(TunedClass):
-    """A convolution module that runs its tuned choices.
-
-    tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
-    every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
-    why there was no comparison.
-    """
-
-    tuned: tuple[TunedOperation, ...] = ()
-    choices: Choices | None = None
-    confirmation: object | None = None
-    unconfirmed: str | None = None
 
 
 def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
