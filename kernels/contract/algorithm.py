@@ -156,7 +156,7 @@ class BaseAlgorithm:
         """
         from mucudnn.kernels.contract.allocation import counted_internal_bytes  # here, since it imports this module
 
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
+        return counted_internal_bytes(self, problem, micro_batch_size)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         """Return why the algorithm must not run in the current environment; None if it may.

@@ -59,9 +59,7 @@ def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def counted_internal_bytes(
-    algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str = "cpu"
-) -> int:
+def counted_internal_bytes(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> int:
     """Return the peak bytes that torch allocates inside one ``open, step, close`` of this algorithm, by running it.
 
     On the CPU the result is cached for each thread count, because libraries allocate scratch for each thread. The first
@@ -73,20 +71,12 @@ def counted_internal_bytes(
     first run needs, such as for torch's search among cuDNN's engines, is not counted. The result is cached for each
     device and the settings of that search.
     """
-    key = _key(algorithm, problem, micro_batch_size, device_type)
+    is_on_cuda = algorithm.device_type == "cuda"
+    here = (torch.cuda.current_device(), TorchSettings.current()) if is_on_cuda else torch.get_num_threads()
+    key = algorithm.name, algorithm.version, problem, micro_batch_size, algorithm.device_type, here
     if key not in _counted:
-        _counted[key] = _count(algorithm, problem, micro_batch_size, device_type)
+        _counted[key] = _count(algorithm, problem, micro_batch_size, algorithm.device_type)
     return _counted[key]
-
-
-def _key(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int, device_type: str) -> Hashable:
-    return algorithm.name, algorithm.version, problem, micro_batch_size, _depends_on(device_type)
-
-
-def _depends_on(device_type: str) -> Hashable:
-    if device_type == "cuda":
-        return device_type, torch.cuda.current_device(), TorchSettings.current()
-    return device_type, torch.get_num_threads()
 
 
 def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str) -> int:

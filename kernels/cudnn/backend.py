@@ -133,7 +133,12 @@ class CudnnBackend:
         """
         key = torch.cuda.current_device(), plan
         if key not in self._engines:
-            self._engines[key] = self._listed(plan) or self._described(plan)
+            engine = self._listed(plan)
+            if engine is None:
+                here = self._here()
+                with here.lock:
+                    engine = described(self._configured(here, plan))
+            self._engines[key] = engine
         return self._engines[key]
 
     def own_bytes(self, plan: Plan) -> int:
@@ -162,7 +167,8 @@ class CudnnBackend:
         is freed, because the device may be in an undefined state.
         """
         number, outer = torch.cuda.current_device(), self._of_thread.searching
-        mine = self._idle_or_made(number)
+        with self._making:
+            mine = self._idle[number].pop() if self._idle[number] else self._made()
         self._of_thread.searching = {number: mine}
         try:
             yield
@@ -213,11 +219,6 @@ class CudnnBackend:
         listed = self._offered.get(size, ()) if plan.beta == 0 else ()
         return next((engine for engine in listed if engine.config == plan.config), None)
 
-    def _described(self, plan: Plan) -> Engine:
-        here = self._here()
-        with here.lock:
-            return described(self._configured(here, plan))
-
     def _configured(self, here: _DeviceState, plan: Plan) -> Descriptor:
         size = (plan.problem, plan.micro_batch_size)
         graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
@@ -231,10 +232,6 @@ class CudnnBackend:
             with self._making:
                 here = self._shared[number] = self._shared.get(number) or self._made()
         return here
-
-    def _idle_or_made(self, number: int) -> _DeviceState:
-        with self._making:
-            return self._idle[number].pop() if self._idle[number] else self._made()
 
     def _made(self) -> _DeviceState:
         _refuse_while_capturing("cuDNN's handle")

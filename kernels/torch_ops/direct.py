@@ -108,7 +108,7 @@ class Direct(BaseAlgorithm):
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu":
             return 0
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # cuBLAS's workspace
+        return counted_internal_bytes(self, problem, micro_batch_size)  # cuBLAS's workspace
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         matrices = carve(prepared, _prepared_parts(problem))[0]

@@ -60,7 +60,7 @@ class Fft(BaseAlgorithm):
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cuda":
-            return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
+            return counted_internal_bytes(self, problem, micro_batch_size)
         tiling = self._tiling(problem)
         return max(2 * tiling.image_spectrum_bytes, 3 * tiling.filter_spectrum.size_bytes // problem.k)
 

@@ -79,7 +79,7 @@ class Gemm(BaseAlgorithm):
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu" and problem.item_bytes >= 4:
             return 0  # Only half precision allocates, in oneDNN's scratchpads and casts.
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)
+        return counted_internal_bytes(self, problem, micro_batch_size)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in carve(prepared, _prepared_parts(problem)):

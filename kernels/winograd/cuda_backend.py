@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
 from mucudnn.kernels.winograd.algorithms import UNIT_STRIDE, WinogradAlgorithm
@@ -45,9 +44,6 @@ class CudaWinograd(WinogradAlgorithm):
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         tiles = self._tile_parts(problem, tiling(self.m, problem, micro_batch_size))
         return Workspace(carved_bytes([self._filter_part(problem)]), carved_bytes(tiles))
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return counted_internal_bytes(self, problem, micro_batch_size, self.device_type)  # cuBLAS's workspace
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         """Compute the transformed filter U = G w G^T, with w rotated by 180 degrees for BACKWARD_DATA."""

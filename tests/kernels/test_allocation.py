@@ -67,6 +67,7 @@ class FakeAllocator:
 def stepping(run: Callable[[], None]) -> Algorithm:
     class Stepping(FakeAlgorithm):
         __slots__ = ()
+        device_type = "cuda"
 
         def step(self, *_: object) -> None:
             run()
@@ -77,24 +78,24 @@ def stepping(run: Callable[[], None]) -> Algorithm:
 def test_what_a_first_run_keeps_is_counted_for_each_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator(monkeypatch)
     a = stepping(allocator.step)
-    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == WORKSPACE + 1000
-    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == WORKSPACE + 1000
+    assert counted_internal_bytes(a, FORWARD, 2) == WORKSPACE + 1000
+    assert counted_internal_bytes(a, FORWARD, 2) == WORKSPACE + 1000
     assert allocator.calls == 2  # and remembered
-    assert counted_internal_bytes(a, FORWARD, 4, "cuda") == WORKSPACE + 1000
+    assert counted_internal_bytes(a, FORWARD, 4) == WORKSPACE + 1000
     assert allocator.live == WORKSPACE
 
 
 def test_where_torch_gives_back_no_workspace_the_first_count_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     a = stepping(FakeAllocator(monkeypatch, clears=False).step)
-    assert [counted_internal_bytes(a, FORWARD, n, "cuda") for n in (2, 4)] == [WORKSPACE + 1000, 1000]
+    assert [counted_internal_bytes(a, FORWARD, n) for n in (2, 4)] == [WORKSPACE + 1000, 1000]
 
 
 def test_it_is_counted_anew_where_torchs_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator(monkeypatch)
     a = stepping(allocator.step)
-    counted_internal_bytes(a, FORWARD, 2, "cuda")
+    counted_internal_bytes(a, FORWARD, 2)
     monkeypatch.setattr(cudnn, "deterministic", True)
-    counted_internal_bytes(a, FORWARD, 2, "cuda")
+    counted_internal_bytes(a, FORWARD, 2)
     assert allocator.calls == 4
 
 
@@ -109,8 +110,8 @@ def test_no_memory_while_counting_is_torchs_error_and_not_remembered(monkeypatch
 
     a = stepping(fail)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        counted_internal_bytes(a, FORWARD, 2, "cuda")
-    assert counted_internal_bytes(a, FORWARD, 2, "cuda") == WORKSPACE + 1000
+        counted_internal_bytes(a, FORWARD, 2)
+    assert counted_internal_bytes(a, FORWARD, 2) == WORKSPACE + 1000
 
 
 # Blocks of the caching allocator, against its rules written down

@@ -91,22 +91,14 @@ def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
     return is_plain(x) and is_plain(w) and (third is None or is_plain(third))
 
 
-def _run_nothing(executables: dict[Any, Any], *call: Any) -> Any:
-    return NotImplemented
-
-
-def _no_key(*call: Any) -> None:
-    return None
-
-
 # Runs a call whose executable is cached in ``executables`` and bound. Arguments: executables, operation, x, w, the bias
 # or dy, stride, padding, dilation, groups. Returns None if torch's own is to run, and NotImplemented if nothing is
 # cached for the call. Raises torch's out-of-memory errors.
-run_known: Callable[..., Any] = _call.run_known if is_built else _run_nothing
+run_known: Callable[..., Any] = _call.run_known if is_built else lambda *_: NotImplemented
 
 # Returns the key by which ``run_known`` finds the executable of a call, or None if it does not support the call. The
 # arguments are those of ``run_known`` without executables.
-known_key: Callable[..., bytes | None] = _call.key if is_built else _no_key
+known_key: Callable[..., bytes | None] = _call.key if is_built else lambda *_: None
 
 # Returns whether no subsystem of torch intercepts calls, and x, w and the bias (or None) or dy are plain tensors. Must
 # not be called while torch compiles.
