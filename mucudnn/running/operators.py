@@ -13,13 +13,12 @@ from torch import Tensor
 
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry, torch_convolution
-from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget
+from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget, note_failure
 from mucudnn.running.definition import define_convolution
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import run_known
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.running.repair import note_failure
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
 from mucudnn.words.problem import Operation

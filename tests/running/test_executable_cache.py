@@ -14,8 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import repair
-from mucudnn.running.choices import Choices, executable_of
+from mucudnn.running.choices import Choices, executable_of, note_failure
 from mucudnn.running.executable import StepError
 from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -83,7 +82,7 @@ def test_every_device_has_its_executables_and_its_failures(cuda: SimpleNamespace
     choices.executables.clear()
     words = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(PICKY.name, 4), words)
-    repair.note_failure(error, torch.device("cuda", 1))
+    note_failure(error, torch.device("cuda", 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "cudnn:38" in str(resolve(choices, "cuda:0").configuration)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from mucudnn.kernels.cudnn.algorithms import Plan
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
-from mucudnn.running import operators, repair
+from mucudnn.running import choices, operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.executable import StepError
 from mucudnn.words import warning
@@ -118,7 +118,7 @@ def test_a_broken_context_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> No
     words = CudnnError("execute", 5003, "CUDNN_STATUS_EXECUTION_FAILED", "")
     error = StepError(FORWARD, MicroConfig(STEADY.name, 4), words)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        repair.note_failure(error, torch.device("cuda", 0))
+        choices.note_failure(error, torch.device("cuda", 0))
 
 
 # What is not to be had now

@@ -14,8 +14,7 @@ from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.cupy_launcher import LaunchError
 from mucudnn.kernels.winograd.cook_toom import cook_toom
-from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
-from mucudnn.kernels.winograd.cuda_source import winograd_source
+from mucudnn.kernels.winograd.cuda_backend import CudaWinograd, winograd_source
 from mucudnn.measuring import guard_zones
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import InvalidInputError

@@ -15,9 +15,8 @@ from support.problems.winograd_backend import awkward_geometries
 
 from mucudnn.kernels.compiled.library import why_not
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd
+from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd, tiling
 from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom
-from mucudnn.kernels.winograd.tiling import tiling
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 

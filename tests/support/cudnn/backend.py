@@ -19,7 +19,7 @@ from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.running import choices, repair
+from mucudnn.running import choices
 from mucudnn.words import warning
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
@@ -93,7 +93,7 @@ def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     backend = FakeBackend()
     monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
     monkeypatch.setattr(choices, "_registered", {})
-    monkeypatch.setattr(repair, "_failed", {})
+    monkeypatch.setattr(choices, "_failed", {})
     monkeypatch.setattr(warning, "_said", set())
     return backend
 
