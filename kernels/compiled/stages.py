@@ -71,7 +71,6 @@ class Entries:
         bias: Tensor | None,
         prepared: Tensor,
         scratch: Tensor,
-        epilogue: Epilogue | None = None,
     ) -> None:
         for tensor in (x, w, y):
             _require_dense(problem, tensor)
@@ -80,8 +79,7 @@ class Entries:
         sizes = 0 if bias is None else bias.nbytes, prepared.nbytes, scratch.nbytes
         stage = _kept_stage(self, problem, (x.shape, w.shape, y.shape), _STEP, sizes, torch.get_num_threads())
         addresses = x.data_ptr(), w.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr()
-        following = epilogue_argument(problem, epilogue)
-        self._entry("stage")(stage, *addresses, prepared.data_ptr(), scratch.data_ptr(), following)
+        self._entry("stage")(stage, *addresses, prepared.data_ptr(), scratch.data_ptr(), None)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:

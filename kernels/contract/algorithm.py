@@ -192,10 +192,9 @@ class BaseAlgorithm:
         """Add the gradient summed in ``prepared``, if any, to ``w`` in BACKWARD_FILTER; otherwise do nothing."""
 
     def fuses(self, problem: ConvProblem) -> bool:
-        """Return whether the stages of ``band`` can compute any ``Epilogue`` (addition, activation) while they write y.
+        """Return whether ``bound`` and ``band`` give stages that compute any ``Epilogue`` (addition, activation).
 
-        Called for supported FORWARD problems only. ``step`` then takes the epilogue as an additional last argument; the
-        epilogue's ``added`` tensor has the strides of y.
+        Called for supported FORWARD problems only. The epilogue's ``added`` tensor has the strides of y.
         """
         return False
 

@@ -27,12 +27,6 @@ class Epilogue:
     activation: str | None = None
     added: Tensor | None = None
 
-    def of(self, samples: slice) -> Epilogue:
-        """Return the epilogue of some samples of y, which has the same samples of ``added``."""
-        if self.added is None or samples.stop - samples.start == len(self.added):
-            return self
-        return Epilogue(self.activation, self.added[samples])
-
     def apply(self, y: Tensor) -> Tensor:
         """Apply the addition and the activation to y in place with torch operators, and return y."""
         if self.added is not None:

@@ -132,7 +132,7 @@ def check_epilogue(
         spoil(added)
     sums = reference(problem, call.x, call.w, call.y, bias)
     expected = Epilogue(activation, None if added is None else added.double()).apply(sums)
-    actual = call.run(algorithm, micro_batches, bias, Epilogue(activation, added))
+    actual = call.run_with(Epilogue(activation, added), algorithm, micro_batches, bias)
     what = f"with {'an addition and ' * adds}{activation or 'no activation'}, the result"
     if not torch.equal(kinds(actual), kinds(expected)):
         raise AssertionError(f"{what} is not NaN or infinite where torch's is")

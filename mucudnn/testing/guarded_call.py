@@ -10,11 +10,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
@@ -112,11 +113,8 @@ class Call:
         algorithm: Algorithm,
         micro_batches: Sequence[int],
         bias: Tensor | None = None,
-        epilogue: Epilogue | None = None,
     ) -> Tensor:
         """Open the algorithm, step over micro-batches of these sizes, close it; return the output.
-
-        epilogue: operations after the convolution, for an algorithm that ``fuses``.
 
         Raises ``AssertionError`` if a byte was written outside the output and the workspace.
         """
@@ -132,17 +130,38 @@ class Call:
             scratch = self.memory.buffer(workspaces[n].scratch_bytes)
             x, y = self.x[start : start + n], self.y[start : start + n]
             operands = (x, self.w, y, bias, prepared, scratch)
-            step: Callable[..., None] = algorithm.step
-            if epilogue is not None:
-                step = partial(step, epilogue=epilogue.of(slice(start, start + n)))
-            self._count(internal[n], partial(step, self.problem, *operands))
+            self._count(internal[n], partial(algorithm.step, self.problem, *operands))
             start += n
         self._count(setup_bytes, partial(algorithm.close, self.problem, self.w, prepared))
-        if (where := self.memory.trespass()) is not None:
-            raise AssertionError(f"written outside the output, prepared or scratch: {where}")
+        self._require_within()
         if not all(map(_have_the_same_bits, read, before)):
             raise AssertionError("an input was changed")
         return self.written
+
+    @torch.no_grad()
+    def run_with(
+        self, epilogue: Epilogue, algorithm: Algorithm, micro_batches: Sequence[int], bias: Tensor | None
+    ) -> Tensor:
+        """Run micro-batches of these sizes in one stage, of an algorithm that ``fuses``; return y with the epilogue.
+
+        Raises ``AssertionError`` if a byte was written outside the output and the workspace.
+        """
+        sizes = [algorithm.workspace(self.problem, n) for n in micro_batches]
+        workspace = Workspace(max(size.prepared_bytes for size in sizes), max(size.scratch_bytes for size in sizes))
+        ends = accumulate(micro_batches)
+        slices = [slice(end - n, end) for end, n in zip(ends, micro_batches, strict=True)]
+        stage = algorithm.bound(self.problem, self.batch_size, slices, workspace)
+        assert stage is not None
+        buffers = (self.memory.buffer(size) for size in (workspace.prepared_bytes, workspace.scratch_bytes))
+        prepared, scratch = (buffer.data_ptr() for buffer in buffers)
+        addresses = self.x.data_ptr(), self.w.data_ptr(), self.y.data_ptr()
+        stage(*addresses, None if bias is None else bias.data_ptr(), prepared, scratch, epilogue)
+        self._require_within()
+        return self.written
+
+    def _require_within(self) -> None:
+        if (where := self.memory.trespass()) is not None:
+            raise AssertionError(f"written outside the output, prepared or scratch: {where}")
 
     @property
     def undeclared_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from random import Random
 from typing import Any
@@ -15,10 +14,9 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.compiled.stages import CompiledStage
-from mucudnn.kernels.contract.algorithm import Workspace, fuses
+from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS, empty_activation, torch_dtype
-from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.kernels.contract.buffers import empty_activation, torch_dtype
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd.algorithms import Winograd
 from mucudnn.measuring.candidates import find_candidates
@@ -65,11 +63,10 @@ def test_one_call_is_open_every_step_and_close(name: str) -> None:
 def in_parts(name: str, problem: ConvProblem, slices: tuple[slice, ...]) -> Tensor:
     """Return what open, every step and close compute."""
     chosen: Any = algorithm(name)
-    call, prepared, scratch, bias, epilogue = operands_of(name, problem, slices)
+    call, prepared, scratch, bias = operands_of(name, problem, slices)
     chosen.open(problem, call.w, prepared)
     for each in slices:
-        step = chosen.step if epilogue is None else partial(chosen.step, epilogue=epilogue.of(each))
-        step(problem, call.x[each], call.w, call.y[each], bias, prepared, scratch)
+        chosen.step(problem, call.x[each], call.w, call.y[each], bias, prepared, scratch)
     chosen.close(problem, call.w, prepared)
     assert call.memory.trespass() is None
     return call.written
@@ -78,27 +75,25 @@ def in_parts(name: str, problem: ConvProblem, slices: tuple[slice, ...]) -> Tens
 def bound(name: str, problem: ConvProblem, slices: tuple[slice, ...]) -> Tensor:
     """Return what one bound call computes."""
     chosen, workspace = algorithm(name), largest_workspace(name, problem, slices)
-    call, prepared, scratch, bias, epilogue = operands_of(name, problem, slices)
+    call, prepared, scratch, bias = operands_of(name, problem, slices)
     stage = chosen.bound(problem, 5, slices, workspace)
     assert stage is not None
     addresses = [None if t is None else t.data_ptr() for t in (call.x, call.w, call.y, bias, prepared, scratch)]
-    stage(*addresses, epilogue)
+    stage(*addresses)
     assert call.memory.trespass() is None
     return call.written
 
 
 def operands_of(
     name: str, problem: ConvProblem, slices: tuple[slice, ...]
-) -> tuple[Call, Tensor, Tensor, Tensor | None, Epilogue | None]:
-    """Make the call, both buffers, a bias and an epilogue: the same each time, with a result of zeros."""
+) -> tuple[Call, Tensor, Tensor, Tensor | None]:
+    """Make the call, both buffers and a bias: the same each time, with a result of zeros."""
     torch.manual_seed(0)
-    dtype, layout = torch_dtype(problem), TORCH_FORMATS[problem.memory_format]
-    bias = torch.randn(problem.k).to(dtype) if problem.operation is Operation.FORWARD else None
-    added = torch.randn(problem.y_shape(5)).to(dtype, memory_format=layout)
+    bias = torch.randn(problem.k).to(torch_dtype(problem)) if problem.operation is Operation.FORWARD else None
     workspace, call = largest_workspace(name, problem, slices), Call(problem, 5)
     prepared, scratch = (call.memory.buffer(n) for n in (workspace.prepared_bytes, workspace.scratch_bytes))
     call.written.zero_()
-    return call, prepared, scratch, bias, Epilogue("ReLU6", added) if fuses(algorithm(name), problem) else None
+    return call, prepared, scratch, bias
 
 
 def run(stage: CompiledStage, problem: ConvProblem, n: int) -> list[Tensor]:

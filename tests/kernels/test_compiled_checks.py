@@ -68,7 +68,6 @@ class Operands:
     algorithm: Algorithm
     n: int = 2
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    epilogue: Epilogue | None = None
 
     def __post_init__(self) -> None:
         workspace = self.algorithm.workspace(self.problem, self.n)
@@ -87,8 +86,7 @@ class Operands:
         t = self.tensors
         if part == "step":
             given = (t["x"], t["w"], t["y"], t.get("bias"), t["prepared"], t["scratch"])
-            step: Any = self.algorithm.step
-            step(self.problem, *given, **({} if self.epilogue is None else {"epilogue": self.epilogue}))
+            self.algorithm.step(self.problem, *given)
         else:
             getattr(self.algorithm, part)(self.problem, t["w"], t["prepared"])
 
@@ -227,9 +225,13 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
     ids=["fewer", "more", "half", "format"],
 )
 def test_what_is_added_that_is_not_as_y_is_refused(name: str, change: Callable[[Tensor], Tensor], message: str) -> None:
-    operands = Operands(problem_for(name, Operation.FORWARD), algorithm(name))
-    operands.epilogue = Epilogue("ReLU", change(operands.tensors["y"]))
-    operands.assert_refused("step", message)
+    problem, chosen = problem_for(name, Operation.FORWARD), algorithm(name)
+    operands, workspace = Operands(problem, chosen), chosen.workspace(problem, 2)
+    y = operands.tensors["y"].clone()
+    stage = chosen.bound(problem, 2, [slice(0, 2)], workspace)
+    with pytest.raises(InvalidInputError, match=message):
+        stage(*(tensor.data_ptr() for tensor in operands.tensors.values()), Epilogue("ReLU", change(y)))
+    assert torch.equal(operands.tensors["y"], y)
 
 
 @by_name

@@ -96,10 +96,11 @@ def test_an_epilogue_is_computed_in_every_tile(
     x, w, y, added = (tensor.contiguous(memory_format=layout) for tensor in (x, w, y, added))
     expected = expected + added if adds else expected
     expected = ACTIVATIONS[activation](expected) if activation else expected
-    prepared, scratch = (torch.empty(size, dtype=torch.uint8) for size in astuple(pointwise.workspace(problem, n)))
-    pointwise.open(problem, w, prepared)
-    epilogue = Epilogue(activation, added if adds else None)
-    pointwise.step(problem, x, w, y, bias, prepared, scratch, epilogue)
+    workspace = pointwise.workspace(problem, n)
+    buffers = [torch.empty(size, dtype=torch.uint8) for size in astuple(workspace)]
+    stage = pointwise.bound(problem, n, [slice(0, n)], workspace)
+    addresses = (tensor.data_ptr() for tensor in (x, w, y, bias, *buffers))
+    stage(*addresses, Epilogue(activation, added if adds else None))
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4, equal_nan=True)
 
 
