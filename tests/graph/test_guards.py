@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -87,6 +88,18 @@ class Block(nn.Module):
         return y + self.offset + torch.from_numpy(self.table)
 
 
+@cache
+def graph_of_block() -> BandedModel:
+    """Return the graph of a block that no test changes: capturing takes most of the time of a test."""
+    return graph_of(Block(), torch.randn(2, 4, 9, 8))
+
+
+@cache
+def graph_of_layers() -> BandedModel:
+    layers = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
+    return graph_of(layers, torch.randn(2, 4, 9, 8))
+
+
 def set_item(container: Any, key: Any, value: Any) -> None:
     container[key] = value
 
@@ -127,8 +140,8 @@ CHANGES: dict[str, Callable[[Block], object]] = {
 def test_each_change_of_a_model_is_noticed_and_said_once(language: str) -> None:
     x = torch.randn(2, 4, 9, 8)
     for name, change in CHANGES.items():
-        model = Block()
-        fitted = graph_of(model, x)
+        fitted = copy.deepcopy(graph_of_block())
+        model = cast(Block, fitted.model)
         torch.testing.assert_close(fitted(x), model(x))
         change(model)
         for number in range(3):
@@ -149,9 +162,9 @@ def test_each_change_of_a_model_is_noticed_and_said_once(language: str) -> None:
 def test_every_way_to_change_a_weight_is_noticed(language: str) -> None:
     x = torch.randn(2, 4, 9, 8)
     for name, change in WEIGHT_CHANGES.items():
-        layer = nn.Conv2d(4, 6, 3)
-        model = nn.Sequential(layer, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1)).eval()
-        fitted = graph_of(model, x)
+        fitted = copy.deepcopy(graph_of_layers())
+        model = cast(nn.Sequential, fitted.model)
+        layer = cast(nn.Conv2d, model[0])
         before = fitted(x)
         with torch.enable_grad():
             change(layer)
@@ -165,8 +178,8 @@ def test_every_way_to_change_a_weight_is_noticed(language: str) -> None:
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_the_graph_runs_again_once_the_model_is_as_it_was(language: str, runs: list[Schedule]) -> None:
-    model, x = Block(), torch.randn(2, 4, 9, 8)
-    fitted = graph_of(model, x)
+    fitted, x = copy.deepcopy(graph_of_block()), torch.randn(2, 4, 9, 8)
+    model = cast(Block, fitted.model)
     weight, act = model.conv.weight, model.act
     for change, restore in (
         (lambda: weight.mul_(2), lambda: weight.div_(2)),
@@ -279,28 +292,27 @@ RESULTS: dict[str, Callable[[Any, Tensor], tuple[Tensor, ...]]] = {
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_results_share_memory_exactly_where_the_models_do() -> None:
-    for name, function in RESULTS.items():
-        for memory_format in (torch.contiguous_format, torch.channels_last):
-            x = torch.randn(2, 3, 8, 7).contiguous(memory_format=memory_format)
-            model = Returns(function)
-            fitted = graph_of(model, x)
-            fitted(x)
-            for changed in range(len(model(x))):
-                found = []
-                for ours in (model, fitted):
-                    own, given = copy.deepcopy(model.state_dict()), x.clone()
-                    results = ours(given)
-                    if results[changed].is_floating_point():
-                        results[changed].add_(1)
-                    else:
-                        results[changed].fill_(1)
-                    again = [one.clone() for one in ours(given)]
-                    found.append([*results, given, *(one.clone() for one in model.state_dict().values()), *again])
-                    model.load_state_dict(own)
-                for theirs, mine in zip(*found, strict=True):
-                    torch.testing.assert_close(mine, theirs, msg=f"{name}, {changed}")
-                for theirs, mine in zip(model(x), fitted(x), strict=True):
-                    assert mine.stride() == theirs.stride(), name
+    for (name, function), memory_format in zip(RESULTS.items(), cycle((torch.channels_last, torch.contiguous_format))):
+        x = torch.randn(2, 3, 8, 7).contiguous(memory_format=memory_format)
+        model = Returns(function)
+        fitted = graph_of(model, x)
+        fitted(x)
+        for changed in range(len(model(x))):
+            found = []
+            for ours in (model, fitted):
+                own, given = copy.deepcopy(model.state_dict()), x.clone()
+                results = ours(given)
+                if results[changed].is_floating_point():
+                    results[changed].add_(1)
+                else:
+                    results[changed].fill_(1)
+                again = [one.clone() for one in ours(given)]
+                found.append([*results, given, *(one.clone() for one in model.state_dict().values()), *again])
+                model.load_state_dict(own)
+            for theirs, mine in zip(*found, strict=True):
+                torch.testing.assert_close(mine, theirs, msg=f"{name}, {changed}")
+            for theirs, mine in zip(model(x), fitted(x), strict=True):
+                assert mine.stride() == theirs.stride(), name
 
 
 @torch.no_grad()
@@ -386,9 +398,8 @@ def test_what_a_graph_cannot_be() -> None:
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_a_copy_has_guards_of_its_own(runs: list[Schedule]) -> None:
-    model, x = Block(), torch.randn(2, 4, 9, 8)
-    fitted = graph_of(model, x)
-    copied = copy.deepcopy(fitted)
+    fitted, x = copy.deepcopy(graph_of_block()), torch.randn(2, 4, 9, 8)
+    model, copied = cast(Block, fitted.model), copy.deepcopy(fitted)
     model.scale = 3.0
     torch.testing.assert_close(copied(x), cast(nn.Module, copied.model)(x))
     assert len(runs) == 1

@@ -34,7 +34,7 @@ from tests.support.effort import how_many
 from tests.support.model_changes import MODEL_CHANGES
 from tests.support.random_models import random_model
 
-SEEDS = how_many(12, 1000)
+SEEDS = how_many(6, 1000)
 
 
 def choose_algorithms(captured: Captured, random: Random, *, ours: bool) -> dict[int, tuple[Costs, ...]]:
@@ -160,5 +160,5 @@ def test_random_models(ours: bool) -> None:
 
 
 def test_random_changes_of_random_models() -> None:
-    for seed in range(5_000, 5_000 + how_many(40, 1000)):
+    for seed in range(5_000, 5_000 + how_many(15, 1000)):
         check_change(seed)
