@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
 from mucudnn.enabling.session import Session
 from mucudnn.running.dispatcher import untouched
@@ -130,15 +129,6 @@ def test_transposed_convolutions(dimensions: int, torch_format: torch.memory_for
         assert ran == (set(Operation) if is_undone else set()), arguments
 
 
-def test_convolutions_of_one_dimension(session: Session) -> None:
-    x = torch.randn(2, 7, 4).transpose(1, 2)  # as after attention: channels lie last
-    cases: tuple[dict[str, Any], ...] = ({}, {"stride": 2, "padding": 1, "dilation": 2}, {"groups": 2, "bias": False})
-    for arguments in cases:
-        assert_right(nn.Conv1d(4, 6, 3, **arguments), x)
-    assert {met.problem.h for met in session.status().problems} == {1}
-    assert all(met.ours for met in session.status().problems)
-
-
 def test_three_dimensions_empty_batches_and_wrong_operands_are_torchs(session: Session) -> None:
     assert_right(nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4))
     assert session.passed_by == {"three dimensions": 1}
@@ -181,12 +171,6 @@ def test_autocast(session: Session) -> None:
     torch.testing.assert_close(layer.weight.grad, *expected, rtol=2e-2, atol=0.5)
 
 
-def test_second_derivatives(session: Session) -> None:
-    x, w = torch.randn(1, 2, 3, 3).double().requires_grad_(), torch.randn(2, 2, 2, 2).double().requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda x, w: F.conv2d(x, w, padding=1).square(), (x, w))
-    assert all(met.ours for met in session.status().problems)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_function_transforms(session: Session) -> None:
     model, x = nn.Conv2d(4, 6, 3), torch.randn(3, 4, 5, 5)
@@ -210,33 +194,6 @@ def test_a_compiled_model(session: Session) -> None:
     compiled = torch.compile(model, backend="aot_eager")
     assert_right(compiled, torch.randn(2, 4, 6, 6))  # type: ignore[arg-type]
     assert any(met.ours for met in session.status().problems)
-
-
-def test_an_exported_model_has_torchs_operators(session: Session) -> None:
-    model, x = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()).eval(), torch.randn(2, 4, 6, 6)
-    exported = torch.export.export(model, (x,))
-    assert not session.met  # nothing is computed
-    assert "mucudnn" not in str(exported.graph)
-    torch.testing.assert_close(exported.module()(x), model(x), rtol=1e-4, atol=1e-4)
-    assert all(met.ours for met in session.status().problems)
-
-
-def test_inference_mode(session: Session) -> None:
-    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6)
-    with torch.inference_mode():
-        y = layer(x)
-    assert y.is_inference()
-    assert session.status().problems[0].ours == 1
-    layer(x).sum().backward()  # what was kept in inference mode can be written to
-
-
-def test_checkpoints_are_not_disturbed(session: Session) -> None:
-    block, x = Block().eval(), torch.randn(2, 4, 6, 6, requires_grad=True)
-    checkpoint(block, x, use_reentrant=False).sum().backward()
-    first, x.grad = x.grad, None
-    block(x).sum().backward()
-    assert first is not None
-    torch.testing.assert_close(first, x.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_threads_share_what_is_tuned(session: Session, workshop: MadeUpWorkshop) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from torch.nn import functional as F
 
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Origin
-from mucudnn.enabling.workshop import nearest
 from mucudnn.words import warning
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.problem import Operation
 from mucudnn.words.task import Task
 
 
@@ -79,23 +76,6 @@ def test_a_further_size_is_tuned_when_it_has_come_often_enough(session: Session,
     assert sizes(workshop)[2:] == [(2, 8, 8)]
 
 
-def test_any_number_of_sizes_costs_little(session: Session, workshop: MadeUpWorkshop) -> None:
-    for step in range(60):
-        convolve(1 + step % 5, 8 + step % 5, 8 + step % 3)
-    assert len(workshop.tuned) <= 3
-    assert all(met.ours for met in session.status().problems[1:])  # the nearest size's choice
-
-
-def test_another_layer_and_number_of_threads_is_not_another_size(session: Session, workshop: MadeUpWorkshop) -> None:
-    x = torch.randn(2, 4, 8, 8)
-    for stride in (1, 2):
-        F.conv2d(x, W, stride=stride)
-    F.conv2d(x.double(), W.double())
-    torch.set_num_threads(2)
-    convolve()
-    assert len(workshop.tuned) == 4
-
-
 def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
     session: Session, workshop: MadeUpWorkshop
 ) -> None:
@@ -111,30 +91,6 @@ def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
     for n, size in ((4, 8), (3, 8), (4, 9)):
         F.conv2d(torch.randn(n, 4, size, size), W, stride=2)
     assert not any(one.ours for one in session.status().problems[4:])
-
-
-def test_other_images_run_only_what_won_clearly() -> None:
-    task = Task(ConvProblem(Operation.FORWARD, 4, 8, 8, 6, 3, 3), 2)
-    tuned, other = MadeUpWorkshop()._choice(task), replace(task.problem, h=9)
-    for baseline_s, is_taken in ((1.09 * tuned.time_s, False), (1.11 * tuned.time_s, True)):
-        found = nearest(other, 2, [replace(tuned, baseline_s=baseline_s)], "cpu")
-        assert (found is not None) == is_taken
-
-
-def test_near_sizes_respect_the_limit(workshop: MadeUpWorkshop) -> None:
-    with enabled(workshop, Config(workspace_limit=0)) as session, torch.no_grad():
-        convolve(2, 8, 8)
-        convolve(2, 9, 9)  # gemm needs a workspace
-    assert session.status().problems[1].ours == 0
-
-
-def test_many_shapes_do_not_pile_up(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.enabling.session._MOST_KEPT", 3)
-    for n in range(1, 8):
-        convolve(n)
-    assert len(session.met) == 3
-    assert len(session.calls) <= 3
-    assert session.passed_by["too many shapes"] == 4
 
 
 def test_an_error_of_tuning_is_said_once_and_torchs_own_runs_until_it_is_given_up(

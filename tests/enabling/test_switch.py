@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,73 +78,6 @@ def test_nested_the_innermost_counts() -> None:
         assert counts() == [3]
     finally:
         mucudnn.disable()
-
-
-def test_threads_may_end_theirs_in_another_order() -> None:
-    first, second, began, ended = Config(**QUICK), Config(**QUICK, strict=True), threading.Event(), threading.Event()
-
-    def other() -> None:
-        with mucudnn.tuned(second):
-            began.set()
-            ended.wait()
-
-    thread = threading.Thread(target=other)
-    with mucudnn.tuned(first):
-        thread.start()
-        began.wait()
-        convolve()
-        assert switch._state.last is switch._sessions[second]
-    convolve()
-    assert counts() == [2]
-    ended.set()
-    thread.join()
-
-
-TRAINING_MEANWHILE = """
-import copy, sys, threading, warnings
-import mucudnn, torch
-
-warnings.simplefilter("ignore")
-sys.setswitchinterval(1e-5)
-torch.set_num_threads(1)
-config = mucudnn.Config(algorithms="native", first_call_time="1ms", database=":memory:")
-done, errors = threading.Event(), []
-model, x = torch.nn.Conv2d(2, 4, 3), torch.randn(2, 2, 8, 8)
-
-
-def train(model):
-    try:
-        while not done.is_set():
-            model(x).sum().backward()
-    except BaseException as error:
-        errors.append(error)
-
-
-threads = [threading.Thread(target=train, args=(copy.deepcopy(model),)) for _ in range(3)]
-for thread in threads:
-    thread.start()
-try:
-    for _ in range(250):
-        try:
-            with mucudnn.tuned(config):
-                model(x)
-                raise KeyError
-        except KeyError:
-            pass
-        mucudnn.enable(config)
-        model(x)
-        mucudnn.disable()
-finally:
-    done.set()
-    for thread in threads:
-        thread.join()
-assert not errors, errors
-"""
-
-
-def test_it_may_begin_and_end_while_other_threads_train() -> None:
-    """In a process of its own: torch crashes where a kernel is deregistered that is being called."""
-    subprocess.run([sys.executable, "-c", TRAINING_MEANWHILE], check=True)
 
 
 def test_configs_that_cannot_be_are_refused_and_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ def test_the_picture_is_the_same(
     assert float(difference[1]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["first_steps.py", "large_image.py", "digits_ddp.py"])
 def test_every_example_has_help(example: str) -> None:
     done = subprocess.run(

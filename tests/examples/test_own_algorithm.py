@@ -22,20 +22,6 @@ problem = mucudnn.ConvProblem("forward", 16, 7, 7, 16, 1, 1)
 (tuned,) = mucudnn.tune(problem, 4, config).problems
 print(*sorted({{m.micro_config.algorithm for m in tuned.measurements}}), *tuned.failures)
 """
-SAVED = """
-import torch, mucudnn
-from mucudnn.running.choices import Choices
-layer = mucudnn.Conv2d(4, 6, 1)
-chosen = mucudnn.Configuration((mucudnn.MicroConfig("own/pointwise", 2),), 1.0, 0)
-layer.choices = Choices.of({mucudnn.ConvProblem("forward", 4, 5, 5, 6, 1, 1): {2: chosen}})
-layer(torch.ones(2, 4, 5, 5))
-torch.save(layer, "layer.pt")
-"""
-LOADED = """
-import torch
-layer = torch.load("layer.pt", weights_only=False)
-print(*layer(torch.ones(2, 4, 5, 5)).shape)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +69,3 @@ def test_it_is_measured_and_stored_where_it_is_asked_for_and_known_elsewhere(ins
     without = run(["-c", TUNED], tmp_path)
     assert without.returncode == 1
     assert f"algorithms has {NAME}; this machine has native, " in without.stderr
-
-
-def test_a_model_that_runs_it_runs_torchs_own_where_it_is_missing_and_says_so_once(
-    installed: Path, tmp_path: Path
-) -> None:
-    output(["-W", "error", "-c", SAVED], tmp_path, installed)
-    assert output(["-W", "error", "-c", LOADED], tmp_path, installed).split() == ["2", "6", "5", "5"]
-    missing = run(["-c", f"{LOADED}{LOADED}"], tmp_path)
-    assert missing.returncode == 0, missing.stderr
-    assert missing.stderr.count(f"algorithm '{NAME}' is of a package that is not installed") == 1
-    assert "torch's own convolution runs instead" in missing.stderr

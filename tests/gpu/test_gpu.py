@@ -31,7 +31,6 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.timing.candidate_errors import UnsoundError
-from mucudnn.measuring.whole_runs import run_torch
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.words.errors import first_line
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -129,14 +128,6 @@ def test_every_engine_is_the_convolution(
         if engine.name in wrong:
             with pytest.raises(UnsoundError):
                 Workbench(problem, BATCH_SIZE, device).relative_error(Candidate(problem, engine, BATCH_SIZE))
-
-
-@pytest.mark.parametrize("problem", cases(names=("3x3", "odd")))
-def test_divided_equals_undivided(problem: ConvProblem, device: str, engines_of: Engines) -> None:
-    engines = engines_of(problem, SPLIT)
-    everywhere = [e for e in engines if all(e.supports_micro_batch(problem, n) is None for n in SPLIT)]
-    assert everywhere
-    assert all_wrong(everywhere, lambda engine: why_wrong(engine, problem, SPLIT, device)) == {}
 
 
 @pytest.mark.parametrize("problem", [p for p in cases(("float32", "float64"), ("3x3", "1x1")) if "filter" in p.id])
@@ -271,22 +262,6 @@ def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str, engin
     assert {name: error for name, error in errors.items() if error > 1e-4} == {}  # TF32 is off by 2e-4 and more
 
 
-@pytest.mark.parametrize("problem", [p for p in cases(("float32",), ("3x3", "5x5")) if "filter" in p.id])
-def test_deterministic_engines_give_the_same_bits(problem: ConvProblem, device: str, engines_of: Engines) -> None:
-    with cudnn_settings(deterministic=True):
-        engines = [e for e in engines_of(problem, [BATCH_SIZE]) if e.name not in faulty_engines(problem)]
-    assert engines
-    assert all(engine.deterministic for engine in engines)
-    operands = random_operands(problem, BATCH_SIZE, device)
-    for engine in engines:
-        configuration = Configuration((MicroConfig(engine.name, BATCH_SIZE),), 0.0, 0)
-        results = []
-        for _ in range(3):
-            run(problem, configuration, operands.x, operands.w, operands.y)
-            results.append(operands.w.clone())
-        assert all(torch.equal(result, results[0]) for result in results), engine.name
-
-
 # Large tensors
 
 
@@ -307,10 +282,3 @@ def test_more_than_two_to_the_31_elements_run_in_micro_batches_that_fit(device: 
     for i in (0, half - 1, half, n - 2, n - 1):
         expected = reference(problem, x[i : i + 1], w, y[i : i + 1])
         assert relative_l2_error(y[i : i + 1], expected) <= WRONG["float16"]
-
-
-def test_the_baseline_is_torchs_own(device: str) -> None:
-    problem = PROBLEMS["3x3"]
-    operands = random_operands(problem, 4, device)
-    expected = reference(problem, operands.x, operands.w, operands.y)
-    assert relative_l2_error(run_torch(problem, operands), expected) <= WRONG["float32"]

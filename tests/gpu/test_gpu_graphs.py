@@ -41,9 +41,11 @@ def banded(model: nn.Module, x: Tensor, budget: int | str) -> nn.Module:
     return mucudnn.optimize(model, x, config, progress=False)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", MODELS)
-def test_the_smallest_budget_is_kept(name: str, device: str) -> None:
+def test_the_smallest_budget_is_kept(name: str) -> None:
     """In the bytes that torch's allocator is asked for, and with the model's values; also in a CUDA graph."""
+    device = "cuda"  # on the CPU: tests/optimizing/test_memory_budget.py
     model, shape = copy.deepcopy(MODELS[name][0]).to(device).eval(), MODELS[name][1]
     x = torch.randn(shape, device=device)
     expected = copy.deepcopy(model).double()(x.double()).detach()

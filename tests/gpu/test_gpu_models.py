@@ -20,7 +20,6 @@ from support.cuda.either_device import captured, new_stream, wait_for_all
 from support.peaks import repeatable_step
 from support.problems.nets import conv_net
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
@@ -141,29 +140,6 @@ def test_the_command_tunes_and_measures_nothing_twice(device: str, tmp_path: Pat
 # Where operands lie
 
 
-def test_operands_at_odd_offsets(device: str) -> None:
-    """Views that begin 4 bytes after an aligned address: cuDNN's plans are made for aligned ones."""
-    torchs, ours = pair(device)
-    flat = torch.randn(N * C * SIZE * SIZE + 1, device=device)
-    assert_same(ours, torchs, flat[1:].view(N, C, SIZE, SIZE))
-
-
-def test_other_batch_sizes(device: str) -> None:
-    torchs, ours = pair(device)
-    for n in (1, 3, N, N + 1):
-        assert_same(ours, torchs, torch.randn(n, C, SIZE, SIZE, device=device))
-
-
-def test_a_second_device(device: str) -> None:
-    """While the first one is current."""
-    if device == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip(f"needs two GPUs; there is {torch.cuda.device_count()}")
-    torchs, ours = pair(device)
-    other = "cuda:1" if device == "cuda" else "cpu"
-    assert_same(ours.to(other), torchs.to(other), fresh(device).to(other))
-    assert_same(ours.to(device), torchs.to(device), fresh(device))
-
-
 # CUDA graphs
 
 
@@ -223,24 +199,6 @@ def test_compiled_to_graphs(device: str, compile_as: dict[str, Any]) -> None:
 # Streams and threads
 
 
-def test_several_streams_at_once(device: str) -> None:
-    """Each call has a workspace of its own, however many run at the same time."""
-    torchs, ours = pair(device)
-    inputs = [fresh(device) for _ in range(4)]
-    outputs: list[list[Tensor]] = [[] for _ in inputs]
-    streams = [new_stream(device) for _ in inputs]
-    wait_for_all(device)
-    with torch.no_grad():
-        for _ in range(10):
-            for x, y, stream in zip(inputs, outputs, streams, strict=True):
-                with stream:
-                    y.append(ours(x))
-        wait_for_all(device)
-        for x, of_stream in zip(inputs, outputs, strict=True):
-            for y in of_stream:
-                torch.testing.assert_close(y, torchs(x), **CLOSE)
-
-
 def test_several_threads_at_once(device: str) -> None:
     torchs, ours = pair(device)
     inputs = [fresh(device) for _ in range(4)]
@@ -261,27 +219,3 @@ def test_several_threads_at_once(device: str) -> None:
 
 
 # Settings
-
-
-def test_deterministic_training_gives_the_same_bits(device: str) -> None:
-    torchs, ours = pair(device, deterministic=True)
-    x = fresh(device)
-    once, again = results(ours, x), results(ours, x)
-    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
-    assert_same(ours, torchs, x)
-
-
-def test_what_allows_tf32_is_tuned_anew(device: str) -> None:
-    """Settings are part of the key of measurements; results stay within what TF32 rounds to."""
-    torchs, x = nn.Conv2d(C, K, 3, padding=1).to(device), fresh(device)
-    torch.backends.cudnn.allow_tf32 = True
-    ours = tuned(torchs, x)
-    expected = F.conv2d(*(t.detach().double() for t in (x, torchs.weight, torchs.bias)), padding=1)
-    torch.testing.assert_close(ours(x).detach().double(), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_a_model_can_be_copied_and_stored(device: str, tmp_path: Path) -> None:
-    torchs, ours = pair(device)
-    torch.save(ours, tmp_path / "model.pt")
-    for module in (copy.deepcopy(ours), torch.load(tmp_path / "model.pt", weights_only=False)):
-        assert_same(module, torchs, fresh(device))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -50,18 +48,6 @@ def test_a_part_that_fails_does_not_stop_the_others(out: Path) -> None:
     assert (out / "training-vgg16.log").read_text() == f"{out / 'measurements.sqlite'}\n"
 
 
-def test_the_parts_whose_names_begin_so_are_run(out: Path) -> None:
-    status, outcomes, _ = run(out, ONLY="network-a,lim")
-    assert status == 0
-    assert [*outcomes] == ["limits", "network-alexnet"]
-
-
-def test_parts_that_the_time_does_not_suffice_for_are_left_out(out: Path) -> None:
-    status, outcomes, called = run(out, MINUTES="0")
-    assert (status, called) == (1, [])
-    assert {*outcomes.values()} == {"left out: the time is over"}
-
-
 def test_the_commands_are_ones_that_there_are(out: Path) -> None:
     """Their options, too; every file of tests and every recipe is among them."""
     _, _, called = run(out)
@@ -76,19 +62,3 @@ def test_the_commands_are_ones_that_there_are(out: Path) -> None:
             while isinstance(command, click.Group):
                 command = command.get_command(click.Context(command), arguments.pop(0))
             command.make_context(module, arguments)
-
-
-def test_nothing_is_run_without_a_gpu(out: Path) -> None:
-    environment = {**os.environ, "PYTHON": str(out.parent / "python"), "OUT": str(out), "NO_GPU": "1"}
-    done = subprocess.run([TESTS / "gpu" / "run.sh"], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, out.exists()) == (1, "", False)
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_make_says_what_a_python_lacks() -> None:
-    """One without installed packages."""
-    command = ["make", "gpu", f"PYTHON={sys.executable} -S"]
-    made = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
-    assert made.returncode != 0
-    assert "lacks torch, numpy, " in made.stderr
-    assert "Traceback" not in made.stderr

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import gemm
@@ -42,7 +41,7 @@ def test_every_promise_is_kept(name: str) -> None:
         compiled.algorithm(name)  # or this build has none
     bounds = {dtype: LOOSER.get(name, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
-    assert check_contract(algorithm(name), bounds, problems=strided, random_problems=10) >= 20  # test_fuzz has more
+    assert check_contract(algorithm(name), bounds, problems=strided, random_problems=3) >= 20  # test_fuzz has more
 
 
 @pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
@@ -67,16 +66,6 @@ def test_native_declares_the_bytes_of_any_call_not_those_of_a_first_one(memory_f
         assert call.undeclared_bytes == 0
     assert handed == Workspace()
     assert internal < 3 * call.y.nbytes + call.x.nbytes + 2 * call.w.nbytes
-
-
-def test_the_allocation_counter_counts_live_bytes() -> None:
-    def one_after_the_other() -> None:
-        for _ in range(3):
-            torch.empty(1000)
-
-    assert peak_allocated_bytes(one_after_the_other) == 4000
-    assert peak_allocated_bytes(lambda: [torch.empty(1000) for _ in range(3)]) == 12000
-    assert peak_allocated_bytes(lambda: None) == 0
 
 
 def test_unknown_names_say_what_there_is() -> None:
@@ -107,20 +96,6 @@ def test_it_is_neither_cut_into_such_samples_nor_converted_into_that_format() ->
     contiguous = replace(CRASHING, memory_format=MemoryFormat.CONTIGUOUS)
     assert "cannot be called by name" in (NATIVE_ALGORITHM.supports_micro_batch(CRASHING, 1) or "")
     assert "oneDNN may crash on it" in (NATIVE_OTHER_FORMAT.supports(contiguous) or "")
-
-
-def test_less_padding_bars_neither() -> None:
-    usual = replace(CRASHING, padding=(2, 4))
-    assert NATIVE_ALGORITHM.supports_micro_batch(usual, 1) is None
-    assert NATIVE_OTHER_FORMAT.supports(usual) is None
-
-
-def test_compiled_algorithms_say_which_dilations_they_count() -> None:
-    far = ConvProblem(Operation.FORWARD, 4, 3, 3, 4, 1, 1, dilation=2**31 - 1)
-    assert (
-        algorithm("implicit-gemm").supports(far)
-        == "a size is 2147483647; the compiled algorithms take up to 1073741824"
-    )
 
 
 # How far NaN and infinities spread: at least as far as the definition says, and no further where that is promised.

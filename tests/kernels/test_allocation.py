@@ -11,10 +11,8 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import (
-    block_bytes,
     counted_internal_bytes,
     largest_within,
-    peak_allocated_bytes,
     peak_requested_bytes,
 )
 
@@ -85,20 +83,6 @@ def test_what_a_first_run_keeps_is_counted_for_each_algorithm(monkeypatch: pytes
     assert allocator.live == WORKSPACE
 
 
-def test_where_torch_gives_back_no_workspace_the_first_count_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    a = stepping(FakeAllocator(monkeypatch, clears=False).step)
-    assert [counted_internal_bytes(a, FORWARD, n) for n in (2, 4)] == [WORKSPACE + 1000, 1000]
-
-
-def test_it_is_counted_anew_where_torchs_settings_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    allocator = FakeAllocator(monkeypatch)
-    a = stepping(allocator.step)
-    counted_internal_bytes(a, FORWARD, 2)
-    monkeypatch.setattr(cudnn, "deterministic", True)
-    counted_internal_bytes(a, FORWARD, 2)
-    assert allocator.calls == 4
-
-
 def test_no_memory_while_counting_is_torchs_error_and_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator(monkeypatch)
 
@@ -133,18 +117,6 @@ def test_what_fits_fits_in_any_case_and_no_more_would(free: int) -> None:
     assert worst_block(largest) <= free
     assert all(worst_block(larger) > free for larger in (largest + 1, largest + 512, largest + MIB + 1))
     assert largest_within(free, "cpu") == free
-
-
-def test_requests_are_rounded_on_cuda_alone() -> None:
-    assert [block_bytes(size, "cuda") for size in (0, 1, 512, 513, 3 * MIB)] == [0, 512, 512, 1024, 3 * MIB]
-    assert block_bytes(513, "cpu") == 513
-
-
-def test_on_the_cpu_what_is_requested_is_what_is_allocated() -> None:
-    def function() -> None:
-        torch.empty(1000, dtype=torch.uint8)
-
-    assert peak_requested_bytes(function, "cpu") == peak_allocated_bytes(function) == 1000
 
 
 def test_on_cuda_the_allocators_counter_of_requests_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.build_results import CHANNELS, DTYPES, HALF, Results, unlike_products
-from support.places import SUPPORT, TESTS, compile_builds
+from support.places import SUPPORT, compile_builds
 
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled import library
@@ -125,12 +125,6 @@ def test_torch_s_operators_are_all_there_is_where_that_is_asked_for(results: dic
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one build, with everything")
-def test_the_plain_build_says_what_it_leaves_out(results: dict[str, Results]) -> None:
-    missing = [name for name in NAMES if name == "depthwise" or name.startswith("winograd")]
-    assert results["plain"].reasons == dict.fromkeys(missing, "the build plain for this processor does not have it")
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one build, with everything")
 @pytest.mark.usefixtures("results")
 def test_what_a_build_leaves_out_is_refused_by_name() -> None:
     program = (
@@ -170,15 +164,3 @@ def test_a_build_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -
         assert "it was built from other sources; build it again" in library.loaded_build().why_not_compiled
     finally:
         library.loaded_build.cache_clear()
-
-
-def test_headers_of_an_algorithm_are_in_its_namespace() -> None:
-    """The linker takes one of two functions that have the same name, with other structures than it was made for."""
-    folder = TESTS.parent / "kernels" / "compiled"
-    headers = [header for header in folder.glob("*/*.h") if header.parent.name != "common"]
-    assert len({header.parent for header in headers}) > 3
-    for header in headers:
-        text, family = header.read_text(encoding="utf-8"), header.parent.name
-        assert text.count(f"\nnamespace {family} {{\n") == 1, header
-        before = text.split(f"\nnamespace {family} {{\n")[0]
-        assert all(line.startswith(("//", "#")) for line in before.splitlines() if line), header

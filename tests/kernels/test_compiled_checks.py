@@ -17,16 +17,13 @@ import torch
 from support.compiled import algorithm
 from torch import Tensor
 
-from mucudnn.kernels.compiled.algorithms import IMPLICIT_GEMM
 from mucudnn.kernels.compiled.library import Stage, library, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.winograd.algorithms import Winograd
-from mucudnn.testing.guarded_call import Call
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NAMES = ("winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5")
@@ -243,11 +240,6 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str, operation
         operands.assert_refused(part, "groups is 2; ")
 
 
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="number of threads is 0"):
-        library().mucudnn_winograd_scratch_bytes(stage_of(square(3), 1, tile=4, threads=0))
-
-
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
@@ -273,23 +265,3 @@ def test_a_batch_that_64_bits_cannot_count_is_refused_or_needs_as_much(name: str
         assert a.workspace(problem, n) == a.workspace(problem, 10**6)
     except InvalidInputError as error:
         assert "more than 64 bits" in str(error)  # noqa: PT017
-
-
-def test_channels_whose_filter_64_bits_cannot_count_are_refused() -> None:
-    channels = {"size_1_of_x": 2**30, "size_1_of_y": 2**30}
-    with pytest.raises(InvalidInputError, match="needs more than 64 bits"):
-        library().mucudnn_winograd_prepared_bytes(stage_of(square(3), 1, tile=6, **channels))
-    with pytest.raises(InvalidInputError, match=r"is 1073741825; allowed is 1 to 1073741824"):
-        library().mucudnn_winograd_prepared_bytes(stage_of(square(3), 1, tile=6, size_1_of_x=2**30 + 1))
-
-
-@by_operation
-@pytest.mark.parametrize("memory_format", MemoryFormat)
-def test_a_stride_far_beyond_the_map_costs_nothing(operation: Operation, memory_format: MemoryFormat) -> None:
-    """The residues of backward data are those that a tap reaches, not all of the stride."""
-    problem = ConvProblem(
-        operation, 3, 5, 6, 4, 3, 2, stride=(100_000, 200_000), padding=(1, 1), memory_format=memory_format
-    )
-    call = Call(problem, 2)
-    expected = reference(problem, call.x, call.w, call.y)
-    assert relative_l2_error(call.run(IMPLICIT_GEMM, [1, 1]), expected) < 1e-6

@@ -69,14 +69,6 @@ def test_it_is_the_convolution(operation: Operation, memory_format: MemoryFormat
     assert error_of(algorithm("pointwise"), problem, (n,)) < TOLERANCE
 
 
-@by_operation
-@by_format
-def test_a_thread_for_every_channel_finds_work_or_none(operation: Operation, memory_format: MemoryFormat) -> None:
-    torch.set_num_threads(40)
-    problem = ConvProblem(operation, 20, 7, 7, 40, 1, 1, memory_format=memory_format)
-    assert error_of(algorithm("pointwise"), problem, (1,)) < TOLERANCE
-
-
 @by_format
 @by_threads
 @pytest.mark.parametrize("adds", [False, True], ids=["alone", "added"])
@@ -225,29 +217,6 @@ def test_what_is_left_to_other_algorithms_has_a_reason(operation: Operation) -> 
 
 
 # C, H, W, K, R, S, stride, padding
-FIRST_LAYERS = [
-    (3, 30, 32, 64, 7, 7, 2, 3),
-    (3, 35, 35, 20, 11, 11, 4, 2),
-    (3, 12, 28, 13, 3, 3, 1, 1),
-    (1, 9, 8, 9, 3, 3, 1, 1),
-    (4, 16, 20, 24, 4, 4, 4, 0),
-    (2, 11, 70, 7, 3, 5, 3, 2),
-]
-
-
-@by_operation
-@by_format
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("layer", FIRST_LAYERS, ids=str)
-def test_first_layers(operation: Operation, memory_format: MemoryFormat, threads: int, layer: tuple[int, ...]) -> None:
-    c, h, w, k, r, s, stride, padding = layer
-    torch.set_num_threads(threads)
-    problem = ConvProblem(
-        operation, c, h, w, k, r, s, (stride, stride), (padding, padding), memory_format=memory_format
-    )
-    assert error_of(IMPLICIT_GEMM, problem) < 1e-6
-
-
 @by_format
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_FILTER])
 def test_rows_of_every_width(operation: Operation, memory_format: MemoryFormat) -> None:
@@ -255,14 +224,3 @@ def test_rows_of_every_width(operation: Operation, memory_format: MemoryFormat) 
     for width in range(1, 60):
         problem = ConvProblem(operation, 3, 3, width + 2, 5, 3, 3, memory_format=memory_format)
         assert error_of(IMPLICIT_GEMM, problem, (1,)) < 1e-6, width
-
-
-@by_operation
-@by_format
-def test_narrow_images_with_many_channels(operation: Operation, memory_format: MemoryFormat) -> None:
-    """Register tiles go on across rows, and the inner dimension is taken in parts."""
-    for size, stride in ((7, 1), (14, 2), (9, 3), (26, 2)):
-        problem = ConvProblem(
-            operation, 40, size, size, 24, 3, 3, (stride, stride), (1, 1), memory_format=memory_format
-        )
-        assert error_of(IMPLICIT_GEMM, problem) < 1e-6, (size, stride)

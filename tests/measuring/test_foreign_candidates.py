@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import RANDOM, FakeBackend
-from support.races import CLOCK, SIZES, fake, race_on, results_of
+from support.races import CLOCK, fake, race_on, results_of
 
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines, Plan
@@ -77,26 +77,6 @@ def test_the_workspace_of_what_a_source_offers_is_asked_for_at_every_size() -> N
     results = results_of(Shrinking("cudnn:7", CLOCK, linear(0.01)), limit_bytes=50)
     assert {size for _, size in results} == {4, 8}
     assert results_of(Shrinking("ours", CLOCK, linear(0.01)), limit_bytes=50) == {}
-
-
-def test_of_the_best_that_are_offered_all_sizes_come_before_any_of_the_others() -> None:
-    algorithms = [fake("ours"), *(fake(f"cudnn:{number}") for number in range(9))]
-    candidates, _ = find_candidates(FORWARD, algorithms, SIZES)
-    order = [(c.algorithm.name, c.micro_batch_size) for c in candidates]
-    best = {"ours", *(f"cudnn:{number}" for number in range(8))}
-    assert {name for name, _ in order[: len(SIZES) * 9]} == best
-    assert [size for _, size in order[: len(SIZES) * 9]] == sorted(SIZES * 9)
-    assert order[len(SIZES) * 9 :] == [("cudnn:8", size) for size in sorted(SIZES)]
-
-
-def test_one_that_needs_less_for_more_samples_is_not_outclassed_by_what_needs_more() -> None:
-    """At a sample it needs 80 bytes, more than its faster rival with 50; at 8 samples it needs 10."""
-    rival = fake("rival", 0.01, prepared_bytes=50)
-    sizes = {
-        name: {size for who, size in results_of(rival, Shrinking(name, CLOCK, linear(0.05))) if who == name}
-        for name in ("cudnn:7", "ours")
-    }
-    assert sizes == {"cudnn:7": {1, 8}, "ours": {1}}
 
 
 class BreakableClock(FakeClock):

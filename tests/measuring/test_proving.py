@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -78,20 +76,6 @@ def test_what_is_slow_in_half_precision_is_tried_on_few_samples(prover: Prover) 
     assert isinstance(right, Proof)
 
 
-def test_what_is_killed_from_outside_is_not_to_blame(prover: Prover) -> None:
-    killed, right = verdicts(prover, Product("is-killed"), Product())
-    assert isinstance(killed, UnprovenError)
-    assert isinstance(right, Proof)
-
-
-def test_a_process_that_has_ended_is_started_again(prover: Prover) -> None:
-    assert isinstance(*verdicts(prover, Product()), Proof)
-    assert prover._process is not None
-    os.kill(prover._process.pid, signal.SIGKILL)
-    prover._process.wait()
-    assert isinstance(*verdicts(prover, Product()), Proof)
-
-
 def test_several_threads_may_ask(prover: Prover) -> None:
     found: list[Proof | Exception] = []
     threads = [threading.Thread(target=lambda: found.extend(verdicts(prover, Product()))) for _ in range(3)]
@@ -101,14 +85,6 @@ def test_several_threads_may_ask(prover: Prover) -> None:
         thread.join()
     assert len(found) == 3
     assert all(isinstance(proof, Proof) for proof in found)
-
-
-def test_classes_of_a_script_are_sent_with_their_code(prover: Prover) -> None:
-    """Those of a script or a notebook cannot be imported anywhere else."""
-    scope: dict[str, object] = {"__name__": "__main__", "Product": Product}
-    exec("class Own(Product):\n    name = 'test/own'\n    __slots__ = ()\n", scope)
-    (proof,) = verdicts(prover, scope["Own"]())  # type: ignore[operator]
-    assert isinstance(proof, Proof)
 
 
 def test_what_cannot_be_sent_is_not_run_and_keeps_nothing_else_from_it(prover: Prover) -> None:

@@ -8,15 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.clock.machine import FakeAlgorithm, linear
 from support.races import CLOCK, SIZES, fake, given_of, race_of
 
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.prior import Expectation, Prior
+from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
 from mucudnn.measuring.quick_race import QuickRace
-from mucudnn.measuring.race import _seconds_of_probe
-from mucudnn.measuring.thresholds import HOPELESS_IN_LIKE
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
@@ -52,43 +50,11 @@ def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
     assert samples == {"native": 1, "best": 2, "close": 2}
 
 
-def test_a_size_that_was_the_part_before_is_sampled_as_often_as_others() -> None:
-    """Single samples take 1.3 times as long as the whole mini-batch at once: too long for a second sample."""
-    best = FakeAlgorithm("best", CLOCK, lambda size: 0.0036 + 0.01 * size)
-    results = search(given_of(fake("native", 0.05), best))
-    assert results["best", 1].samples == 1
-    assert best.sizes_run.count(1) == 4  # checked, probed twice as a part, sampled as a size
-
-
-@pytest.mark.parametrize(("first_s", "expected_s"), [(0.04, 0.002), (0.06, 0.06)])
-def test_a_probe_is_the_faster_of_two_calls_unless_the_first_is_long(first_s: float, expected_s: float) -> None:
-    """The first call of a library may compile its code."""
-    seconds, clock = iter((first_s, 0.002)), FakeClock()
-    assert _seconds_of_probe(lambda: clock.advance(next(seconds)), clock) == pytest.approx(expected_s)
-
-
-def test_short_first_samples_are_taken_twice() -> None:
-    """The first call of a size loads code, which takes longer than a convolution of microseconds."""
-    calls: dict[int, int] = {}
-
-    def seconds(size: int) -> float:
-        calls[size] = calls.get(size, 0) + 1
-        return 2e-5 if calls[size] > 2 else 2e-4  # the check, then the first sample
-
-    results = search(given_of(fake("native", 0.01), FakeAlgorithm("tiny", CLOCK, seconds)))
-    assert results["tiny", LARGEST].step_s == pytest.approx(2e-5)
-
-
 def test_where_torchs_own_wins_nothing_is_cut() -> None:
     assert set(search(given_of(fake("native", 0.01), fake("other", 0.02)))) == {
         ("native", LARGEST),
         ("other", LARGEST),
     }
-
-
-def test_half_the_size_is_tried_of_a_second_one_that_is_close() -> None:
-    results = search(given_of(fake("native", 0.05), fake("best", 0.01), fake("close", 0.0105)))
-    assert {size for name, size in results if name == "close"} == {4, LARGEST}
 
 
 class LastResort(FakeAlgorithm):
@@ -212,12 +178,6 @@ def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
     assert set(torchs(lambda n: 0.02 * n if n > 4 else 0.01 * n)) == set(SIZES)
 
 
-def test_the_other_format_is_held_by_the_limit() -> None:
-    other = fake("native-other-format", 0.01, scratch_bytes_per_sample=10)
-    results = search(given_of(fake("native", 0.02), other, limit_bytes=20, baseline_exempt=True))
-    assert {size for name, size in results if name == "native-other-format"} == {1, 2}
-
-
 def test_after_a_failure_the_next_smaller_size_is_looked_at() -> None:
     results = search(given_of(fake("native", 0.02), fake("best", 0.01, failing_sizes=[8])))
     assert isinstance(results["best", 8], Failure)
@@ -260,14 +220,6 @@ def test_foreign_code_that_was_slow_when_it_was_proven_never_runs_here(
         assert (result.step_s, result.relative_error) == (0.4, 1e-7)
 
 
-def test_what_was_too_slow_to_measure_in_like_problems_is_hopeless() -> None:
-    prior = Prior()
-    for problem in NEAR:
-        slow = Failure(MicroConfig("slow", 1), "it is too slow to measure", least_s=0.03)
-        prior.learn(problem, [measurement("best", 0.01), slow])
-    assert prior.expected(FORWARD, "slow") == Expectation(3.0, HOPELESS_IN_LIKE[2])
-
-
 def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> None:
     prior = Prior()
     for problem in NEAR:
@@ -279,16 +231,6 @@ def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> 
     assert passed.is_passed_over
     assert passed.reason == "3.0 times the fastest in like problems"
     assert not slow.sizes_run
-
-
-def test_one_like_problem_distant_ones_and_other_operations_say_nothing() -> None:
-    far = [ConvProblem(Operation.FORWARD, c=c, h=300, w=300, k=512, r=1, s=1) for c in (512, 1024)]
-    others = [problem.with_operation(Operation.BACKWARD_DATA) for problem in NEAR]
-    for problems in (NEAR[:1], far, others):
-        prior = Prior()
-        for problem in problems:
-            prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.03)])
-        assert prior.expected(FORWARD, "slow") is None
 
 
 def test_what_is_far_slower_in_other_operations_is_hopeless_here_too() -> None:
@@ -304,27 +246,6 @@ def test_what_is_far_slower_in_other_operations_is_hopeless_here_too() -> None:
     assert not passed_over_at(3.0)
 
 
-def test_the_setup_of_a_small_part_is_shared_by_the_mini_batch() -> None:
-    """In whole the mini-batch takes 0.01 s a sample by either, setups included; only one was measured in whole."""
-    prior, whole = Prior(), MicroConfig("whole", LARGEST)
-    for problem in NEAR:
-        part = replace(measurement("part", 0.005), setup_s=0.04)
-        prior.learn(problem, [part, replace(measurement("whole", 0.08), micro_config=whole)])
-    expected = prior.expected(FORWARD, "part")
-    assert expected is not None
-    assert expected.ratio == pytest.approx(1.0)
-
-
-def test_three_like_problems_say_more_than_two() -> None:
-    third = ConvProblem(Operation.FORWARD, c=5, h=3, w=3, k=2, r=1, s=1)
-    for problems, is_out in ((NEAR, False), ([*NEAR, third], True)):
-        prior = Prior()
-        for problem in problems:
-            prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.015)])
-        results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.012)), prior)
-        assert isinstance(results["slow", LARGEST], Failure) is is_out
-
-
 def test_a_part_that_is_hopeless_is_all_that_runs_of_an_algorithm() -> None:
     slow, close = fake("slow", 0.03), fake("close", 0.02)
     results = search(given_of(fake("native", 0.02), fake("best", 0.01), slow, close))
@@ -333,17 +254,6 @@ def test_a_part_that_is_hopeless_is_all_that_runs_of_an_algorithm() -> None:
     assert {size for name, size in results if name == "close"} == {LARGEST}
     alone = fake("slow", 0.03)
     assert ("slow", LARGEST) in search(given_of(fake("native", 0.02), alone))  # 1.5 times the fastest: it stays
-
-
-def test_the_search_adds_what_it_finds_to_the_prior() -> None:
-    prior = Prior()
-    for problem in NEAR:
-        prior.learn(problem, [measurement("native", 0.01), measurement("slow", 0.01)])
-    search(given_of(fake("native", 0.01), fake("slow", 0.05)), prior)
-    expected = prior.expected(FORWARD, "slow")
-    assert expected is not None
-    assert expected.ratio == 1.0  # the least of the nearest
-    assert prior._known[next(iter(prior._known))]
 
 
 class Counted(FakeAlgorithm):
@@ -403,13 +313,6 @@ def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -
     known = tuple(results.values())
     left = QuickRace(**given_of(fake("native"), fake("best"), stored=known)).missing()
     assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
-
-
-def test_a_second_search_measures_nothing() -> None:
-    algorithms = fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105), fake("slow", 0.9)
-    found = list(search(given_of(*algorithms)).values())
-    known = tuple(r for r in found if isinstance(r, Measurement))
-    assert not search(given_of(*algorithms, stored=known))
 
 
 def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> None:

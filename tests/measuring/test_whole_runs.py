@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,10 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
-from mucudnn.running import choices
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
@@ -73,16 +70,6 @@ def test_the_executable_is_ready_before_the_first_call(monkeypatch: pytest.Monke
     call()
 
 
-def test_the_handle_is_free_when_the_call_is_gone() -> None:
-    before = set(choices._measured)
-    call = whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3))
-    (handle,) = set(choices._measured) - before
-    assert handle < choices.UNTUNED  # never that of a model
-    del call
-    gc.collect()
-    assert set(choices._measured) == before
-
-
 @pytest.mark.parametrize("keeps_workspace", [True, False])
 def test_a_workspace_is_kept_where_that_is_asked_for(keeps_workspace: bool) -> None:
     from mucudnn.running.workspace import _of_this_thread
@@ -112,8 +99,3 @@ def test_what_cannot_be_made_ready_is_an_outcome_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Executable, "build", fail)
     (failed,) = Machine.current().compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True)
     assert isinstance(failed, MemoryError)
-
-
-def test_a_configuration_of_another_batch_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"does not fit forward, x \(4, 4, 6, 7\)"):
-        run_whole(PROBLEM, DIVIDED, training_operands(PROBLEM, 4))

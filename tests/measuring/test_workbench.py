@@ -10,7 +10,7 @@ import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, BaseAlgorithm, Workspace
+from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm
@@ -101,17 +101,6 @@ def test_one_that_writes_behind_a_buffer_is_unsound(operation: Operation, index:
     with pytest.raises(UnsoundError, match=f"it wrote around {name}: 1 bytes, up to"):
         bench.relative_error(candidate(rogue, problem))
     assert bench.relative_error(candidate(Rogue(), problem)) < 1e-6
-
-
-@pytest.mark.parametrize("operation", Operation)
-def test_one_that_writes_before_its_result_is_unsound(operation: Operation) -> None:
-    problem = FORWARD.with_operation(operation)
-
-    def write_before(result: Tensor, *_: Tensor) -> None:
-        poke(result, -result.numel() * result.itemsize - 2)
-
-    with pytest.raises(UnsoundError, match="it wrote around the result: 1 bytes, from 2 bytes before the begin"):
-        Workbench(problem, 2).relative_error(candidate(Rogue(write_before), problem))
 
 
 @pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA])
@@ -219,18 +208,6 @@ def test_where_the_mini_batch_does_not_fit_fewer_samples_are_measured_on(
             bench.stream(candidates[1])
 
 
-def test_lack_of_memory_that_torch_tells_of_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workbench.random_operands
-
-    def refuse(problem: ConvProblem, n: int, *rest: object, **how: object) -> object:
-        if n > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return real(problem, n, *rest, **how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(workbench, "random_operands", refuse)
-    assert Workbench(FORWARD, BATCH).operands.batch_size == 2
-
-
 def test_where_not_one_sample_fits_the_error_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     allow(monkeypatch, 0)
     with pytest.raises(UnavailableError, match=r"one sample takes 1.*not enough free memory on cpu.*free some"):
@@ -275,11 +252,6 @@ def write(buffer: GuardedBuffer, start: int, count: int) -> None:
     everything[GUARD_BYTES + start : GUARD_BYTES + start + count] = 0
 
 
-def test_writing_all_of_a_part_is_no_trespass(buffer: GuardedBuffer) -> None:
-    write(buffer, 0, SIZE)
-    assert buffer.trespass(SIZE) is None
-
-
 @pytest.mark.parametrize(
     ("start", "count", "where"),
     [
@@ -294,25 +266,6 @@ def test_every_byte_of_both_zones_is_watched(buffer: GuardedBuffer, start: int, 
     assert buffer.trespass(SIZE) == where
     buffer.arm(SIZE)
     assert buffer.trespass(SIZE) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_before_a_run_a_part_is_not_a_number_and_aligned(buffer: GuardedBuffer, dtype: torch.dtype) -> None:
-    buffer.arm(96)
-    assert buffer.part(96).view(dtype).isnan().all()
-    assert buffer.part(96).data_ptr() % ALIGNMENT_BYTES == 0
-
-
-def test_it_grows_by_giving_back_first() -> None:
-    buffer = GuardedBuffer("cpu")
-
-    def grow() -> None:
-        for size in (2**20, 2**24, 2**26):
-            assert buffer.require(size)
-            buffer.part(size)
-
-    assert peak_allocated_bytes(grow) == 2**26 + 2 * GUARD_BYTES
-    assert not buffer.require(2**24)
 
 
 def test_what_cannot_grow_stays_as_large_as_it_was(buffer: GuardedBuffer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.running.choices import Choices
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.words.config import Config
@@ -93,32 +92,10 @@ def test_training_gives_torchs_result_and_gradients() -> None:
     assert ran(ours) == set(Operation)
 
 
-def test_double_backward() -> None:
-    torchs, ours = pair(4, 6, 3)
-    x = torch.randn(3, 4, 7, 7, requires_grad=True)
-
-    def penalty_gradients(module: nn.Module) -> tuple[Tensor, ...]:
-        (dx,) = torch.autograd.grad(module(x).square().mean(), x, create_graph=True)
-        return torch.autograd.grad(dx.norm(), (x, *module.parameters()), allow_unused=True, materialize_grads=True)
-
-    torch.testing.assert_close(penalty_gradients(ours), penalty_gradients(torchs), rtol=1e-5, atol=1e-5)
-
-
 def test_module_that_was_converted_after_tuning() -> None:
     torchs, ours = pair(4, 6, 3)
     assert_same(torchs.double(), ours.double(), torch.randn(3, 4, 7, 7, dtype=torch.float64))
     assert ran(ours) == set()
-
-
-@pytest.mark.parametrize("tuned", [True, False])
-def test_unbatched_input(tuned: bool) -> None:
-    torchs, ours = pair(4, 6, 3, n=1 if tuned else 3)
-    if not tuned:
-        assert ours.choices is not None
-        ours.choices = Choices.of({p: {3: by_size[3]} for p, by_size in ours.choices.configurations.items()})
-        ours.choices.executables.clear()
-    assert_same(torchs, ours, torch.randn(4, 7, 7))
-    assert ran(ours) == (set(Operation) if tuned else set())
 
 
 def test_smaller_batches_have_configurations_from_the_same_sweep() -> None:
@@ -206,19 +183,6 @@ def test_optimize_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_hooks_and_parameters_survive_the_swap() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    weight = model[0].weight
-    seen: list[object] = []
-    model[0].register_forward_hook(lambda module, args, y: seen.append(type(module)))
-    model[0].register_full_backward_hook(lambda module, dx, dy: seen.append("backward"))
-    mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
-    seen.clear()
-    torch.autograd.backward(model(torch.randn(2, 3, 7, 7, requires_grad=True)).sum())
-    assert seen == [mucudnn.Conv2d, "backward"]
-    assert model[0].weight is weight
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -235,20 +199,6 @@ def test_what_cannot_be_optimized_is_refused(arguments: tuple[Any, ...], message
 def test_lazy_modules_are_tuned_when_the_sample_has_made_them(tuner: FakeTuner) -> None:
     model = mucudnn.optimize(nn.Sequential(nn.LazyConv2d(4, 3)), torch.randn(2, 4, 8, 8))
     assert type(model[0]) is mucudnn.Conv2d  # type: ignore[index]
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_tensors_of_inference_mode_are_inputs_as_others(inside: bool, tuner: FakeTuner) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
-    with torch.inference_mode():
-        x = torch.randn(2, 3, 7, 7)
-        expected = model(x)
-    with torch.inference_mode(inside):
-        mucudnn.optimize(model, (x,))
-    assert type(model[0]) is mucudnn.Conv2d
-    assert len(tuner.asked) == 5  # three operations of two layers, but dx of the first
-    with torch.inference_mode():
-        torch.testing.assert_close(model(x), expected)
 
 
 def test_models_made_in_inference_mode_are_refused() -> None:

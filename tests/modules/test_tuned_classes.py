@@ -60,18 +60,6 @@ class OwnUp(nn.ConvTranspose2d):
         return super().forward(input, output_size).relu()
 
 
-class Registered(nn.Conv2d):
-    def __init_subclass__(cls, *, key: str, **options: Any) -> None:
-        super().__init_subclass__(**options)
-
-
-class Saves(nn.Conv2d):
-    """With a way of its own to be copied."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return nn.Conv2d, (3, 4, 3), self.__dict__
-
-
 IMAGES = torch.randn(2, 3, 7, 7)
 
 
@@ -111,13 +99,6 @@ def test_copies_are_of_the_same_class_and_tuned(copied: Callable[[Any], Any]) ->
     assert other.greeting() == "I am x"
     assert_exact(other, torchs, IMAGES)
     assert ran(other) == set(Operation)
-
-
-def test_two_modules_of_one_class_stay_of_one_class() -> None:
-    one, two = named(), named()
-    make_tunable(one)
-    make_tunable(two)
-    assert type(one) is type(two)
 
 
 @pytest.mark.parametrize(
@@ -163,17 +144,6 @@ def test_what_computes_in_its_own_way_is_left_alone(module: nn.Module, reason: s
         make_tunable(module)
 
 
-def test_what_cannot_be_derived_from_is_left_alone() -> None:
-    module = object.__new__(Registered)
-    nn.Conv2d.__init__(module, 3, 4, 3)
-    assert "no class can derive from Registered" in (why_left_alone(module) or "")
-
-
-def test_a_class_with_a_way_of_its_own_to_be_copied_keeps_it() -> None:
-    ours = tune_by_hand(Saves(3, 4, 3), IMAGES)
-    assert type(copy.deepcopy(ours)) is nn.Conv2d
-
-
 NORMS = [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
 
 
@@ -194,14 +164,6 @@ def test_parametrized_modules(make: Callable[[], nn.Module], norm: Any) -> None:
         pickle.dumps(ours)
 
 
-def test_a_copy_of_a_parametrized_module_is_not_swapped_with_it() -> None:
-    """Torch's copies of it have the same class."""
-    torchs = parametrizations.weight_norm(named())
-    other = copy.deepcopy(torchs)
-    make_tunable(torchs)
-    assert not isinstance(other, mucudnn.Conv2d)
-
-
 @pytest.mark.parametrize("make", [named, lambda: nn.Conv2d(3, 4, 3)], ids=["subclass", "torchs"])
 def test_parametrizations_come_and_go_after_tuning(make: Callable[[], nn.Module]) -> None:
     before = make()
@@ -218,13 +180,6 @@ def test_parametrizations_come_and_go_after_tuning(make: Callable[[], nn.Module]
     assert type(copy.deepcopy(ours)) is type(ours)
     ours.__class__ = ours.untuned_class
     assert type(ours) is cls
-
-
-def test_what_was_parametrized_after_tuning_is_not_turned_back() -> None:
-    """Its class is torch's, of ours: without it the parametrization would be lost."""
-    module: Any = tune_by_hand(nn.Conv2d(3, 4, 3), IMAGES)
-    parametrizations.weight_norm(module)
-    assert module.untuned_class is type(module)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

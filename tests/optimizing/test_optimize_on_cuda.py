@@ -5,7 +5,6 @@ Nothing is measured: tensors are fake ones, or those of the CPU in the place of 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -59,21 +58,6 @@ def test_it_is_tuned_on_the_models_own_gpu(tuned_on: list[object]) -> None:
         mucudnn.optimize(model, torch.randn(2, 3, 8, 8))
     assert tuned_on == [GPU, "cuda"]
     assert type(model[0]) is nn.Conv2d
-
-
-@pytest.mark.parametrize("set_in_torch", [False, True])
-@pytest.mark.usefixtures("tuned_on")
-def test_determinism_of_torchs_own_is_left_to_the_user_and_said(set_in_torch: bool) -> None:
-    config = Config(deterministic=True)
-    torch.backends.cudnn.deterministic = set_in_torch
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        with pytest.raises(StoppedError):
-            mucudnn.optimize(two_convolutions(), torch.randn(2, 3, 8, 8), config)
-    left, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, False
-    assert left is set_in_torch
-    warned = ["torch.backends.cudnn.deterministic = True" in str(one.message) for one in said]
-    assert warned == ([] if set_in_torch else [True])
 
 
 def test_convolutions_on_several_devices_are_refused_before_anything_runs() -> None:

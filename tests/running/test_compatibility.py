@@ -6,7 +6,6 @@ import copy
 import io
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -145,17 +144,6 @@ def test_an_exported_program_has_torchs_convolutions_for_any_batch(strict: bool)
         torch.testing.assert_close(program.module()(batch), torchs(batch), rtol=1e-3, atol=1e-4)
 
 
-def test_an_onnx_file_has_convolutions(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
-    onnx = pytest.importorskip("onnx")
-    _, ours, x = nets()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(ours, (x,), tmp_path / "model.onnx", dynamo=True, verbose=False)
-    kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
-    assert kinds.count("Conv") == 2
-
-
 def test_gradients_of_single_samples_and_of_several_results_at_once() -> None:
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
@@ -234,14 +222,7 @@ def test_scripting_and_eager_quantization_want_torchs_modules_back() -> None:
     assert torch.equal(*(quantized_in_eager_mode(copy.deepcopy(net), x) for net in (ours, torchs)))
 
 
-def test_what_is_traced_by_fx_can_be_optimized() -> None:
-    torchs, _, x = nets()
-    graph = tune_by_hand(torch.fx.symbolic_trace(torchs), x)
-    torch.testing.assert_close(graph(x), torchs(x), rtol=1e-4, atol=1e-4)
-    assert ran(graph) == {Operation.FORWARD}
-
-
-@pytest.mark.parametrize("kind", ["jit", "export"])
+@pytest.mark.parametrize("kind", ["jit", pytest.param("export", marks=pytest.mark.slow)])
 def test_what_another_process_loads_runs_torchs_own(tmp_path: Path, kind: str) -> None:
     """Once it has the operators: the choices are not in the file."""
     torchs, ours, x = nets()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -140,17 +138,6 @@ def test_what_a_wrapper_computes_itself_is_let_through() -> None:
     assert len(calls) == 1
 
 
-def test_untouched_is_of_the_thread_alone(recorder: Recorder) -> None:
-    x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
-    with untouched:
-        F.conv2d(x, w)
-        assert not recorder.calls
-        other = threading.Thread(target=F.conv2d, args=(x, w))
-        other.start()
-        other.join()
-    assert recorder.operators == ["convolution"]
-
-
 def test_threads_may_push_and_pop_while_others_compute() -> None:
     x, w, done, wrong = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3), threading.Event(), []
     expected = F.conv2d(x, w)
@@ -219,19 +206,6 @@ def test_kernels_stay_while_there_are_other_threads_and_are_torchs_own() -> None
     assert not recorder.calls
 
 
-def test_in_a_process_of_one_thread_torchs_tables_are_what_they_were() -> None:
-    script = """
-import torch
-from mucudnn.running.dispatcher import Wrapper, wrapped
-tables = lambda: [torch._C._dispatch_dump_table(f"aten::convolution{kind}") for kind in ("", "_backward")]
-before = tables()
-with wrapped(Wrapper(print, print)):
-    assert tables() != before
-assert tables() == before
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_errors_are_torchs_or_the_wrappers_and_meta_tensors_pass_by(recorder: Recorder) -> None:
     x, w = torch.randn(1, 2, 4, 4), torch.randn(3, 5, 3, 3)
     with untouched, pytest.raises(RuntimeError) as expected:
@@ -263,12 +237,6 @@ def test_torchs_own_kernel_passes_wrappers_by(recorder: Recorder) -> None:
     assert gradients[2] is None
 
 
-def test_an_old_torch_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.library, "get_kernel")
-    with pytest.raises(UnavailableError, match=r"install torch 2\.9 or later"):
-        push(Recorder().wrapper)
-
-
 @pytest.mark.usefixtures("another_thread")
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")  # of torch, where both are registered
 def test_a_kernel_that_another_package_has_replaced_is_refused_in_words() -> None:
@@ -282,13 +250,3 @@ def test_a_kernel_that_another_package_has_replaced_is_refused_in_words() -> Non
             others._destroy()
         with wrapped(Recorder().wrapper):
             pass
-
-
-def test_a_kernel_that_torch_itself_registers_for_a_device_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does for ``convolution_backward`` on CUDA."""
-    line = "CUDA: registered at /pytorch/build/aten/src/ATen/RegisterCUDA_0.cpp:1 :: (Tensor _0) -> Tensor _0 [ boxed ]"
-    monkeypatch.setattr(torch._C, "_dispatch_dump", lambda name: line)
-    assert callable(torchs_kernel("convolution_backward", "cuda"))
-    monkeypatch.setattr(torch._C, "_dispatch_dump", lambda name: "CUDA: registered at another.cpp:1 :: (none)")
-    with pytest.raises(UnavailableError, match="another package"):
-        torchs_kernel("convolution_backward", "cuda")

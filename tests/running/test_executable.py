@@ -1,11 +1,8 @@
 """``run`` against torch in float64, and the order in which it calls an algorithm."""
 
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
@@ -139,11 +136,6 @@ def test_slices_cover_the_batch_and_begin_on_powers_of_two_of_their_sizes(parts:
     assert samples == list(range(sum(size for _, size in parts)))
 
 
-def test_slices_that_can_lie_as_they_run_do() -> None:
-    sizes = [8, 8, 4, 2, 1]
-    assert [s.start for s in executables._placed(sizes)] == [0, 8, 16, 20, 22]
-
-
 def test_workspace_is_prepared_buffers_then_the_largest_scratch(recorders: Calls) -> None:
     executable = Executable.of(PROBLEM, configuration(("a", 2), ("b", 2), ("b", 1)))
     executable.execute(*operands(PROBLEM, 5))
@@ -192,23 +184,3 @@ def test_workspace_serves_training_after_inference_mode_and_is_the_cpus_whatever
 def test_algorithm_that_cannot_is_refused_with_its_reason(recorders: Calls) -> None:
     with pytest.raises(InvalidInputError, match=r"'a' cannot compute .*: it is square"):
         Executable.of(replace(PROBLEM, w=9), configuration(("a", 1)))
-
-
-class Meddled(WeakSet[Any]):
-    """While it is read, other threads list what is theirs."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for kept in super().__iter__():
-            another = threading.Thread(target=workspace._KeptWorkspace)
-            another.start()
-            another.join(0.05)  # which waits for the list, or has changed it
-            yield kept
-
-
-def test_workspaces_are_released_while_threads_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    workspaces = [workspace._KeptWorkspace() for _ in range(3)]
-    monkeypatch.setattr(workspace, "_workspaces", Meddled(workspaces))
-    for kept in workspaces:
-        kept.at_least(64)
-    release_workspaces()
-    assert all(kept.buffer is None for kept in workspaces)

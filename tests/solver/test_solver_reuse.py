@@ -186,16 +186,6 @@ def test_the_definition_holds(measurements: list[Measurement], n: int) -> None:
         assert key_of_cover([by_micro_config[m] for m in configuration.micro_configs]) == key_of(configuration)
 
 
-def test_linear_costs_have_the_known_front() -> None:
-    """step = 100 + b us and scratch = b bytes: ceil(n / b) steps, with the least b that needs no more of them."""
-    rows = [measured_us("linear", size, 100 + size, size) for size in range(1, 25)]
-    sets = desirable_sets(rows, 24)
-    for n in (7, 23, 24):
-        smallest_size = {-(-n // size): size for size in range(n, 0, -1)}
-        expected = sorted(((100 * count + n, size) for count, size in smallest_size.items()), reverse=True)
-        assert [key_of(c)[:2] for c in sets.of(n)] == expected
-
-
 def test_what_cannot_be_covered_has_an_empty_front() -> None:
     sets = desirable_sets([measured_us("a", 2, 5)], 5)
     assert [sets.size(n) for n in range(1, 6)] == [0, 1, 0, 1, 0]
@@ -208,11 +198,6 @@ def test_what_cannot_be_covered_has_an_empty_front() -> None:
 def test_setup_is_pooled_by_median_and_prepared_bytes_by_maximum() -> None:
     rows = [measured_us("a", s, 10, 1, setup_us=setup, prepared=setup) for s, setup in ((1, 3), (2, 5), (4, 100))]
     assert key_of(desirable_sets(rows, 4).of(4)[-1]) == (15, 101, 1, (("a", -4),))
-
-
-def test_a_micro_config_measured_twice_is_pooled() -> None:
-    rows = [measured_us("a", 1, 10, 4), measured_us("a", 1, 20, 8)]
-    assert key_of(desirable_sets(rows, 1).of(1)[0])[:2] == (15, 8)
 
 
 @pytest.mark.parametrize("n", [0, -1, 5])
@@ -313,15 +298,3 @@ def _order(keys: tuple[Key, ...], counts: list[int]) -> tuple[int, int, int]:
 )
 def test_sizes(policy: BatchSizePolicy, batch_size: int, expected: tuple[int, ...]) -> None:
     assert micro_batch_sizes(policy, batch_size) == expected
-
-
-@pytest.mark.parametrize("policy", BatchSizePolicy)
-def test_a_batch_below_one_is_refused(policy: BatchSizePolicy) -> None:
-    with pytest.raises(InvalidInputError, match="batch_size is 0"):
-        micro_batch_sizes(policy, 0)
-
-
-def test_policies_may_be_text_and_unknown_ones_are_refused() -> None:
-    assert micro_batch_sizes("undivided", 12) == (12,)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="policy is 'halves'; allowed are undivided, power-of-two, all"):
-        micro_batch_sizes("halves", 12)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mucudnn.bench.report.export import write_json
-from mucudnn.terminal.files import beside, require_writable, whole_file, whole_text
+from mucudnn.terminal.files import require_writable, whole_file, whole_text
 from mucudnn.words.errors import OutputError
 
 FILES = ("result.json", "result.json.new")
@@ -81,15 +81,6 @@ def test_mode_is_that_of_the_file_replaced_or_the_umasks(tmp_path: Path, mode: i
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_owner_is_that_of_the_file_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "old"
-    path.touch()
-    os.chown(path, 4711, 4712)
-    write_json(path, {})
-    assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712)
 
 
 def test_a_database_is_never_replaced_whatever_its_name(tmp_path: Path) -> None:
@@ -171,8 +162,3 @@ def test_standard_output_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
         subprocess.run([sys.executable, "-c", code, name], stdout=stream, cwd=tmp_path, check=True)
     assert (tmp_path / "out").read_text() == "before\n{}\nafter\n"
     assert only(tmp_path) == ["out"]
-
-
-@pytest.mark.parametrize(("first", "second"), [("a/m.csv", "a/m-curve.csv"), ("m", "m-curve"), ("-", "-")])
-def test_the_name_of_a_second_file(first: str, second: str) -> None:
-    assert beside(Path(first), "curve") == Path(second)

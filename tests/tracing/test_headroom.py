@@ -6,9 +6,7 @@ and torch's allocator counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -19,10 +17,8 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from mucudnn.kernels.contract.allocation import block_bytes, peak_allocated_bytes
-from mucudnn.kernels.contract.buffers import empty_activation
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.geometries import GEOMETRIES, geometry
-from mucudnn.tracing import headroom
 from mucudnn.tracing import training_step as tracing
 from mucudnn.tracing.headroom import (
     MOST_LOST_BYTES,
@@ -198,44 +194,6 @@ def test_limits_leave_room_for_what_the_allocator_does_not_cut_off() -> None:
     timeline = MemoryTimeline(0, (Event("relu", 10 * MIB),), calls)
     limits = headroom_limits(timeline, lambda problem, n: 0, "cuda")
     assert list(limits.values()) == [MIB - 1024, MIB, 5 * MIB - 1024]
-
-
-def test_a_model_on_cuda_is_traced_there_and_torchs_inner_bytes_counted_in_a_second_run_for_each_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runs, current, convolution = list[Operation](), list[torch.device](), headroom.torch_convolution
-
-    def run(operation: Operation, *operands: Any) -> Tensor:
-        runs.append(operation)
-        return convolution(operation, *operands)
-
-    @contextmanager
-    def made_current(device: torch.device) -> Iterator[None]:
-        current.append(device)
-        yield
-
-    monkeypatch.setattr(
-        headroom, "empty_activation", lambda problem, shape, device_type: empty_activation(problem, shape)
-    )
-    monkeypatch.setattr(headroom, "torch_convolution", run)
-    monkeypatch.setattr(headroom, "peak_requested_bytes", lambda function, device_type: peak_allocated_bytes(function))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    headroom._counted.cache_clear()
-    for operation in Operation:
-        problem = PROBLEM.with_operation(operation)
-        counted = torch_inner_bytes(problem, 3, "cuda")
-        assert runs == [operation, operation]
-        assert counted == torch_inner_bytes(problem, 3) == torch_inner_bytes(problem, 3, "cuda")
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            torch_inner_bytes(problem, 3, "cuda")
-        assert len(runs) == 5
-        runs.clear()
-    monkeypatch.setattr(headroom, "device_of", lambda model: torch.device("cuda", 1))
-    monkeypatch.setattr(headroom, "made_current", made_current)
-    found = find_headroom(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 1)), torch.randn(2, 3, 7, 7))
-    assert current == [torch.device("cuda", 1)]
-    assert found.limits == headroom_limits(found.timeline, torch_inner_bytes, "cuda")
-    assert any(found.limits.values())
 
 
 def test_models_elsewhere_are_refused() -> None:

@@ -240,14 +240,6 @@ def test_modules_of_every_kind_are_traced_and_optimized_alike() -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_autocast_holds(dtype: torch.dtype) -> None:
-    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-        calls = trace_step(conv_net(), torch.randn(4, 3, 12, 12)).calls
-    assert {call.problem.dtype for call in calls} == {str(dtype).removeprefix("torch.")}
-    assert {call.operation for call in calls} == ALL
-
-
 def test_errors_of_the_model_are_its_own_and_an_output_must_be_floating() -> None:
     class Labels(nn.Conv2d):
         def forward(self, x: Tensor) -> Any:
@@ -262,15 +254,3 @@ def test_errors_of_the_model_are_its_own_and_an_output_must_be_floating() -> Non
     reason = trace_step(DataDependent(), torch.randn(4, 3, 12, 12)).real_because
     assert reason is not None
     assert "DataDependent" in reason
-
-
-def test_as_json_and_as_a_frame() -> None:
-    timeline = trace_step(conv_net(), torch.randn(4, 3, 12, 12))
-    record = timeline.to_json()
-    assert record["peak_bytes"] == timeline.peak_bytes
-    assert [event["live_bytes"] for event in record["events"]] == [event.live_bytes for event in timeline.events]
-    frame = timeline.to_frame()
-    assert list(frame["name"]) == [call.name for call in timeline.calls]
-    assert list(frame["in_use_bytes"]) == [call.in_use_bytes for call in timeline.calls]
-    assert set(frame["operation"]) == ALL
-    assert MemoryTimeline(7, (), ()).peak_bytes == 7

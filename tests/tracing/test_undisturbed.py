@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from support.problems.nets import DataDependent, conv_net
 from torch import nn
 
 from mucudnn.tracing.training_step import trace_step, training_step
-from mucudnn.words.problem import Operation
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -57,12 +53,3 @@ def test_parts_that_are_frozen_stay_so() -> None:
     assert not frozen.training
     assert torch.equal(frozen.running_mean, running)
     assert operators.count("aten.add_.Tensor") == 1  # the batches counted by the other batch normalisation
-
-
-@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
-def test_gradients_are_computed_where_they_are_switched_off(switched_off: Callable[[], Any]) -> None:
-    model = conv_net()
-    with switched_off():
-        calls = trace_step(model, torch.randn(4, 3, 12, 12)).calls
-        assert not torch.is_grad_enabled()
-    assert {call.operation for call in calls} == set(Operation)

@@ -119,11 +119,6 @@ for change in (
     assert ended.stdout.splitlines() == expected, ended.stderr
 
 
-def test_as_torch_has_it_by_default_the_key_is_one_word() -> None:
-    """Which keeps the measurements that were made before there were more."""
-    assert str(TorchSettings.current()) == "tf32"
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "value", "word"),
     [
@@ -150,29 +145,6 @@ def test_what_changes_times_is_part_of_the_key(
     finally:
         setattr(owner, name, before)
     assert str(TorchSettings.current()) == "tf32"
-
-
-def test_the_limit_of_benchmark_counts_where_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 0)
-    assert str(TorchSettings.current()) == "tf32"
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert str(TorchSettings.current()) == "tf32 benchmark=0"
-
-
-def test_settings_that_this_torch_lacks_are_as_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Older:
-        def __getattr__(self, name: str) -> object:
-            if name == "depthwise_kernel":
-                raise AttributeError(name)
-            return getattr(newer, name)
-
-    newer = torch.backends.cudnn
-    monkeypatch.setattr(torch.backends, "cudnn", Older())
-    assert TorchSettings.current() == TorchSettings()
-
-
-def test_without_cudnn_there_are_none_of_its_engines() -> None:
-    assert "torch.backends.cudnn.enabled is off" in str(why_barred(TorchSettings(cudnn=False), EXACT, "float64"))
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -145,21 +145,6 @@ def test_one_thread_at_a_time_is_in_a_handle(backend: CudnnBackend, cudnn: FakeC
     assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 1
 
 
-def test_a_search_and_the_steps_of_other_threads_do_not_meet(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    with backend.building_for_a_while():
-        backend.execute(PLAN, POINTERS, 0x400, 0)
-        in_a_thread(lambda: backend.execute(OTHER, POINTERS, 0x400, 0))
-    of_search, of_step = (handle for handle, _, _ in cudnn.executed)
-    assert of_search != of_step
-    built = cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN)
-    backend.execute(OTHER, POINTERS, 0x400, 0)
-    assert cudnn.executed[-1][0] == of_step
-    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == built
-    with backend.building_for_a_while():
-        backend.execute(OTHER, POINTERS, 0x400, 0)
-    assert cudnn.executed[-1][0] == of_search
-
-
 def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
     backend.build(PLAN)
     made = len(cudnn.made)

@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.clock.machine import FORWARD
 from support.configured import run
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
@@ -44,20 +42,6 @@ def offered_by(cudnn: FakeCudnn) -> list[Engine]:
         patch.setattr(ctypes, "CDLL", lambda path: cudnn)
         library = Library("fake")
         return offered_engines(library, operation_graph(library, PROBLEM, 4))
-
-
-knobs = st.dictionaries(st.integers(0, 60), st.integers(-5, 3000)).map(lambda chosen: tuple(sorted(chosen.items())))
-
-
-@given(st.integers(0, 99), knobs)
-def test_names_round_trip(engine: int, chosen: tuple[tuple[int, int], ...]) -> None:
-    config = EngineConfig(engine, chosen)
-    assert EngineConfig.named(config.name) == config
-
-
-def test_names_are_as_databases_have_them() -> None:
-    assert EngineConfig(41, ((2, 0), (12, -1))).name == "cudnn:41 k2=0 k12=-1"
-    assert EngineConfig(0).name == "cudnn:0"
 
 
 @pytest.mark.parametrize("name", ["", "cudnn:", "cudnn:x", "cudnn:1 k2", "cudnn:1  k2=1", "gemm", "cudnn:1 k2=1 "])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from math import prod
@@ -132,17 +131,6 @@ def test_a_failed_call_tells_what_which_and_why(loading: Loader) -> None:
     assert str(caught.value) == "cuDNN: set the stream: CUDNN_STATUS_BAD_PARAM: stream is of another device"
     assert (caught.value.status, caught.value.is_unsupported) == (BAD_PARAM, False)
     assert isinstance(caught.value, MucudnnError)
-
-
-def test_lack_of_memory_is_told_from_what_will_never_work() -> None:
-    assert [CudnnError("execute", status, "", "").is_lack_of_memory for status in (3000, 4003, 4004, 5000)] == [
-        *(False, True, True, False)
-    ]
-
-
-def test_errors_reach_other_processes_whole() -> None:
-    error = pickle.loads(pickle.dumps(CudnnError("set", BAD_PARAM, "CUDNN_STATUS_BAD_PARAM", "why")))
-    assert (type(error), str(error), error.status) == (CudnnError, "cuDNN: set: CUDNN_STATUS_BAD_PARAM: why", BAD_PARAM)
 
 
 # Descriptors: what is set and read, in which C types, how long they live; and the graphs that are made of them.

@@ -10,14 +10,12 @@ from support.half_precision import assert_half_is_float32_rounded_once
 from support.problems.winograd_backend import WithoutCublas, awkward_geometries
 from torch import Tensor
 
-from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.cupy_launcher import LaunchError
 from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd, winograd_source
 from mucudnn.measuring import guard_zones
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 ALGORITHMS = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
@@ -117,17 +115,6 @@ def test_float32_is_rounded_to_half_precision_as_torch_does(launcher: EmulatedLa
 
 
 @compiled
-@by_format
-def test_filter_gradient_is_added_to_what_is_there(launcher: EmulatedLauncher, memory_format: MemoryFormat) -> None:
-    problem = problem_for(Operation.BACKWARD_FILTER, (9, 8), 3, memory_format=memory_format)
-    call = Call(problem, 3)
-    expected = reference(problem, call.x, call.w, call.y) + 3.0
-    call.w.fill_(3.0)
-    actual = call.run(WithoutCublas(4, 3, launcher=launcher), [2, 1])
-    assert relative_l2_error(actual, expected) < ROUNDING["float64"]
-
-
-@compiled
 @by_operation
 def test_the_filter_is_transformed_once_a_call(launcher: EmulatedLauncher, operation: Operation) -> None:
     check(launcher, 4, problem_for(operation, (9, 9), 3), (2, 2, 1))
@@ -180,26 +167,3 @@ def test_more_tiles_than_32_bits_count_are_refused() -> None:
     )
     with pytest.raises(LaunchError, match=r"2147483648 elements.*use a smaller micro-batch"):
         algorithm.step(problem, x, x, y, None, prepared, scratch)
-
-
-def test_a_bias_of_another_dtype_is_refused() -> None:
-    problem = problem_for(Operation.FORWARD, (5, 5), 3, dtype="bfloat16")
-    x, y = (torch.empty(shape, dtype=torch.bfloat16) for shape in (problem.x_shape(1), problem.y_shape(1)))
-    with pytest.raises(InvalidInputError, match=r"bias has dtype torch.float32.*torch.bfloat16"):
-        CudaWinograd(2, 3).step(problem, x, x, y, torch.zeros(problem.k), x, x)
-
-
-def test_workspace_is_u_v_and_m() -> None:
-    problem = ConvProblem(Operation.FORWARD, 8, 12, 12, 16, 3, 3, padding=(1, 1), dtype="float16")
-    assert CudaWinograd(4, 3).workspace(problem, 5) == Workspace(
-        prepared_bytes=36 * 8 * 16 * 4, scratch_bytes=36 * (5 * 9) * (8 + 16) * 4
-    )
-
-
-def test_sources_are_made_once_and_without_zeros() -> None:
-    arguments = (cook_toom(4, 3), "float32", MemoryFormat.CONTIGUOUS, 128)
-    source = winograd_source(*arguments)
-    assert source is winograd_source(*arguments)
-    assert "Real(0.0)" not in source
-    assert "out[0] = Real(0.87890625) * in[0] - Real(2.640625) * in[2] + in[4];" in source
-    assert "#include" not in source

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,16 +63,6 @@ def test_error_grows_with_the_tile_and_stays_bounded(operation: Operation) -> No
 
 
 @compiled
-@pytest.mark.parametrize("operation", [Operation.FORWARD, Operation.BACKWARD_DATA])
-def test_the_error_of_the_largest_tile_does_not_grow_with_the_channels(operation: Operation) -> None:
-    """One sum over 512 channels would have 2.4 times the error of one over 64."""
-    few, many = (
-        error_of(Winograd(6, 3), problem_for(Winograd(6, 3), operation, (12, 12), c=c, k=c)) for c in (64, 512)
-    )
-    assert many < 1.3 * few
-
-
-@compiled
 @by_name
 @by_operation
 def test_half_precision_is_float32_rounded_once(algorithm: Winograd, operation: Operation) -> None:
@@ -104,18 +93,11 @@ def test_what_is_not_supported_is_said(changes: dict[str, object], reason: str) 
     assert Winograd(4, 3).supports(replace(PROBLEM, **changes)) == reason  # type: ignore[arg-type]
 
 
-def test_names_are_the_published_ones() -> None:
-    names = ["winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5"]
-    names += ["winograd-2x2-stride2", "winograd-4x4-stride2", "winograd-4x4-5x5-stride2"]
-    assert [a.name for a in ALGORITHMS] == names
-
-
 # The matrices in exact fractions: they compute a correlation, with the structure that fast transforms rely on.
 
 
 USED = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
 NUMBERS = st.fractions(min_value=-8, max_value=8, max_denominator=16)
-CUSTOMARY = tuple(Fraction(p) for p in (0, 1, -1, 2, -2))
 
 
 def times(matrix: Matrix, vector: Sequence[Fraction]) -> list[Fraction]:
@@ -135,65 +117,3 @@ def test_it_is_the_correlation(m: int, r: int, data: st.DataObject) -> None:
     d = data.draw(st.lists(NUMBERS, min_size=f.a, max_size=f.a))
     g = data.draw(st.lists(NUMBERS, min_size=r, max_size=r))
     assert filtered(f, d, g) == [sum(d[i + j] * g[j] for j in range(r)) for i in range(m)]
-
-
-@pytest.mark.parametrize(("m", "r"), USED)
-def test_tile_transforms_are_exact_in_float32(m: int, r: int) -> None:
-    """So that rounding happens in sums only."""
-    f = cook_toom(m, r)
-    for row in (*f.a_t, *f.b_t):
-        assert all(Fraction(float(np.float32(float(x)))) == x for x in row)
-
-
-@pytest.mark.parametrize(("m", "r"), USED)
-def test_rows_of_a_pair_of_points_differ_in_the_signs_of_alternate_entries(m: int, r: int) -> None:
-    f = cook_toom(m, r)
-    for matrix in (f.b_t, f.g, tuple(zip(*f.a_t, strict=True))):
-        for plus, minus in zip(matrix[1:-1:2], matrix[2:-1:2], strict=True):
-            alternating = tuple(x * (-1) ** i for i, x in enumerate(plus))
-            assert minus in (alternating, tuple(-x for x in alternating))
-
-
-def test_customary_points_give_the_published_matrices() -> None:
-    """F(4, 3) as in Lavin and Gray (2016), section 4.3."""
-    f = cook_toom(4, 3, points=CUSTOMARY)
-    assert [[int(x) for x in row] for row in f.b_t] == [
-        [4, 0, -5, 0, 1, 0],
-        [0, -4, -4, 1, 1, 0],
-        [0, 4, -4, -1, 1, 0],
-        [0, -2, -1, 2, 1, 0],
-        [0, 2, -1, -2, 1, 0],
-        [0, 4, 0, -5, 0, 1],
-    ]
-    assert [[int(24 * x) for x in row] for row in f.g] == [
-        [6, 0, 0],
-        [-4, -4, -4],
-        [-4, 4, -4],
-        [1, 2, 4],
-        [1, -2, 4],
-        [0, 0, 24],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("m", "r", "points"),
-    [(4, 3, CUSTOMARY[:4]), (2, 3, CUSTOMARY), (2, 3, (Fraction(1),) * 3), (9, 9, None), (0, 3, ())],
-)
-def test_unsuitable_points_are_refused(m: int, r: int, points: tuple[Fraction, ...] | None) -> None:
-    with pytest.raises(ValueError, match=r"different points; given"):
-        cook_toom(m, r, points=points)
-
-
-def test_the_points_are_more_accurate_than_the_customary_ones() -> None:
-    """Sums over 256 channels in float32."""
-    random = np.random.default_rng(0)
-    d, g = random.standard_normal((256, 6, 6)), random.standard_normal((256, 3, 3))
-    exact = sum(d[:, i : i + 4, j : j + 4] * g[:, i : i + 1, j : j + 1] for i in range(3) for j in range(3)).sum(0)
-
-    def error_of_points(points: tuple[Fraction, ...] | None) -> float:
-        f = cook_toom(4, 3, points)
-        a_t, g_, b_t = (np.array([[float(x) for x in row] for row in of], np.float32) for of in (f.a_t, f.g, f.b_t))
-        u, v = g_ @ g.astype(np.float32) @ g_.T, b_t @ d.astype(np.float32) @ b_t.T
-        return float(np.linalg.norm(a_t @ (u * v).sum(0) @ a_t.T - exact))
-
-    assert 1.5 * error_of_points(None) < error_of_points(CUSTOMARY)

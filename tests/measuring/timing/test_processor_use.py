@@ -100,14 +100,6 @@ def test_what_cannot_be_read_is_unknown_and_nothing_fails(
     assert processors.allowed_cores() == 2.0
 
 
-def test_folders_in_place_of_files_are_no_error(tmp_path: Path) -> None:
-    for name in ("proc/self/cgroup", "cgroups/cpu.max", "cgroups/cpu.stat"):
-        (tmp_path / name).mkdir(parents=True)
-    processors = Processors(tmp_path / "proc", tmp_path / "cgroups")
-    assert processors.use().throttled_s is None
-    assert processors.allowed_cores() == 2.0
-
-
 @pytest.mark.parametrize(
     ("maximum", "expected"),
     [
@@ -125,20 +117,10 @@ def test_the_least_quota_of_the_groups_around_counts(tmp_path: Path, proc: Path)
     assert group(tmp_path, proc, "0::/a/b", "a/b", cpu_max="100000 100000").allowed_cores() == 0.5
 
 
-def test_a_container_that_is_told_an_outer_path_has_its_own_group_at_the_root(tmp_path: Path, proc: Path) -> None:
-    processors = group(tmp_path, proc, "0::/../../outside", ".", cpu_max="50000 100000", cpu_stat="throttled_usec 7")
-    assert processors.allowed_cores() == 0.5
-
-
 def test_throttled_time_is_that_of_the_group_that_had_most(tmp_path: Path, proc: Path) -> None:
     group(tmp_path, proc, "0::/a/b", "a", cpu_stat="usage_usec 5\nnr_throttled 1\nthrottled_usec 2500000\n")
     processors = group(tmp_path, proc, "0::/a/b", "a/b", cpu_stat="usage_usec 5\nthrottled_usec 500000\n")
     assert processors.use().throttled_s == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize("text", ["", "throttled_usec many\n", "three words here\n", "usage_usec 3\n"])
-def test_a_group_that_does_not_count_is_unknown(tmp_path: Path, proc: Path, text: str) -> None:
-    assert group(tmp_path, proc, "0::/box", "box", cpu_stat=text).use().throttled_s is None
 
 
 def test_own_time_goes_on_with_work() -> None:

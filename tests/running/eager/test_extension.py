@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,30 +82,6 @@ def test_calls_have_the_same_key_where_nothing_differs_that_decides() -> None:
 )
 def test_calls_that_are_not_for_it_have_no_key(other: dict[str, Any]) -> None:
     assert key(**other) is None
-
-
-@only_native
-def test_a_tensor_that_a_method_calls_unusual_is_not_plain(names_of_torch: None) -> None:
-    """So it is with names of dimensions, where torch has them; here inference tensors stand for those."""
-    with torch.inference_mode():
-        x = images()
-    assert hot_path.is_eager(x, x, None)
-    hot_path.set_up((*hot_path.UNUSUAL, "is_inference"))
-    assert not hot_path.is_eager(x, x, None)
-    assert hot_path.is_eager(images(), images(), None)
-
-
-@only_native
-@pytest.mark.parametrize("major", [0, 2])
-def test_another_version_of_dlpack_is_refused(major: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = (ctypes.c_void_p * 8)(major, 0, 1, 1, 1, 1, 1)  # the header, and what must not be called
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    capsule = new(functions, b"dlpack_exchange_api", None)
-    monkeypatch.setattr(Tensor, "__dlpack_c_exchange_api__", capsule)
-    with pytest.raises(ValueError, match="another version of DLPack"):
-        hot_path.set_up()
-    assert hot_path.is_eager(images(), images(), None)  # as before
 
 
 # ---- results that it makes by itself ---------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.eager_layers import GEOMETRY, TOLERANCE, choices_of, images, layer, ran
+from support.eager_layers import GEOMETRY, images, layer, ran
 from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
-from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import Operation
 
 
@@ -60,15 +59,6 @@ def test_a_graph_can_be_kept_is_gone_otherwise_and_notices_operands_changed_in_p
     y.sum().backward()
 
 
-def test_gradients_add_up_also_where_anomalies_are_looked_for() -> None:
-    ours, x = layer(), images()
-    (once,) = torch.autograd.grad(ours(x).sum(), ours.weight)
-    for number in (1, 2, 3):
-        with torch.autograd.set_detect_anomaly(number == 3):
-            ours(x).sum().backward()
-        torch.testing.assert_close(ours.weight.grad, number * once)
-
-
 def test_what_is_not_tuned_is_torchs_own() -> None:
     ours = layer()
     assert ours.choices is not None
@@ -92,14 +82,3 @@ def test_a_call_computes_without_autograd_and_takes_lists() -> None:
         y = operators.computed(Operation.FORWARD, x, ours.weight.detach(), ours.bias, lists, ours.choices)
         torch.testing.assert_close(y, ours(x).detach())
     assert len(ours.choices.executables) == 1
-
-
-def test_a_workspace_that_was_given_back_is_made_again() -> None:
-    ours, x = layer(), images()
-    y = ours(x)
-    release_workspaces()
-    assert torch.equal(ours(x), y)
-    larger = layer(choices_of("winograd-2x2"))
-    release_workspaces()
-    assert torch.equal(ours(x), y)
-    torch.testing.assert_close(larger(x), y, **TOLERANCE)
