@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-import torch
 from rich.table import Table
 from support.command_line import fail, invoke, one_layer
 from support.ranks.launching import torchrun
@@ -18,11 +17,9 @@ from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
-from mucudnn.cli.bench.data_parallel import parse_caps
 from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.communication import Communication
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import MemoryFormat
 
 pytestmark = pytest.mark.slow
@@ -92,24 +89,6 @@ def test_a_source_without_a_model_is_refused_once(tmp_path: Path) -> None:
     assert said.count("has no model to run") == 1
 
 
-def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.running.environment.require_cuda", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert "2 ranks need as many GPUs, and there are 1" in fail(*TRAINED, *QUICK, "--device", "cuda")
-
-
-def test_torchrun_says_how_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert "torchrun has started 2 ranks, not 3" in fail(*TRAINED, *QUICK, "--ranks", "3")
-
-
-def test_sizes_of_buckets_are_read_once_each() -> None:
-    assert parse_caps("25,default,0.5,25") == (25, None, 0.5)
-    with pytest.raises(InvalidInputError, match="write for example default,1,5,25"):
-        parse_caps("")
-
-
 # Told
 
 
@@ -148,11 +127,6 @@ def told(tmp_path: Path, setting: Setting, found: list[Row]) -> list[Table | str
 
 def test_the_table_compares_with_torch_of_the_same_buckets(tmp_path: Path) -> None:
     assert_as_stored("bench-data-parallel", *told(tmp_path, *rows()))
-
-
-def test_a_period_is_told_where_there_is_one(tmp_path: Path) -> None:
-    _, words = told(tmp_path, *rows(communication=Communication.HIERARCHICAL_SGD))
-    assert "one in 4" in str(words)
 
 
 def test_ranks_that_are_not_equal_fail_the_command_once_all_is_told(

@@ -90,18 +90,6 @@ def test_no_command_writes_over_a_database(tuned: Path, layers: Path, tmp_path: 
     assert rows(tuned) == rows(other) == before
 
 
-def test_a_profile_and_the_users_model_are_inputs(
-    tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unmeasured: None
-) -> None:
-    profile = tmp_path / "profile.csv"
-    assert invoke("database", "export", profile).exit_code == 0
-    monkeypatch.chdir(tmp_path)
-    assert "'DATABASE|PROFILE'" in fail("solve", profile, "--network", "alexnet", "--json", profile)
-    Path("model.py").write_text("raise SystemExit('imported')\n")
-    for source in ("model:make", "model.py:make"):
-        assert "is a Python file" in fail("tune", source, "--input", "3x8x8", "--json", "model.py")
-
-
 def test_two_outputs_cannot_be_one_file(layers: Path, tmp_path: Path, unmeasured: None) -> None:
     out = tmp_path / "m-curve.csv"
     explain = ("explain", layers, "--budget", "1MiB")
@@ -131,17 +119,6 @@ def test_an_output_that_fails_in_the_end_costs_neither_table_nor_rows(
     assert "only" in result.stdout
     assert rows(database)
     assert json.loads((tmp_path / "out.json").read_text())["problems"]
-
-
-def test_records_have_no_infinite_numbers(tuned: Path, layers: Path, tmp_path: Path) -> None:
-    def refuse(name: str) -> None:
-        pytest.fail(f"{name} is not JSON")
-
-    solve = ("solve", tuned, "--network", layers, "--batch", "2", "--operations", "forward")
-    assert "it must be a finite number" in fail(*solve, "--max-relative-error", "inf")
-    assert "it must be a finite number" in fail(*solve, "--max-relative-error", "nan")
-    assert invoke(*solve, "--json", tmp_path / "out.json").exit_code == 0
-    json.loads((tmp_path / "out.json").read_text(), parse_constant=refuse)
 
 
 # Standard output and error, in a process of its own: a shell leads them elsewhere.
@@ -177,20 +154,6 @@ def test_standard_streams_that_fail(line: str, status: int, expected: str) -> No
     assert "Traceback" not in result.stderr
 
 
-def test_files_are_written_though_nobody_reads_the_table(tuned: Path, layers: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    solve = f"mucudnn solve {tuned} --network {layers} --batch 2 --operations forward"
-    assert shell(f"{solve} --json {out} | true").returncode == 0
-    assert json.loads(out.read_text())["complete"]
-    assert shell(f"{solve} --json /dev/stdout | head -1").returncode == 0
-    out.unlink()
-    full = shell(f"{solve} --json {out} > /dev/full")
-    assert full.returncode == 2
-    assert "standard output could not be written: No space left on device; all files and" in full.stderr
-    assert json.loads(out.read_text())["complete"]
-    assert '"complete"' in shell(f"{solve} --json -").stdout
-
-
 @pytest.mark.parametrize(
     "environment",
     [
@@ -217,26 +180,6 @@ def test_every_sign_that_is_printed_has_one_in_ascii() -> None:
     }
     assert printed <= IN_ASCII.keys()
     assert all(len(sign) == 1 and sign.isascii() for sign in IN_ASCII.values())
-
-
-@pytest.mark.parametrize("sidecar", ["-wal", "-shm", "-journal"])
-def test_what_sqlite_keeps_beside_any_database_is_no_output(layers: Path, tmp_path: Path, sidecar: str) -> None:
-    """Not of the command's own alone: a killed writer's rows are in its log until somebody opens it again."""
-    other = tmp_path / "other.sqlite"
-    Database(other).close()
-    for target in (f"{other}{sidecar}", f"{tmp_path}/link.json"):
-        Path(tmp_path, "link.json").unlink(missing_ok=True)
-        Path(tmp_path, "link.json").symlink_to(f"{other}{sidecar}")
-        assert f"belongs to the database {other}" in fail("tune", layers, *TUNE, "--json", target)
-        assert not Path(f"{other}{sidecar}").exists()
-
-
-def test_a_name_that_ends_like_a_sidecar_is_an_output_where_there_is_no_database(
-    tmp_path: Path, database: Path
-) -> None:
-    Database(database).close()
-    (tmp_path / "notes").write_text("no database")
-    assert invoke("database", "export", tmp_path / "notes-wal", "--format", "csv").exit_code == 0
 
 
 def test_a_database_in_the_home_folder_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,14 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
-from support.command_line import fail, one_layer, rows
+from support.command_line import one_layer, rows
 from support.places import TESTS
-from support.ranks.failing_jobs import Failing, Refusing
+from support.ranks.failing_jobs import Failing
 from support.ranks.launching import torchrun
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.ranks import _of_local_rank, on_every_rank, ranks_here, ranks_of_torchrun
-from mucudnn.words.errors import SharingError, UnavailableError
+from mucudnn.cli.shared.ranks import on_every_rank
+from mucudnn.words.errors import SharingError
 
 pytestmark = pytest.mark.slow
 
@@ -59,17 +59,6 @@ def test_a_rank_of_torchrun_ends_at_once(argument: str, status: int) -> None:
         assert ("as usual" in done.stdout) is ends_as_usual
 
 
-@pytest.mark.parametrize("command", [("tune",), ("explain",), ("bench", "convolutions")])
-def test_the_gpu_of_a_number_is_looked_for(
-    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def named(device: str) -> torch.device:
-        raise UnavailableError(f"{device} is not there")
-
-    monkeypatch.setattr("mucudnn.running.devices.device_named", named)
-    assert "cuda:3 is not there" in fail(*command, one_layer(tmp_path), "--device", "cuda:3")
-
-
 def test_the_gpu_of_a_number_is_the_current_one_while_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command itself is told the type alone."""
     current = ["cuda:0"]
@@ -91,13 +80,6 @@ def test_the_gpu_of_a_number_is_the_current_one_while_a_command_runs(monkeypatch
     assert CliRunner().invoke(command, ["--device", "cuda"]).output == "cuda is cuda:0\n"
 
 
-def test_under_torchrun_each_local_rank_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert [_of_local_rank(device) for device in ("cuda", "cuda:3", "cpu")] == ["cuda:1", "cuda:3", "cpu"]
-
-
 @pytest.mark.parametrize(
     ("how", "message"), [("killed", "rank 1: killed by SIGKILL;"), ("raises", "rank 1: ValueError: out of patience;")]
 )
@@ -106,11 +88,6 @@ def test_the_rank_that_failed_first_is_named(how: str, message: str, capfd: pyte
     with pytest.raises(SharingError, match=message):
         on_every_rank(Failing(how), 2, "cpu")
     assert ("raise ValueError" in capfd.readouterr().err) == (how == "raises")
-
-
-def test_what_all_ranks_say_is_said_once() -> None:
-    with pytest.raises(SharingError, match=r"^there is no such network$"):
-        on_every_rank(Refusing(), 2, "cpu")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -130,13 +107,3 @@ def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None
         finally:
             command.kill()
     assert command.returncode in (-how, 1)
-
-
-def test_torchrun_says_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "4"}
-    for name in told:
-        monkeypatch.delenv(name, raising=False)
-    assert (ranks_of_torchrun(), ranks_here(2)) == (None, 2)
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert (ranks_of_torchrun(), ranks_here(8)) == (8, 4)

@@ -81,22 +81,6 @@ def _from_first_frame(errors: str, folder: Path) -> str:
     return errors[errors.find(f'File "{folder}') :]
 
 
-def test_a_program_on_standard_input(tmp_path: Path) -> None:
-    program = PLAIN
-    expected, found = (
-        subprocess.run(
-            [sys.executable, *command, "-", "a"],
-            cwd=tmp_path,
-            input=program,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        for command in ((), ("-m", "mucudnn", "run"))
-    )
-    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
-
-
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     assert python("-m", "mucudnn", "run", "no.py", cwd=tmp_path) == (
         1,

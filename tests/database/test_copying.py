@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,13 +60,6 @@ def test_everything_that_is_added_is_copied_with_its_time_stamp(file: Database) 
         assert file.best_rate(ENVIRONMENT) == 7.0
 
 
-def test_what_others_add_to_the_file_changes_no_answer(file: Database, path: Path) -> None:
-    with CopyingDatabase(file) as database, Database(path) as other:
-        other.add(*HERE, measured(4))
-        assert sizes(database) == [1]
-        assert sizes(file) == [1, 4]
-
-
 def test_rows_of_others_are_taken_and_copied_where_it_is_asked_for(file: Database, tmp_path: Path) -> None:
     with Database(tmp_path / "other.sqlite") as other, CopyingDatabase(file) as database:
         other.add(*HERE, measured(8))
@@ -87,18 +79,6 @@ def test_a_file_that_cannot_be_written_is_left_alone_after_a_word(path: Path, fi
         assert sizes(database) == [1, 2]
         assert sizes(file) == [1]
         database.close()
-
-
-def test_a_file_that_fails_is_left_alone_after_a_word(path: Path) -> None:
-    file = Database(path, timeout_s=0.0)
-    with file, Database(path) as busy, CopyingDatabase(file) as database:
-        with busy._file.writing(), pytest.warns(UserWarning, match="kept in memory only: .* locked by another process"):
-            database.add(*HERE, measured(2))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            database.add(*HERE, measured(4))
-        assert sizes(database) == [2, 4]
-        assert sizes(file) == []
 
 
 def test_a_network_folder_is_written_by_the_one_that_copies(file: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.database.exports import export_csv, export_json_lines
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
-from mucudnn.words.results import MicroConfig, WholeRun
+from mucudnn.words.results import WholeRun
 
 NO_TEXT = b"\xff\xfe"
 REFUSED = [  # a statement with a parameter, and what that is
@@ -142,14 +141,6 @@ def test_files_that_cannot_be_used_say_so(
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    for name, read_only in product(("x" * 300, "a\0b", "loop"), (False, True)):
-        with pytest.raises(DatabaseError, match=r"cannot be opened: .*; name another file with Config\(database="):
-            Database(tmp_path / name, read_only=read_only)
-    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
-
-
 @pytest.mark.parametrize("command", ["info", "export", "prune"])
 def test_an_empty_file_has_nothing_and_stays_empty(tmp_path: Path, command: str) -> None:
     path = tmp_path / "empty.sqlite"
@@ -192,15 +183,6 @@ def test_random_bytes_of_the_file(path: Path, seed: int) -> None:
             start = draw.randrange(len(content))
             content[start : start + 500] = bytes(500)
     path.write_bytes(content)
-    exercise(path)
-
-
-def test_a_write_ahead_log_of_another_file(path: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.sqlite"
-    with Database(other) as database:
-        for size in range(1, 50):
-            database.add(HERE, PROBLEM, 1, replace(FAST, micro_config=MicroConfig("gemm", size)))
-        shutil.copy(f"{other}-wal", f"{path}-wal")
     exercise(path)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, fill
+from support.database_rows import FAST, FULL, HERE, PROBLEM, VERSIONS, fill
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database
@@ -109,26 +109,6 @@ def test_what_is_exported_comes_back(
                     assert read.whole_runs(*key) == database.whole_runs(*key)
 
 
-def test_newest_row_counts_wherever_it_stands(tmp_path: Path) -> None:
-    with Database(":memory:") as database:
-        for step_s in (3.0, 1.0):
-            database.add(HERE, PROBLEM, 1, replace(FAST, step_s=step_s))
-        heading, older, newer = exported(database, "csv").splitlines()
-    with read_profile(write(tmp_path / "profile", "\n".join((heading, newer, older)))) as read:
-        assert [m.step_s for m in read.measurements(HERE, PROBLEM, VERSIONS)] == [1.0]
-
-
-def test_columns_in_any_order_and_empty_lines_will_do(tmp_path: Path) -> None:
-    with Database(fill(tmp_path / "full.sqlite")) as database:
-        text = exported(database, "csv")
-    turned = io.StringIO(newline="")
-    csv.writer(turned, lineterminator="\n\n").writerows(cells[::-1] for cells in csv.reader(io.StringIO(text)))
-    path = write(tmp_path / "profile", "\ufeff" + turned.getvalue())
-    with read_profile(path) as read:
-        assert read.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
-        assert read.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
-
-
 # Bad rows
 
 
@@ -198,29 +178,6 @@ def test_what_is_wrong_is_said(profile: Path) -> None:
     write(profile, lines[0].replace("AMD EPYC", "\\ud800"))
     with pytest.raises(DatabaseError, match=r"line 1: .*surrogates not allowed"):
         read_profile(profile)
-
-
-def test_bad_csv_files(tmp_path: Path) -> None:
-    with Database(fill(tmp_path / "full.sqlite")) as database:
-        text = exported(database, "csv")
-    width = len(COLUMNS)
-    for damaged, expected in (
-        (
-            re.sub(r"\bstep_s,?", "", text, count=1),
-            "line 1: no column step_s; the columns are kind, measured_at",
-        ),
-        (text.replace("step_s", "colour", 1), "line 1: no column step_s, unknown column 'colour'; the col"),
-        (text.replace("step_s", "setup_s", 1), "line 1: no column step_s, column setup_s twice; the"),
-        (
-            text.replace("\r\n", ",1\r\n").replace("schema,1", "schema"),
-            f"line 2: has {width + 1} values; there must be {width}",
-        ),
-        (text + "measurement,now\r\n", f"line 5: has 2 values; there must be {width}"),
-        (text + '"cut off', "line 5: broken CSV: unexpected end of data"),
-    ):
-        path = write(tmp_path / "profile", damaged)
-        with pytest.raises(DatabaseError, match=re.escape(f"profile {path}, {expected}")):
-            read_profile(path)
 
 
 # What is opened

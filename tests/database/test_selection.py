@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import HERE
 from support.problems.measurements import measured as made_up
-from support.processes import loaded_by
 
 from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
@@ -131,14 +130,6 @@ def test_an_environment_is_picked_by_number_or_text(opened: Database) -> None:
         assert stored.environment == environment
 
 
-def test_the_only_environment_with_measurements_of_these_problems_is_taken(opened: Database) -> None:
-    fill(opened, [FORWARD])
-    fill(opened, [DATA], environment=ELSEWHERE)
-    opened.add_failure(ELSEWHERE, FORWARD, 1, Failure(MicroConfig("gemm", 4), "out of memory"))
-    assert select_measurements(opened, [Task(DATA, 4)], POWERS).environment == ELSEWHERE
-    assert select_measurements(opened, [Task(FORWARD, 4)], POWERS).environment == HERE
-
-
 # One version
 
 
@@ -158,19 +149,6 @@ def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:
     assert [m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))] == ["gemm", "native"]
     expected = "algorithms has gem, x; measured are direct, gemm, native"
     assert expected in refusal(opened, Task(FORWARD, 4), algorithms=("gem", "direct", "x"))
-
-
-def test_engines_are_named_one_by_one_or_by_their_source(opened: Database) -> None:
-    fill(opened, algorithms=["native", "gemm", "cudnn:6 k2=5", "cudnn:7"])
-    for named, chosen in (
-        (("cudnn",), {"cudnn:6 k2=5", "cudnn:7"}),
-        (("cudnn:7",), {"cudnn:7"}),
-        (("gemm", "cudnn:7"), {"gemm", "cudnn:7"}),
-    ):
-        stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=named)
-        assert set(stored.versions) == {"native", *chosen}
-        assert {m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))} == {"native", *chosen}
-    assert "measured are cudnn, gemm, native" in refusal(opened, Task(FORWARD, 4), algorithms=("cudnn:8",))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +235,3 @@ def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
     tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
     stored = select_measurements(opened, tasks, POWERS)
     assert [stored.whole_run(task, HALVES) for task in tasks] == [kept, fresh]
-
-
-def test_nothing_here_needs_torch() -> None:
-    assert loaded_by("import mucudnn.database.selection, mucudnn.database.exports, mucudnn.database.database") == set()

@@ -263,22 +263,3 @@ def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str, engin
 
 
 # Large tensors
-
-
-def test_more_than_two_to_the_31_elements_run_in_micro_batches_that_fit(device: str, engines_of: Engines) -> None:
-    """In float16, 4 GiB each of x and y; on the CPU a small one goes the same way."""
-    side, n = (1024, 257) if device == "cuda" else (8, 5)
-    if device == "cuda" and torch.cuda.mem_get_info()[0] < 16 * 2**30:
-        pytest.skip(f"needs 16 GiB; {torch.cuda.mem_get_info()[0] / 2**30:.0f} GiB are free")
-    problem = ConvProblem(Operation.FORWARD, 8, side, side, 8, 3, 3, padding=(1, 1), dtype="float16")
-    x = torch.empty(problem.x_shape(n), dtype=torch.float16, device=device)
-    for sample in x:
-        sample.normal_()
-    w = torch.randn(problem.w_shape(), device=device).div_(8).half()
-    y = torch.full(problem.y_shape(n), torch.nan, dtype=torch.float16, device=device)
-    half = (n - 1) // 2
-    parts = [MicroConfig(engines_of(problem, [size])[0].name, size) for size in (half, half, 1)]
-    run(problem, Configuration(tuple(parts), 0.0, 0), x, w, y)
-    for i in (0, half - 1, half, n - 2, n - 1):
-        expected = reference(problem, x[i : i + 1], w, y[i : i + 1])
-        assert relative_l2_error(y[i : i + 1], expected) <= WRONG["float16"]

@@ -84,16 +84,6 @@ def test_buffers_of_parametrizations_are_not_disturbed(database: Path) -> None:
     assert all(torch.equal(one, before[name]) for name, one in model.named_buffers())
 
 
-def test_what_is_no_tensor_gets_torchs_error(database: Path) -> None:
-    for kind in (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
-        for given in ({"image": torch.zeros(1, 3, 8, 8)}, [1.0], None):
-            with pytest.raises(Exception) as of_torch:  # noqa: PT011 (whatever torch raises)
-                kind(3, 4, 3)(given)
-            with pytest.raises(type(of_torch.value)) as raised:
-                mucudnn.optimize(kind(3, 4, 3), given, mucudnn.Config(database=database))
-            assert str(raised.value).splitlines()[0] == str(of_torch.value).splitlines()[0]
-
-
 # Modules beside nn.Conv2d
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = Operation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -147,19 +146,6 @@ def test_many_layers_with_long_names_fit_the_screen() -> None:
     assert "and 6 more: not reached by the sample input" in " ".join(" ".join(lines(model)).split())
 
 
-def test_names_of_algorithms_are_whole() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    chosen = Configuration((MicroConfig("winograd-4x4-5x5-stride2", 2),) * 4, 1.0, 8)
-    make_tuned(model[0], *(tuned(chosen, operation) for operation in Operation))
-    assert lines(model)[1].count("winograd-4x4-5x5-stride2 2×4 2.00×") == 3
-
-
-@pytest.mark.parametrize("shown", [str, Report.details, Report._repr_html_])
-def test_a_report_without_tuned_layers_says_what_to_do(shown: Any) -> None:
-    assert "has no torch.nn.Conv2d" in shown(mucudnn.report(nn.Linear(2, 2)))
-    assert "call mucudnn.optimize(model, sample_input) first" in shown(mucudnn.report(nn.Conv2d(3, 4, 3)))
-
-
 @pytest.mark.parametrize("shown", [str, Report.details, Report._repr_html_])
 def test_a_forward_that_is_called_past_its_module_is_the_reason(shown: Any) -> None:
     class Keeping(nn.Module):
@@ -210,18 +196,6 @@ def test_notebooks_get_the_same_table_escaped() -> None:
     assert page.tags.count("tr") == 2
     assert "<script>" in page.text
     assert any("PyTorch's own in b & c: Special has a forward of its own" in text for text in page.text)
-
-
-def test_reports_survive_pickling(net: Net) -> None:
-    report = mucudnn.report(net)
-    assert pickle.loads(pickle.dumps(report)) == report
-
-
-def test_the_model_itself_may_be_the_layer() -> None:
-    model = nn.Conv2d(3, 4, 3)
-    make_tuned(model, tuned(DIVIDED))
-    assert lines(model)[1].startswith("(the model itself)")
-    assert torch.is_tensor(model(torch.randn(1, 3, 8, 8)))
 
 
 def test_convolutions_of_three_dimensions_are_left_alone_and_told() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,58 +24,6 @@ from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD = ConvProblem(Operation.FORWARD, 4, 9, 8, 6, 3, 3, padding=(1, 1))
 N = 3  # What is left of the address space is enough for torch's own convolution, not for gemm's 77 MiB.
-LITTLE_IS_LEFT = """
-import resource, warnings
-from pathlib import Path
-import torch
-from torch import nn
-import mucudnn
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.running.choices import Choices
-from mucudnn.words.problem import ConvProblem, Operation
-
-N, LEFT_BYTES = 4, 45 * 2**20
-forward = ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 5, 5, padding=(2, 2))
-configuration = Configuration((MicroConfig({name!r}, N),), 1.0, 0)
-torchs = nn.Conv2d(64, 64, 5, padding=2, bias=False)
-ours = mucudnn.Conv2d(64, 64, 5, padding=2, bias=False)
-ours.load_state_dict(torchs.state_dict())
-ours.choices = Choices.of({{forward.with_operation(operation): {{N: configuration}} for operation in Operation}})
-x, dy = torch.randn(forward.x_shape(N), requires_grad=True), torch.randn(forward.y_shape(N))
-
-def results(module):
-    y = module(x)
-    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], dy)]
-
-wanted, tuned = results(torchs), results(ours)
-assert not all(map(torch.equal, tuned, wanted)), "the algorithm has not run"
-mucudnn.release_workspaces()
-used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used_bytes + LEFT_BYTES, resource.RLIM_INFINITY))
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    for _ in range(2):
-        scarce = None
-        scarce = results(ours)
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(*(warning.message for warning in said), sep="\\n")
-assert all(map(torch.equal, scarce, wanted)), "not torch's own"
-with warnings.catch_warnings():
-    warnings.simplefilter("error")
-    assert all(map(torch.equal, results(ours), tuned)), "what was tuned does not run again"
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS is Linux's")
-def test_a_training_goes_on_in_the_memory_that_torchs_own_takes() -> None:
-    program = LITTLE_IS_LEFT.format(name="gemm")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        f"no memory for what was tuned for {operation}, x (4, 64, 56, 56), w (64, 64, 5, 5); torch's own convolution "
-        "runs instead"
-        for operation in Operation
-    ]
 
 
 @pytest.fixture(autouse=True)

@@ -112,24 +112,6 @@ def test_without_whole_runs_predictions_count() -> None:
     assert {c.baseline_s for c in divided.choices.values()} == {0.1}
 
 
-def test_endless_bad_news_ends_in_what_was_run() -> None:
-    """Each option proves to be far slower than predicted; there are more of them than rounds."""
-    many = [measured(f"a{i:02}", BATCH, 0.05 + i * 1e-4, i) for i in range(30)]
-    runs = WholeRuns(slowdown=lambda task, algorithm: 1.9)
-    divided = divide({FIRST: [replace(TORCH, scratch_bytes=10**6), *many]}, 500, runs)
-    ran = [algorithm for _, algorithm in runs.asked]
-    assert len(ran) == len(set(ran)) < len(many)
-    assert divided.choices[FIRST].configuration.micro_configs[0].algorithm in ran
-
-
-def test_options_have_the_times_that_were_solved_with() -> None:
-    divided = divide({FIRST: [TORCH, LARGE]}, None, WholeRuns(slowdown=lambda task, algorithm: 1.2))
-    times = {c.micro_configs[0].algorithm: c.time_s for c in divided.options[FIRST]}
-    assert times == {"native": 0.1, "large": pytest.approx(0.06)}
-    assert divided.division.objective_s == pytest.approx(times["large"])
-    assert divided.choices[FIRST].configuration.time_s == 0.05  # as predicted
-
-
 def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:
     unknown = WholeRuns(outcome=lambda task, algorithm: None)
     choice = choose(replace(FIRST, limit_bytes=99), BOTH[FIRST], unknown)
@@ -160,13 +142,6 @@ def test_a_whole_run_that_is_slower_than_predicted_lets_others_try(
     choice = choose(replace(FIRST, limit_bytes=limit), BOTH[FIRST], runs)
     assert [name for _, name in runs.asked] == asked
     assert choice.configuration.algorithms == (algorithm,)
-
-
-@pytest.mark.parametrize("run", [WholeRun(0.3, 0.15, 0.0), WholeRun(0.06, 0.05, 0.0)])
-def test_torchs_own_that_is_slower_or_faster_than_measured_is_no_surprise(run: WholeRun) -> None:
-    runs = WholeRuns(outcome=lambda task, algorithm: run)
-    assert choose(FIRST, BOTH[FIRST], runs).configuration.algorithms == ("large",)
-    assert [name for _, name in runs.asked] == ["large"]
 
 
 def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -> None:
@@ -215,12 +190,3 @@ def test_half_the_error_is_preferred_at_equal_speed_which_includes_more_where_to
     fine = measured("fine", BATCH, 0.051, 10, relative_error=2e-7)
     runs = WholeRuns(outcome=lambda task, name: WholeRun(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
     assert choose(FIRST, [TORCH, coarse, fine], runs).configuration.algorithms == (algorithm,)
-
-
-def test_torchs_own_is_no_further_contender() -> None:
-    """Not even where sums of seconds round it below itself."""
-    slow = measured("slow", BATCH, 0.2, 10)
-    for setup_s in (0.0, 0.1, 0.01, 0.003, 0.7):
-        runs = WholeRuns(lambda task, name: 2.0)
-        choose(FIRST, [replace(TORCH, setup_s=setup_s), slow], runs)
-        assert [name for _, name in runs.asked] == ["slow"]

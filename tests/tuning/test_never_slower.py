@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 import pytest
-from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, linear, made_ready
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.effort import how_many
 from torch import Tensor
@@ -192,12 +192,6 @@ def test_a_stored_failure_of_torchs_own_is_not_believed_and_superseded(bench: Be
     assert bench.steps == steps
 
 
-def test_other_stored_failures_are_believed(bench: Bench) -> None:
-    bench.database.add_failure(ENVIRONMENT, FORWARD, 1, replace(FAILED, micro_config=MicroConfig("quick", 4)))
-    assert MicroConfig("quick", 4) in {failure.micro_config for failure in bench.tune()[FORWARD].failures}
-    assert 4 not in bench.quick.sizes_run
-
-
 @pytest.mark.parametrize(
     ("limit", "is_own"), [(None, True), (DECLARED * BATCH, True), (DECLARED * BATCH - 1, False)], ids=str
 )
@@ -215,18 +209,6 @@ def test_torchs_own_that_cannot_be_measured_is_run_whole(bench: Bench, limit: in
     else:
         assert f"PyTorch's own needs {DECLARED * BATCH} B" in tuned.reason
     json.dumps(tuned.to_json(), allow_nan=False)
-
-
-def test_of_a_budget_too(bench: Bench) -> None:
-    bench.native = NoMemoryToMeasure("native", bench.clock, linear(0.02), internal_bytes_per_sample=DECLARED)
-    other = replace(FORWARD, k=3)
-    budget = Config(workspace_budget=DECLARED * BATCH + 180)  # for one of the two
-    found = bench.tune(FORWARD, other, config=budget).problems
-    assert sorted(tuned.configuration.is_baseline for tuned in found) == [False, True]
-    assert all(tuned.configuration.is_baseline for tuned in bench.tune(FORWARD, other, config=NO_BUDGET).problems)
-
-
-NO_BUDGET = Config(workspace_budget=10**9)
 
 
 def test_where_nothing_else_fits_torchs_own_is_run_whole(bench: Bench) -> None:
@@ -264,37 +246,6 @@ def test_where_stored_failures_leave_nothing_they_are_tried_again(bench: Bench, 
     assert bench.tune(config=config)[FORWARD].configuration.algorithms == ("quick",)
     (left,) = bench.database.failures(ENVIRONMENT, FORWARD, {"quick": 1})
     assert left.micro_config.micro_batch_size == BATCH  # which needs 180 bytes, and was not tried
-
-
-@pytest.mark.parametrize("bounds", [{"workspace_limit": 150}, {"workspace_budget": 150}], ids=str)
-def test_where_they_fail_again_the_error_has_the_reason(bench: Bench, bounds: dict[str, int]) -> None:
-    bench.native.scratch_bytes_per_sample = 1000
-    bench.quick.failing_sizes = (1, 2, 4, 8)
-    for _ in range(2):
-        with pytest.raises(InfeasibleError, match=r"at least 180B(.|\n)*quick 1 failed: out of memory at 1"):
-            bench.tune(config=Config(**bounds))  # type: ignore[arg-type]
-
-
-def test_failures_of_what_a_source_offers_are_not_tried_again(bench: Bench) -> None:
-    """Their first run may have ended the process."""
-    offered = FakeAlgorithm("cudnn:7", bench.clock, linear(0.01), version=91900)
-    machine = fake_machine(bench.clock, [bench.native, offered])
-    bench.native.scratch_bytes_per_sample = 1000
-    for size in (1, 2, 4, 8):
-        bench.database.add_failure(ENVIRONMENT, FORWARD, 91900, Failure(MicroConfig("cudnn:7", size), "it began"))
-    with pytest.raises(InfeasibleError, match=r"cudnn:7 1 failed: it began\n.*prune --failures"):
-        tune([FORWARD], BATCH, Config(workspace_limit=150), database=bench.database, machine=machine)
-    assert not offered.sizes_run
-
-
-def test_an_answer_is_within_the_limit_whatever_may_be_kept(bench: Bench) -> None:
-    """Time is up when one is measured whose prepared filter alone, could it be kept, is over the limit."""
-    bench.native.scratch_bytes_per_sample = 1000
-    first = FakeAlgorithm("first", bench.clock, linear(0.9), prepared_bytes=1000)
-    machine = fake_machine(bench.clock, [bench.native, first, bench.quick])
-    config = Config(workspace_limit=150, cache_budget=10**6, time_limit=1e-3)
-    (tuned,) = tune([FORWARD], BATCH, config, database=bench.database, machine=machine).problems
-    assert tuned.configuration.algorithms == ("quick",)
 
 
 # What is solved from a database in which torch's own failed

@@ -146,17 +146,6 @@ def test_it_is_measured_on_this_machine_and_stored_with_its_version(database: Pa
         assert opened.versions(tuning.environment)["test/pointwise"] == (1,)
 
 
-@pytest.mark.usefixtures("registered")
-def test_a_later_version_is_measured_anew(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(algorithms="test/pointwise", workspace_limit=None)
-    mucudnn.tune(PROBLEM, 2, config)
-    monkeypatch.setattr(registry, "_registered", {})
-    mucudnn.register(Pointwise(version=2))
-    tuning = mucudnn.tune(PROBLEM, 2, config)
-    with Database(database) as opened:
-        assert opened.versions(tuning.environment)["test/pointwise"] == (1, 2)
-
-
 def bench_with(quick: FakeAlgorithm) -> Bench:
     bench = Bench()
     bench.quick = quick
@@ -166,12 +155,6 @@ def bench_with(quick: FakeAlgorithm) -> Bench:
 
 def plug_in(**changes: Any) -> FakeAlgorithm:
     return FakeAlgorithm("test/quick", Bench().clock, linear(0.01), **changes)
-
-
-def test_it_is_chosen_where_it_is_the_fastest_and_can_be_asked_for_by_its_name() -> None:
-    config = Config(algorithms="test/quick", workspace_limit=None)
-    (tuned,) = bench_with(plug_in()).tune(config=config).problems
-    assert tuned.configuration.algorithms == ("test/quick",)
 
 
 @dataclass(slots=True)

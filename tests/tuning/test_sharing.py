@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from support.clock.machine import ENVIRONMENT
-from support.clock.two_algorithms import BATCH
 from support.ranks import dying, scenarios
 from support.ranks.group import Ranks, run_once
 from support.ranks.launching import torchrun
 from support.ranks.scenarios import PROBLEMS, RANKS
 
 from mucudnn.database.database import Database
-from mucudnn.tuning.tuner import tune
-from mucudnn.words.errors import InvalidInputError
 
 ROWS = 2 * len(PROBLEMS)  # at least: each algorithm is measured, and run whole
 
@@ -77,10 +74,6 @@ def test_what_any_rank_knows_is_not_measured_again(run: Run, scenario: Callable[
     assert only(found, "rows") == only(expected, "rows")
 
 
-def test_each_for_itself_if_the_config_says_so(run: Run) -> None:
-    assert only(run(scenarios.alone), "steps") > 0
-
-
 def test_a_rank_that_cannot_write_works_from_memory_and_says_so(run: Run) -> None:
     found = run(scenarios.read_only)
     only(found, "choices")
@@ -136,12 +129,6 @@ def test_a_rank_that_fails_tells_the_others(run: Run) -> None:
     assert only(run(scenarios.failing), "rows") > ROWS
 
 
-def test_a_rank_that_fails_before_it_tunes_tells_the_others(run: Run) -> None:
-    one, failed, other = (found["error"] for found in run(scenarios.mixed_fates))
-    assert failed.startswith("RuntimeError: Given groups=1")
-    assert "rank 1: RuntimeError: Given groups=1" in one == other
-
-
 def test_what_fits_nowhere_is_the_same_error_on_every_rank(run: Run) -> None:
     error = only(run(scenarios.infeasible), "error")
     assert error.startswith("InfeasibleError")
@@ -155,27 +142,11 @@ def test_other_choices_on_a_rank_are_an_error_that_names_layer_and_ranks(run: Ru
     assert "-> 2, 1x1" not in error
 
 
-def test_another_group_than_the_default_one(run: Run) -> None:
-    found = run(scenarios.some_ranks)
-    assert len(only([one["of_all"] for one in found], "choices")) == len(PROBLEMS)
-    first, middle, last = (one["of_some"] for one in found)
-    assert middle == {}
-    assert len(only([first, last], "choices")) == len(PROBLEMS)
-    assert first["steps"] + last["steps"] == one_alone(run)
-    assert "this process is not a member of process_group" in found[1]["error"]
-    assert "backend='gloo'" in found[0]["error"]
-
-
 def test_a_model_runs_alike_on_all_ranks(run: Run) -> None:
     found = run(scenarios.model)
     assert len(only(found, "choices")) == 5  # the gradient of the model's own input is not asked for
     assert sum(one["measured"] for one in found) == 5
     assert max(one["error"] for one in found) < 1e-12
-
-
-def test_a_group_needs_an_initialised_one() -> None:
-    with pytest.raises(InvalidInputError, match="process_group is 'ranks'; call"):
-        tune(PROBLEMS, BATCH, process_group="ranks")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
-from mucudnn.database.database import Database
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 from mucudnn.words.config import Config
-from mucudnn.words.errors import DatabaseError, InfeasibleError, InvalidInputError, UnavailableError
-from mucudnn.words.problem import Operation
+from mucudnn.words.errors import InfeasibleError, InvalidInputError
 from mucudnn.words.results import Configuration, MicroConfig, passed_over
 
 OTHER = replace(FORWARD, k=3)
@@ -44,14 +39,6 @@ def test_a_lead_below_three_percent_is_not_worth_it(slowdown: float, is_chosen: 
     tuned = bench.tune()[FORWARD]
     assert tuned.configuration.is_baseline is not is_chosen
     assert ("not faster by more than the noise" in tuned.reason) is not is_chosen
-
-
-def test_the_frame_has_a_row_for_each_problem(bench: Bench) -> None:
-    tuning = bench.tune(FORWARD, OTHER)
-    frame = tuning.to_frame()
-    assert list(frame.k) == [FORWARD.k, OTHER.k]
-    assert list(frame.configuration) == [str(tuned.configuration) for tuned in tuning.problems]
-    assert list(frame.baseline_s / frame.time_s) == list(frame.speedup)
 
 
 @pytest.mark.parametrize(("limit", "workspace"), [(180, 180), (179, 140), (110, 110)])
@@ -129,12 +116,6 @@ def test_only_algorithms_that_spoil_no_more_than_torch_are_run_where_that_is_ask
     assert bench.tune(config=strict)[FORWARD].configuration.is_baseline
 
 
-def test_operations_that_are_not_asked_for_are_passed_over(bench: Bench) -> None:
-    config = replace(NO_LIMIT, operations=(Operation.FORWARD,))
-    tuning = bench.tune(FORWARD, FORWARD.with_operation(Operation.BACKWARD_DATA), FORWARD, config=config)
-    assert [tuned.problem for tuned in tuning.problems] == [FORWARD]
-
-
 @pytest.mark.parametrize("config", [NO_LIMIT, Config(workspace_budget=360)])
 def test_the_second_run_measures_nothing_and_gives_the_same(bench: Bench, config: Config) -> None:
     first = bench.tune(FORWARD, OTHER, config=config)
@@ -206,39 +187,6 @@ def test_smaller_batches_have_configurations_of_the_same_sweep(bench: Bench) -> 
         tuning.configurations(OTHER)
 
 
-def test_the_account_can_be_printed_and_written(bench: Bench) -> None:
-    tuning = bench.tune()
-    text = str(tuning)
-    for part in (str(FORWARD), "speedup 2.00", "quick", "predicted", "workspace", "relative error", "why"):
-        assert part in text
-    record = json.loads(json.dumps(tuning.to_json()))
-    assert record["problems"][0]["speedup"] == pytest.approx(2.0)
-    assert record["problems"][0]["problem"]["operation"] == "forward"
-
-
-def test_a_database_that_cannot_be_written_is_warned_of_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise DatabaseError("the disk is full")
-
-    for name in ("add", "add_failure", "add_whole_run"):
-        monkeypatch.setattr(Database, name, refuse)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        tuning = bench.tune(FORWARD, OTHER)
-    assert len(tuning.problems) == 2
-    assert [str(w.message) for w in caught] == ["tuning goes on, but its measurements are not stored: the disk is full"]
-
-
-def test_progress_tells_the_problem_and_ends_at_one(bench: Bench) -> None:
-    told: list[tuple[str, float]] = []
-    tune([FORWARD, OTHER], BATCH, NO_LIMIT, database=bench.database, machine=bench.machine,
-         progress=lambda text, fraction: told.append((text, fraction)))  # fmt: skip
-    fractions = [fraction for _, fraction in told]
-    assert fractions == sorted(fractions)
-    assert told[-1] == ("done", 1.0)
-    assert any(text.startswith(str(OTHER)) for text, _ in told)
-
-
 @pytest.mark.parametrize("thorough", [False, True])
 def test_a_quick_tuning_runs_fewer_contenders_whole(bench: Bench, thorough: bool) -> None:
     """``near`` is predicted to take a tenth longer than the fastest."""
@@ -269,33 +217,11 @@ def test_a_budget_is_divided_over_all_problems(bench: Bench, size: int, workspac
     assert json.loads(json.dumps(tuning.to_json()))["division"]["budget_bytes"] == size
 
 
-def test_interrupted_before_the_budget_is_divided_nothing_is_ready(bench: Bench) -> None:
-    def interrupt(text: str, fraction: float) -> None:
-        if str(OTHER) in text and "measuring" in text:
-            raise KeyboardInterrupt
-
-    with pytest.raises(TuningInterrupted) as caught:
-        tune([FORWARD, OTHER], BATCH, budget(360), database=bench.database, machine=bench.machine, progress=interrupt)
-    assert caught.value.partial.problems == ()
-
-
 def test_a_limit_beside_a_budget_and_headroom_without_a_model_are_refused(bench: Bench) -> None:
     with pytest.raises(InvalidInputError, match="give one of the two"):
         Config(workspace_limit="1MiB", workspace_budget="2MiB")
     with pytest.raises(InvalidInputError, match="needs a model"):
         bench.tune(config=Config(workspace_limit="headroom"))
-
-
-@pytest.mark.parametrize(("numerics", "is_allowed"), [("tf32", True), ("no-tf32", False), ("", False)])
-def test_where_float32_is_rounded_to_tf32_errors_of_that_size_are_allowed(numerics: str, is_allowed: bool) -> None:
-    bench = Bench()
-    bench.quick.error = 3e-4
-    machine = replace(bench.machine, environment=replace(ENVIRONMENT, numerics=numerics))
-    (tuned,) = tune([FORWARD], BATCH, NO_LIMIT, database=bench.database, machine=machine).problems
-    assert (tuned.configuration.algorithms == ("quick",)) is is_allowed
-    assert any(m.micro_config.algorithm == "quick" for m in tuned.allowed_measurements) is is_allowed
-    assert not Config(max_relative_error=1e-6).error_bound("float32", "tf32") > 1e-6
-    assert Config().error_bound("float32", "tf32 NVIDIA_TF32_OVERRIDE=0") == Config().error_bound("float32")
 
 
 def test_batches_of_more_elements_than_libraries_count_are_refused_on_the_cpu(bench: Bench) -> None:
@@ -327,17 +253,3 @@ def test_other_arguments_that_cannot_be_are_refused(bench: Bench, given: dict[st
     with pytest.raises(InvalidInputError, match=message):
         tune(**(usual | {"database": bench.database, "machine": bench.machine} | given))
     assert bench.steps == 0
-
-
-@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu")])
-def test_devices_may_be_torchs(device: str | torch.device, tmp_path: Path) -> None:
-    config = Config(algorithms="native", policy="undivided", time_limit=1e-9, database=tmp_path / "m.sqlite")
-    (tuned,) = tune([FORWARD], 1, config, device=device).problems
-    assert tuned.configuration.is_baseline
-
-
-@pytest.mark.parametrize("device", ["mps", torch.device("meta"), "cuda", "cuda:0", torch.device("cuda", 0)])
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_devices_that_are_not_there_are_named(device: str | torch.device) -> None:
-    with pytest.raises(UnavailableError, match=f"device is '{torch.device(device).type}"):
-        tune([FORWARD], 1, device=device)

@@ -18,7 +18,6 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
-from mucudnn.words.errors import InvalidInputError
 
 TOLERANCE = 0.05
 ROWS, ROUNDS, REPEATS = 20, 81, 20
@@ -126,21 +125,6 @@ def test_what_only_one_has_is_listed(tmp_path: Path) -> None:
     told = in_words(compare(before, after))
     assert f"only in {before}: 1 rows: conv2 mucudnn" in told
     assert f"only in {after}: 1 rows: conv3 mucudnn" in told
-
-
-def test_the_rank_test_is_exact_for_few_samples() -> None:
-    pair = Pair(np.array([0.0, 0.1, 0.2, 0.3]), np.array([1.0, 1.1, 1.2, 1.3]), is_controlled=True)
-    assert pair.p_value == pytest.approx(2 / 70)  # two of the (8 choose 4) orders are as far apart
-    assert pair.shift.value == pytest.approx(1.0)
-
-
-def test_different_benchmarks_have_nothing_in_common(tmp_path: Path) -> None:
-    before = folder(tmp_path / "a", {"conv": samples(1)})
-    other = replace(HEADER, benchmark="training", subject_columns=("network",))
-    with open_folder(tmp_path / "b", other):
-        pass
-    with pytest.raises(InvalidInputError, match=r"is of bench convolutions, .* of bench training"):
-        compare(before, tmp_path / "b")
 
 
 def test_the_exit_status_is_1_after_a_slowdown_and_2_without_common_rows(tmp_path: Path) -> None:

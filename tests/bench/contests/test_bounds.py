@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, sqrt
+from math import inf, isfinite
 from typing import Any
 
-import pytest
-
-from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer, means_by_kind
+from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
 from mucudnn.words.problem import ConvProblem, Operation
 
 FORWARD, BACKWARD_DATA = Operation.FORWARD, Operation.BACKWARD_DATA
@@ -54,9 +52,3 @@ def test_kinds_of_layers() -> None:
         "5x5": problem(16, 32, 5),
     }
     assert {kind: kind_of_layer(one) for kind, one in kinds.items()} == {kind: kind for kind in kinds}
-
-
-def test_means_are_geometric_and_of_each_kind() -> None:
-    small, large = problem(16, 32, 1), problem(16, 64, 1)
-    means = means_by_kind([(small, 2.0), (large, 3.0), (problem(16, 32, 5), 0.5)])
-    assert means == {"pointwise": pytest.approx(sqrt(6)), "5x5": pytest.approx(0.5)}

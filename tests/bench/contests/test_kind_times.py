@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import mucudnn
 from mucudnn.bench.contests.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
@@ -53,17 +50,6 @@ def test_the_matrix_products_of_our_convolutions_are_no_linear_layers() -> None:
     layer.choices = Choices.of({problem: {2: Configuration((MicroConfig("gemm", 2),), 1.0, 2**20)}})
     x = torch.randn(2, 4, 6, 6)
     assert {*KindTimes(layer, lambda: layer(x).sum().backward(), WallClock()).sample()} <= {"first layer", REST}
-
-
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_what_is_compiled_is_not_watched_operator_by_operator(is_compiled: bool) -> None:
-    """A compiled model would run as it is written where a mode watches it."""
-    seen: list[Any] = []
-    times = KindTimes(
-        nn.ReLU(), lambda: seen.append(_get_current_dispatch_mode()), WallClock(), is_compiled=is_compiled
-    )
-    times.sample()
-    assert (seen[0] is None) == is_compiled
 
 
 def test_operators_have_kinds() -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from support.clock.machine import FakeClock
 from support.clock.ticking import TickingClock
@@ -57,27 +56,6 @@ def test_the_clock_is_read_where_the_call_is_made() -> None:
 def test_on_the_cpu_torch_is_as_the_user_has_it() -> None:
     with torch_variants("cpu") as variants:
         assert variants == {TORCH: here}
-
-
-def test_on_cuda_each_setting_has_a_thread_and_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch keeps the engine that it picked per thread, whatever the setting under which it did."""
-    streams: dict[int, object] = {}
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream")
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: streams.update({threading.get_ident(): stream}))
-    before = settings()
-    with torch_variants("cuda") as variants:
-        seen = {
-            name: {run(lambda: (threading.get_ident(), *settings())) for _ in range(3)}
-            for name, run in variants.items()
-        }
-    assert settings() == before
-    idents = {name: ident for name, ((ident, *_),) in seen.items()}
-    assert len({threading.get_ident(), *idents.values()}) == 4
-    assert streams == dict.fromkeys(idents.values(), "the stream")
-    of_torch, of_ten, of_all = (next(iter(one))[1:] for one in seen.values())
-    assert of_torch == before
-    assert of_ten == (True, 10, *before[2:])
-    assert of_all == (True, 0, *before[2:])
 
 
 def test_short_calls_get_more_rounds() -> None:

@@ -108,10 +108,3 @@ def test_a_line_that_was_being_written_is_lost_alone(folder: Path) -> None:
         with open_folder(folder, HEADER) as writer:
             writer.add_candidates({"layer": "conv2"}, [TUNED])
         assert layers(folder) == ["conv1", "conv2"]
-
-
-def test_folders_without_the_file_are_read(folder: Path) -> None:
-    (folder / CANDIDATES_FILE).unlink()
-    read = read_folder(folder)
-    assert read.problems == ()
-    assert read.candidates == ()

@@ -102,12 +102,6 @@ def test_a_row_that_was_being_written_is_lost_alone(folder: Path) -> None:
         assert list(read_folder(folder).rows["layer"]) == ["conv1", "conv1", "conv2", "conv2"]
 
 
-def test_of_rows_measured_twice_the_last_counts(folder: Path) -> None:
-    with open_folder(folder, HEADER) as writer:
-        writer.add([replace(row, samples_s=(1.0, 1.0, 1.0)) for row in rows()])
-    assert list(read_folder(folder).rows["time_s"]) == [1.0, 1.0]
-
-
 def test_other_settings_are_refused_by_name(folder: Path) -> None:
     before = lines(folder)
     for other, told in (
@@ -123,13 +117,6 @@ def test_other_settings_are_refused_by_name(folder: Path) -> None:
         ):
             pass
     assert lines(folder) == before
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(OutputError, match=r"it contains thesis\.tex"), open_folder(tmp_path, HEADER):
-        pass
-    assert [one.name for one in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_two_writers_are_one_too_many(folder: Path) -> None:
@@ -166,14 +153,6 @@ def test_an_invalid_line_is_reported_and_the_others_are_shown(folder: Path) -> N
             assert writer.known({"layer": "conv1"}) == []  # to be measured again, its partner too
 
 
-def test_no_rows_yet(folder: Path) -> None:
-    (folder / ROWS_FILE).unlink()
-    (folder / SUMMARY_FILE).unlink()
-    read = read_folder(folder)
-    assert read.rows.empty
-    assert [ROWS_FILE in read.problems[0], SUMMARY_FILE in read.problems[1]] == [True, True]
-
-
 def test_an_invalid_environment_file_is_refused(folder: Path) -> None:
     path = folder / HEADER_FILE
     whole = path.read_text()
@@ -188,13 +167,6 @@ def test_an_invalid_environment_file_is_refused(folder: Path) -> None:
         with pytest.raises(InvalidInputError, match=re.escape(told)) as caught:
             read_folder(folder)
         assert str(path) in str(caught.value)
-
-
-def test_a_summary_that_cannot_be_read_is_told(folder: Path) -> None:
-    (folder / SUMMARY_FILE).write_text("{")
-    read = read_folder(folder)
-    assert (len(read.rows), read.left_out) == (2, ())
-    assert "unknown what was left out" in read.problems[0]
 
 
 def test_the_better_of_the_machines_limits_stay(folder: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-import mucudnn
 from mucudnn.bench.report.export import write_csv, write_each, write_json
 from mucudnn.words.errors import OutputError
 
@@ -40,12 +38,3 @@ def test_a_file_that_fails_keeps_no_other_from_being_written(tmp_path: Path) -> 
     with pytest.raises(OutputError, match=r"(?s)missing.*is a folder"):
         write_each((tmp_path / "missing" / "a", write), (None, write), (tmp_path, write), (tmp_path / "b", write))
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
-
-
-def test_nothing_else_writes_csv_or_json() -> None:
-    """But the database, whose exports are lists of rows without an end, and lists of engines, which are gzipped."""
-    package = Path(mucudnn.__file__).parent
-    folders = (package / "bench", *(path for path in package.iterdir() if path.is_dir()))
-    sources = {path for folder in folders for path in folder.resolve().rglob("*.py")}
-    writing = {path.name for path in sources if re.search(r"csv\.\w*[wW]riter|json\.dump\(|to_csv", path.read_text())}
-    assert writing == {"export.py", "exports.py"}

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from support.problems.made_up_scaling import GRADIENTS, MIB, RING, UP_TO, made_up_device, made_up_result, made_up_tuning
 from support.problems.made_up_sweeps import layer, measured_ms, tuning
-from support.snapshots import assert_as_stored
 
 from mucudnn.bench.scaling.local_batches import Convolutions, local_batches
 from mucudnn.bench.scaling.prediction import Device, Point, Scaling, predict
-from mucudnn.bench.scaling.report import in_words, scale_tables
 from mucudnn.solver.all_reduce import all_reduce_s
 from mucudnn.words.communication import Link
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
 
 TORCH, OURS = Convolutions
 
@@ -137,20 +134,3 @@ def test_buckets_are_sent_one_after_the_other_and_what_ends_after_the_backward_p
     assert found.all_reduces_s >= found.bound_s == pytest.approx(1.5 * 44 * MIB / 1e9)
     assert found.merged_exposed_s <= found.best_cap_exposed_s <= found.exposed_s
     assert found.communication == pytest.approx(found.exposed_s / found.step_s)
-
-
-def test_without_overlap_all_of_it_is_waited_for() -> None:
-    for found in made_up_result(replace(RING, overlaps=False)).points:
-        assert found.exposed_s == pytest.approx(found.all_reduces_s)
-        assert found.ranks == 1 or found.merged_buckets == 1
-
-
-def test_steps_without_torchs_convolutions_are_refused() -> None:
-    other = tuning(layer([measured_ms("quick", 1, 1.0)], 1))
-    with pytest.raises(InvalidInputError, match="PyTorch's own convolutions were not measured"):
-        Device(local_batches(other, 1, 4), made_up_device().steps)
-
-
-def test_it_is_told_as_stored() -> None:
-    result = made_up_result()
-    assert_as_stored("scale", *scale_tables(result), in_words(result))

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mucudnn.bench.sources import models
 from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of, objective_for
 from mucudnn.bench.sources.networks.blocks import StochasticDepth
-from mucudnn.bench.sources.networks.diffusion import VAEDecoder
 
 # (parameters, 10^9 multiply-adds for one image of 224x224), both as published with torchvision's weights
 PUBLISHED = {
@@ -26,7 +24,6 @@ PUBLISHED = {
 IN_PAPERS = {"densenet40": (1.0, 1)}
 OF_ITS_TABLE = "googlenet"  # torchvision's has other filters
 # 10^6 multiply-adds of its modules, column "ops" of table 1. That of 5a, 54, does not follow from the other columns.
-GOOGLENET_TABLE = {"3a": 128, "3b": 304, "4a": 73, "4b": 88, "4c": 100, "4d": 119, "4e": 170, "5b": 71}
 SMALL = {  # images on which all parts of a network still have something to do
     "alexnet": 63,
     "densenet40": 8,
@@ -65,23 +62,6 @@ def test_parameters_and_work_are_the_published_ones() -> None:
         assert scores.shape == (2, 7)
 
 
-def test_modules_of_googlenet_do_the_work_of_its_table() -> None:
-    found = multiply_adds(OF_ITS_TABLE)
-    for module, millions in GOOGLENET_TABLE.items():
-        work = sum(each for path, each in found.items() if path.startswith(f"inception{module}."))
-        assert work / 1e6 == pytest.approx(millions, abs=0.7)
-    assert parameters(build_on_meta(OF_ITS_TABLE)) == 7_005_832
-
-
-def test_sizes_that_papers_tell() -> None:
-    for name, (millions, digits) in IN_PAPERS.items():
-        assert round(parameters(build_on_meta(name)) / 1e6, digits) == millions
-    with torch.device("meta"):
-        decoder = VAEDecoder()
-    assert parameters(decoder) == 49_490_199
-    assert decoder(torch.empty(1, 4, 8, 8, device="meta")).shape == (1, 3, 64, 64)
-
-
 def test_a_training_step_is_finite_and_reaches_every_parameter() -> None:
     """Not those whose classifiers alone are as large as all other networks."""
     for name in sorted({*NETWORKS} - {"vgg16", "alexnet"}):
@@ -105,16 +85,3 @@ def test_stochastic_depth_drops_whole_samples_and_keeps_the_mean() -> None:
     assert torch.equal(dropped, dropped[:, :1, :1].expand_as(dropped))
     assert dropped.mean().item() == pytest.approx(1, abs=0.05)
     assert torch.equal(drop.eval()(dropped), dropped)
-
-
-def test_outputs_follow_the_inputs_once_statistics_are_settled() -> None:
-    def difference_of_outputs() -> float:
-        with torch.no_grad():
-            one, other = (model.eval()(torch.randn(2, 3, 64, 64)) for _ in range(2))
-        return float((one - other).norm() / other.norm())
-
-    torch.manual_seed(0)
-    model, _ = models.load_model("mobilenetv2")
-    assert difference_of_outputs() < 0.01  # the bias of the last layer is all that is left
-    models.settle_statistics(model, (torch.randn(4, 3, 64, 64),))
-    assert difference_of_outputs() > 0.1

@@ -96,18 +96,6 @@ def test_steps_ask_cudnn_for_nothing_but_the_execution(monkeypatch: pytest.Monke
     assert len({id(plan) for plan in backend.executed}) == 1
 
 
-class OnDevice:
-    """As much of a CUDA tensor as a step looks at."""
-
-    is_cuda, shape = True, (1,)
-
-    def get_device(self) -> int:
-        return 3
-
-    def data_ptr(self) -> int:
-        return 64
-
-
 def test_an_engine_that_fails_says_which_step_in_cudnns_words(cudnn: FakeBackend) -> None:
     error = CudnnError("execute", 5000, "CUDNN_STATUS_EXECUTION_FAILED", "no luck")
 

@@ -197,10 +197,3 @@ def model(rank: int, folder: Path) -> Found:
     chosen = [one for module in own.modules() for one in getattr(module, "tuned", ())]
     shown = [f"{one.problem} {one.configuration} {one.time_s!r}" for one in chosen]
     return {"choices": shown, "measured": len(measured), "error": (own(x) - expected).abs().max().item()}
-
-
-def mixed_fates(rank: int, folder: Path) -> Found:
-    """One rank cannot even trace its model: the others are told, and the group goes on working."""
-    own = torch.nn.Conv2d(3, 4, 3)
-    x = torch.randn(2, 3 if rank != 1 else 5, 8, 8)
-    return {"error": error_of(lambda: mucudnn.optimize(own, x, Config(database=folder / "all.sqlite")))}

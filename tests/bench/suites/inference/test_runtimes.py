@@ -16,7 +16,6 @@ from support.own_jobs import MadeUpRuntime
 from support.snapshots import assert_as_stored
 from torch import nn
 
-from mucudnn.bench.contests.apart import Apart
 from mucudnn.bench.contests.variants import Runtime
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import ResultFolder, read_folder
@@ -73,19 +72,6 @@ def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
     changes = sum(before != after for before, after in pairwise(turns))
     assert changes in (2, 3)  # two rounds of two runtimes, each round in an order of its own
     assert compared(tmp_path / "folder", None, Runtime.OPENVINO, Runtime.ONNX_RUNTIME).lines == folder.lines
-
-
-def test_nothing_is_compared_without_torch(tmp_path: Path) -> None:
-    job = partial(MadeUpRuntime, outputs={"mucudnn": [1.0]}, log=tmp_path / "log")
-    with pytest.raises(UnavailableError, match="PyTorch, with which all others are compared, fails: killed by SIGKILL"):
-        compared(tmp_path / "folder", job)
-
-
-def test_models_must_be_picklable() -> None:
-    model = tiny()
-    model.forward = lambda x: x  # type: ignore[method-assign]
-    with Apart() as apart, pytest.raises(UnavailableError, match="the model cannot be pickled, but each contestant"):
-        apart.handed(model)
 
 
 def test_outputs_are_compared_together() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
-from support.command_line import fail, invoke
+from support.command_line import invoke
 from support.in_threads import InThreads, train_in_threads
 from support.snapshots import assert_as_stored
 from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny
@@ -66,20 +66,6 @@ def test_peak_memory_is_that_of_a_step() -> None:
     one, two = (measured_variants(wide(n), **FLOAT32)[0].more["peak_bytes"] for n in (64, 128))
     added = 64 * 2 * 4 * 4 * 4  # bytes of 64 more channels of the output, N=2, 4x4, float32
     assert 2 * added <= two - one <= 8 * added
-
-
-def test_a_step_begins_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the last one would be freed in it, and hide as many bytes of its peak on CUDA."""
-    learn, gradients = Trainee.learn, list[Tensor | None]()
-
-    def watched(self: Trainee, *given: Any) -> Tensor:
-        gradients.extend(parameter.grad for parameter in self.model.parameters())
-        return learn(self, *given)
-
-    monkeypatch.setattr(Trainee, "learn", watched)
-    measured_variants(memory_formats=[MemoryFormat.CONTIGUOUS])
-    assert gradients
-    assert set(gradients) == {None}
 
 
 def wide(channels: int) -> nn.Sequential:
@@ -303,12 +289,3 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout
     assert "All measurements are kept" in result.stderr
     assert [line["contestant"] for line in read_folder(tmp_path / "out").lines] == ["torch", "mucudnn"]
-
-
-def test_bad_values() -> None:
-    assert "--batch has 2 sizes for 3 sources: give one for all, or one for each" in fail(
-        "bench", "training", "alexnet", "vgg16", "resnet18", "--batch", "2,3"
-    )
-    assert "one of the values is 'half'; allowed are tf32, float32, bfloat16" in fail(
-        "bench", "training", "alexnet", "--precisions", "half"
-    )
