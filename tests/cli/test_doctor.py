@@ -136,26 +136,6 @@ def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch
     assert doctor.cupy() == doctor.Finding("CuPy", "14.2.0 (cupy-cuda13x)")
 
 
-def test_cupy_is_the_one_for_the_cuda_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert doctor.cupy().remedy == "pip install 'mucudnn[cuda12]'"
-    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
-    monkeypatch.setattr(doctor, "version", lambda name: "14.2.0")  # of the first that is asked for
-    monkeypatch.setattr(doctor, "import_module", lambda name: None)  # it loads CUDA's libraries later
-    found = doctor.cupy()
-    assert found.state == "14.2.0 (cupy-cuda13x), and PyTorch is built for CUDA 12"
-    assert found.remedy == "pip uninstall cupy-cuda13x, then pip install 'mucudnn[cuda12]'"
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert doctor.cupy() == doctor.Finding("CuPy", "14.2.0 (cupy-cuda13x)")
-
-
-def test_more_threads_than_cores_have_a_remedy() -> None:
-    assert doctor.cores(2, 2.0) == doctor.Finding("threads", "2; this process may use 2 cores")
-    found = doctor.cores(4, 1.0)
-    assert found.state.startswith("4; this process may use 1 core: torch uses 4 threads")
-    assert found.remedy == "call torch.set_num_threads(1) first, or set OMP_NUM_THREADS=1"
-
-
 @pytest.mark.parametrize(
     ("others", "state"), [(0.0, "quiet"), (0.6, "others take 60% of a core, known work runs at 50% of its best rate")]
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import fail
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
 from support.effort import how_many
 
@@ -139,30 +138,6 @@ def test_files_that_cannot_be_used_say_so(
     with pytest.raises(DatabaseError, match=f"database {path} .*({expected}).*{remedy}"):
         Database(path, read_only=read_only)
     assert (path.read_bytes() if path.is_file() else b"") == before
-
-
-@pytest.mark.parametrize("command", ["info", "export", "prune"])
-def test_an_empty_file_has_nothing_and_stays_empty(tmp_path: Path, command: str) -> None:
-    path = tmp_path / "empty.sqlite"
-    path.touch()
-    target = [tmp_path / "rows.csv"] if command == "export" else []
-    assert f"database {path} is empty" in fail("database", command, *target, "--database", path)
-    assert path.read_bytes() == b""
-    assert not (tmp_path / "rows.csv").exists()
-
-
-def test_an_error_that_a_damaged_row_causes_says_so(path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute("UPDATE problems SET groups = 0")
-    damaged = f"database {path} is damaged"
-    for read_only in (False, True):
-        with pytest.raises(DatabaseError, match=damaged), Database(path, read_only=read_only) as database:
-            database.problems(HERE)
-    with Database(":memory:") as database, pytest.raises(DatabaseError, match=damaged):
-        database.merge(path)
-    with pytest.raises(InvalidInputError, match="of the block"), Database(fill(path.with_name("sound.sqlite"))):
-        raise InvalidInputError("of the block")
 
 
 # Random damage

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
 import warnings
 from dataclasses import replace
@@ -14,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERSIONS, change, fill
-from support.places import TESTS
 
 from mucudnn.database import sqlite_file
 from mucudnn.database.database import Database
@@ -104,21 +100,6 @@ def test_a_file_that_was_deleted_replaced_or_emptied_takes_no_rows(tmp_path: Pat
     assert sizes_in(tmp_path / "move_away" / "moved.sqlite") == [1, 8]
 
 
-def test_closing_a_moved_file_leaves_its_rows_in_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The connection closes without another write, and after a change of the folder."""
-    monkeypatch.chdir(path.parent)
-    with Database(path.name) as database:
-        add(database, 1)
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        add(database, 2)
-        move_away(path)
-    assert sizes_in(path.with_name("moved.sqlite")) == [1, 2, 8]
-    assert not path.exists()
-
-
 # Locked
 
 
@@ -166,35 +147,3 @@ def test_another_thread_is_refused(path: Path) -> None:
         thread.join()
         assert len(refusals) == 3
         assert database.failures(HERE, PROBLEM, VERSIONS) == (FAILED,)
-
-
-FORK = """
-import os, sys
-sys.path[:0] = sys.argv[2:]
-from test_database_shared import *
-path = Path(sys.argv[1])
-with Database(path) as database:
-    add(database, 1)
-    child = os.fork()
-    if child == 0:
-        with database:
-            for action in (lambda: add(database, 99), lambda: database.failures(HERE, PROBLEM, VERSIONS)):
-                with pytest.raises(DatabaseError, match="before this process was forked"):
-                    action()
-        with Database(path) as own:
-            add(own, 2)
-        del database
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert Path(f"{path}-wal").exists()
-    add(database, 3)
-"""
-
-
-def test_a_forked_process_must_open_its_own(path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(
-        [sys.executable, "-c", FORK, str(path), str(Path(__file__).parent), str(TESTS)], env=environment, check=True
-    )
-    assert sizes_in(path) == [1, 2, 3, 8]
-    check(path)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAST, FULL, HERE, PROBLEM, VERSIONS, fill
+from support.database_rows import FAST, HERE, PROBLEM, VERSIONS, fill
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database
@@ -181,17 +181,6 @@ def test_what_is_wrong_is_said(profile: Path) -> None:
 
 
 # What is opened
-
-
-def test_content_says_what_a_file_is(tmp_path: Path) -> None:
-    original = fill(tmp_path / "full.csv")
-    with Database(original) as database:
-        for name in FORMATS:
-            write(tmp_path / f"{name}.sqlite", exported(database, name))
-    for path in (original, *(tmp_path / f"{name}.sqlite" for name in FORMATS)):
-        with open_stored(path) as stored:
-            found = (stored.measurements(HERE, PROBLEM, VERSIONS), stored.failures(HERE, PROBLEM, VERSIONS))
-            assert (*found, stored.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS)) == FULL
 
 
 def test_databases_are_opened_to_read_only_and_other_files_are_refused(tmp_path: Path) -> None:

@@ -28,9 +28,6 @@ from support.places import TESTS
 
 from mucudnn.database.database import Database
 from mucudnn.words.errors import DatabaseError
-from mucudnn.words.results import (
-    MicroConfig,
-)
 
 
 @pytest.fixture
@@ -113,14 +110,3 @@ def test_sigkill_keeps_every_committed_row(tmp_path: Path) -> None:
         assert kept == list(range(1, len(kept) + 1))
         assert len(kept) in (committed, committed + 1)  # one may be committed and not yet printed
         database.add(HERE, PROBLEM, 1, FAST)  # and it goes on
-
-
-def test_two_processes_make_and_fill_one_database(tmp_path: Path) -> None:
-    path = tmp_path / "shared.sqlite"
-    writers = [start_writer(path, algorithm, 200) for algorithm in ("gemm", "fft")]
-    for writer in writers:
-        writer.communicate()
-        assert writer.returncode == 0
-    with Database(path) as database:
-        found = {m.micro_config for m in database.measurements(HERE, PROBLEM, VERSIONS)}
-    assert found == {MicroConfig(algorithm, size) for algorithm in ("gemm", "fft") for size in range(1, 201)}

@@ -13,8 +13,6 @@ from support.ranks import training
 from support.ranks.group import Ranks
 from support.ranks.ways_of_training import WAYS
 
-from mucudnn.words.problem import Operation
-
 pytestmark = pytest.mark.slow
 
 Found = Sequence[Mapping[str, Any]]  # by rank
@@ -23,7 +21,7 @@ Found = Sequence[Mapping[str, Any]]  # by rank
 @pytest.fixture(scope="module")
 def trained(ranks: Mapping[int, Ranks], tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("trained")
-    return ranks[2].run(training.train, folder, "cpu", [*WAYS, "autocast", "sync_batch_norm_of_torch"])
+    return ranks[2].run(training.train, folder, "cpu", [*WAYS, "autocast"])
 
 
 @pytest.mark.parametrize("how", ["optimize", "enable"])
@@ -34,17 +32,6 @@ def test_training_is_torchs(trained: Found, way: str, how: str) -> None:
 
 def test_under_autocast_it_is_as_near_to_float64_as_torch(trained: Found) -> None:
     training.assert_as_near_to_float64_as_torch(trained)
-
-
-def test_sync_batch_norm_is_put_in_beside_tuned_convolutions(trained: Found) -> None:
-    """Torch computes it on the CPU in evaluation only, whatever the convolutions are."""
-    for synced in (one["sync_batch_norm_of_torch"] for one in trained):
-        assert synced["kind"] == "SyncBatchNorm"
-        assert synced["ran"] == [Operation.FORWARD]
-        assert synced["evaluated"] < 1e-12
-        torchs, ours = synced["errors"]
-        assert ours == torchs
-        assert "expected input tensor to be on GPU" in ours
 
 
 def test_ranks_tune_together(trained: Found) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
@@ -169,24 +168,6 @@ def test_autocast(session: Session) -> None:
     assert layer.weight.grad is not None
     expected = torch.autograd.grad(F.conv2d(x, layer.weight, layer.bias).sum(), layer.weight)
     torch.testing.assert_close(layer.weight.grad, *expected, rtol=2e-2, atol=0.5)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_function_transforms(session: Session) -> None:
-    model, x = nn.Conv2d(4, 6, 3), torch.randn(3, 4, 5, 5)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(model, parameters, (x.unsqueeze(0),)).square().sum()
-
-    per_sample = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
-    for one, images in enumerate(x):
-        exact = grad(loss)({name: value.double() for name, value in parameters.items()}, images.double())
-        for name, value in exact.items():
-            torch.testing.assert_close(per_sample[name][one], value.float(), rtol=1e-4, atol=1e-4)
-    assert any(met.ours for met in session.status().problems)
-    _, tangent = torch.func.jvp(lambda x: model(x), (x,), (x,))
-    torch.testing.assert_close(tangent, F.conv2d(x, model.weight), rtol=1e-4, atol=1e-4)
 
 
 def test_a_compiled_model(session: Session) -> None:

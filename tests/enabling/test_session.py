@@ -118,51 +118,6 @@ def test_an_error_of_tuning_is_said_once_and_torchs_own_runs_until_it_is_given_u
     assert "3 times in a row" in session.status().problems[-1].why
 
 
-def test_a_trace_records_torchs_convolution(session: Session, workshop: MadeUpWorkshop) -> None:
-    layer = nn.Conv2d(4, 6, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        traced = torch.jit.trace(layer, torch.randn(2, 4, 8, 8), check_trace=False)
-        x = torch.randn(2, 4, 8, 8)
-        assert not workshop.tuned
-        layer(x)
-        again = torch.jit.trace(layer, torch.randn(2, 4, 8, 8), check_trace=False)  # now that it is tuned
-    for one in (traced, again):
-        assert [node.kind() for node in one.graph.nodes()].count("aten::_convolution") == 1
-        torch.testing.assert_close(one(x), layer(x))
-
-
-def test_warnings_that_are_errors_come_once_the_problem_is_tuned(
-    session: Session, workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune = workshop.tune
-
-    def noisily(*given: Any) -> Any:
-        warning.warn("the machine was busy", RuntimeWarning)
-        return tune(*given)
-
-    monkeypatch.setattr(workshop, "tune", noisily)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RuntimeWarning, match="busy"):
-            convolve()
-        convolve()
-    (met,) = session.status().problems
-    assert (met.origin, met.ours) == (Origin.MEASURED, 1)
-
-
-def test_ctrl_c_reaches_the_user_and_the_next_call_tunes(session: Session, workshop: MadeUpWorkshop) -> None:
-    def interrupt(task: Task) -> None:
-        raise KeyboardInterrupt
-
-    workshop.while_tuning = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        convolve()
-    workshop.while_tuning = lambda task: None
-    convolve()
-    assert session.status().problems[0].ours == 1
-
-
 def test_tuning_sees_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:
     def convolve_inside(task: Task) -> None:
         before = len(session.calls)

@@ -16,7 +16,6 @@ import mucudnn
 from mucudnn.database import sqlite_file
 from mucudnn.enabling import switch
 from mucudnn.enabling.status import Origin
-from mucudnn.measuring.timing.load import Watch
 from mucudnn.words import warning
 from mucudnn.words.config import Config
 
@@ -58,26 +57,6 @@ def test_enabled_until_disabled_the_last_config_counts_and_an_old_one_knows_what
     assert counts() == [2]
     assert mucudnn.status().problems[0].origin is Origin.MEASURED
     mucudnn.disable()  # twice is once
-
-
-def test_nested_the_innermost_counts() -> None:
-    outer, inner = Config(**QUICK), Config(**QUICK, strict=True)
-    with mucudnn.tuned(outer):
-        convolve()
-        with mucudnn.tuned(inner):
-            convolve()
-            convolve()
-            assert counts() == [2]
-            mucudnn.enable(outer)  # counts when both are over
-            convolve()
-            assert counts() == [3]
-        convolve()
-        assert counts() == [2]
-    try:
-        convolve()
-        assert counts() == [3]
-    finally:
-        mucudnn.disable()
 
 
 def test_configs_that_cannot_be_are_refused_and_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,17 +118,3 @@ def test_optimize_and_tune_measure_torchs_own_while_enabled(tmp_path: Path) -> N
         assert counts() == []
         mucudnn.tune(mucudnn.ConvProblem("forward", 3, 6, 6, 4, 3, 3), 2, config)
         assert counts() == []
-
-
-def test_no_call_waits_for_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = []
-
-    def wait(watch: Watch, tell: object, most_s: float) -> float:
-        patience.append(most_s)
-        return 0.0
-
-    monkeypatch.setattr(Watch, "wait", wait)
-    with mucudnn.tuned(Config(**QUICK)):
-        convolve()
-    assert patience
-    assert set(patience) == {0.0}

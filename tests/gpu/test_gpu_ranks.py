@@ -6,7 +6,6 @@ together, and the rest one rank over NCCL. The bodies run on the CPU, too.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,16 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.always_ours import choose_always_ours
-from support.command_line import invoke, one_layer, rows
+from support.command_line import invoke
 from support.ranks import training
 from support.ranks.group import Ranks
-from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS, Net
+from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS
 
-import mucudnn
 from mucudnn.bench.folders.reading import read_result_file
 from mucudnn.words.communication import Communication
-from mucudnn.words.config import Config
 
 # A warning of a driver or a library is no failure of a convolution.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
@@ -73,48 +69,6 @@ def test_over_nccl_training_is_torchs(over_nccl: Found, way: str, how: str) -> N
 @pytest.mark.gpu
 def test_over_nccl_autocast_is_as_near_to_float64_as_torch(over_nccl: Found) -> None:
     training.assert_as_near_to_float64_as_torch(over_nccl)
-
-
-def two_devices(device: str) -> tuple[str, str]:
-    """On the CPU both are the same."""
-    if device == "cpu":
-        return "cpu", "cpu"
-    if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs two GPUs; there is {torch.cuda.device_count()}")
-    return "cuda:0", "cuda:1"
-
-
-def test_what_one_device_measured_the_other_of_its_kind_uses(
-    device: str, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second device is not the current one."""
-    choose_always_ours(monkeypatch)
-    torchs, config = Net().double(), Config(algorithms="gemm")
-    x = torch.randn(4, 3, 10, 10, dtype=torch.float64)
-    expected, measured, chosen = torchs(x), [], []
-    for name in two_devices(device):
-        ours = mucudnn.optimize(copy.deepcopy(torchs).to(name), x.to(name), config)
-        measured.append(rows(database))
-        chosen.append([f"{layer} {one.configuration}" for layer, one in mucudnn.report(ours).layers])
-        assert ours(x.to(name)).device == torch.device(name)
-        torch.testing.assert_close(ours(x.to(name)).cpu(), expected, rtol=1e-12, atol=1e-12)
-    first, second = measured
-    assert first
-    assert {*first} <= {*second}  # what the second finds it may add to, and measures nothing twice
-    assert len({row[:4] for row in second}) == len(second)
-    assert chosen[0] == chosen[1] or len(first) < len(second)
-
-
-def test_the_command_takes_either_device(device: str, tmp_path: Path, database: Path) -> None:
-    measured = []
-    for name in two_devices(device):
-        tuned = invoke("tune", one_layer(tmp_path), "--batch", 2, "--algorithms", "gemm", "--device", name)
-        assert tuned.exit_code == 0, (tuned.output, tuned.exception)
-        measured.append(rows(database))
-    first, second = measured
-    assert first
-    assert {*first} <= {*second}  # what the second finds it may add to, and measures nothing twice
-    assert len({row[:4] for row in second}) == len(second)
 
 
 @pytest.mark.parametrize(

@@ -151,25 +151,3 @@ def test_result_is_the_convolution_in_the_declared_bytes(
     tolerance = DEFAULT_MAX_RELATIVE_ERROR[problem.dtype]
     assert relative_l2_error(call.run(a, split(a, problem, batch_size, n)), expected) <= tolerance
     assert call.undeclared_bytes <= 0
-
-
-@pytest.mark.usefixtures("counted_on_the_cpu")
-@pytest.mark.parametrize("operation", Operation)
-@pytest.mark.parametrize("name", ["fft", "fft-tiled"])
-def test_transforms_are_of_whole_micro_batches(
-    name: str, operation: Operation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thousands of launches would take longer than the arithmetic."""
-    problem, batch_size, _ = geometry("tiles", operation)
-    calls = []
-    for transform in ("rfft2", "irfft2"):
-        original = getattr(torch.fft, transform)
-
-        def counting(*operands: Tensor, original: Callable[..., Tensor] = original, **how: object) -> Tensor:
-            calls.append(operands)
-            return original(*operands, **how)
-
-        monkeypatch.setattr(torch.fft, transform, counting)
-    Call(problem, batch_size).run(algorithm(name, "cuda"), [batch_size])
-    assert len(calls) % 3 == 0  # of the filter or its gradient, of one image, and of the other
-    assert len(calls) <= 6  # and as many while counting what they allocate

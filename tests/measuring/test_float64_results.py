@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -90,13 +89,6 @@ def test_the_memory_is_bounded_as_stated(monkeypatch: pytest.MonkeyPatch, operat
     assert peak_allocated_bytes(compare) <= ExactResults(problem, operands).peak_bytes()
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch._C._set_deterministic_algorithms(False)
-
-
 def with_exact_result(problem: ConvProblem) -> tuple[Operands, torch.Tensor]:
     operands = random_operands(problem, N)
     written = operands.written(problem.operation)
@@ -124,10 +116,3 @@ def test_corners_of_the_first_and_the_last_sample_are_compared(operation: Operat
         operands, written = with_exact_result(problem)
         written[sample, :, row, column] += 100
         assert SampledResults(problem, operands).error(written, N) > 1
-
-
-def test_what_is_not_finite_is_an_infinite_error() -> None:
-    problem = ConvProblem(Operation.FORWARD, c=2, h=5, w=5, k=3, r=3, s=3)
-    operands, written = with_exact_result(problem)
-    written.fill_(float("nan"))
-    assert SampledResults(problem, operands).error(written, N) == float("inf")

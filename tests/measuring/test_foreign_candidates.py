@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import RANDOM, FakeBackend
 from support.races import CLOCK, fake, race_on, results_of
@@ -44,26 +43,6 @@ def test_one_that_is_unsound_is_named_with_its_version_and_never_timed(error: fl
     assert {r.reason for r in results.values() if isinstance(r, Failure)} == {reason}
     assert all(r.is_lasting for r in results.values() if isinstance(r, Failure))
     assert unsound.sizes_run == [1] * 8 + [2] * 4 + [4] * 2 + [8]  # each once over all samples
-
-
-def test_bytes_that_cannot_be_counted_for_lack_of_memory_are_asked_for_once_and_do_not_fit() -> None:
-    class Hungry(FakeAlgorithm):
-        def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-            self.internals_asked.append(micro_batch_size)
-            if micro_batch_size > 2:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-            return 0
-
-    hungry = Hungry("hungry", CLOCK, linear(0.01))
-    results = results_of(hungry, limit_bytes=100)
-    assert {size for _, size in results} == {1, 2}
-    assert hungry.internals_asked == [1, 2, 4]  # and not 8, which is larger
-    native = Hungry("native", CLOCK, linear(0.01))
-    failed = [r for r in results_of(native, limit_bytes=100).values() if isinstance(r, Failure)]
-    assert [(f.micro_config.micro_batch_size, f.reason) for f in failed] == [
-        (4, "CUDA out of memory."),
-        (8, "CUDA out of memory."),
-    ]
 
 
 class Shrinking(FakeAlgorithm):

@@ -76,17 +76,6 @@ def test_what_is_slow_in_half_precision_is_tried_on_few_samples(prover: Prover) 
     assert isinstance(right, Proof)
 
 
-def test_several_threads_may_ask(prover: Prover) -> None:
-    found: list[Proof | Exception] = []
-    threads = [threading.Thread(target=lambda: found.extend(verdicts(prover, Product()))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
-    assert all(isinstance(proof, Proof) for proof in found)
-
-
 def test_what_cannot_be_sent_is_not_run_and_keeps_nothing_else_from_it(prover: Prover) -> None:
     scope: dict[str, object] = {"__name__": "__main__", "Product": Product, "lock": threading.Lock()}
     exec("class Locked(Product):\n    name = 'test/locked'\n    held = lock\n    __slots__ = ()\n", scope)
@@ -164,14 +153,6 @@ def test_a_model_in_which_torchs_own_is_barred_is_tuned_and_says_so(monkeypatch:
     text = str(mucudnn.report(model))
     assert "PyTorch's own is barred in 0 (forward)" in " ".join(text.split())
     assert mucudnn.report(model).confirmation is None
-
-
-def test_where_torchs_own_is_too_slow_to_measure_the_least_it_takes_is_told() -> None:
-    prover = Dying()
-    prover.error = BarredError("it is too slow to measure", Fault.SLOW, 90.0)
-    (tuned,) = tune(PROBLEM, BATCH, machine=replace(Machine.current(), prover=prover)).problems
-    assert (tuned.baseline_s, tuned.speedup, tuned.least_baseline_s) == (None, None, 90.0)
-    assert "PyTorch    more than 90 s" in str(tuned)
 
 
 def test_a_prover_ends_with_its_process(tmp_path: Path) -> None:

@@ -90,12 +90,3 @@ def test_what_fails_is_an_outcome_and_nothing_stands_in(error: Exception, monkey
     failed, compared = Machine.current().compare(PROBLEM, 3, [DIVIDED, other], keeps_workspace=True)
     assert failed is error
     assert not isinstance(compared, Exception)
-
-
-def test_what_cannot_be_made_ready_is_an_outcome_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr(Executable, "build", fail)
-    (failed,) = Machine.current().compare(PROBLEM, 3, [DIVIDED], keeps_workspace=True)
-    assert isinstance(failed, MemoryError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +14,7 @@ from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm
-from mucudnn.measuring import guard_zones, workbench
+from mucudnn.measuring import workbench
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.float64_results import ExactResults
 from mucudnn.measuring.guard_zones import GUARD_BYTES, GuardedBuffer
@@ -137,19 +137,6 @@ def test_a_wrong_result_is_told_from_an_inexact_one(operation: Operation) -> Non
         bench.relative_error(candidate(Rogue(lambda result, *_: result.mul_(1.5)), problem))
 
 
-def test_what_another_has_prepared_meanwhile_is_prepared_anew() -> None:
-    """BACKWARD_FILTER has one buffer for all: their steps add to whatever is there, but start from what they opened."""
-    problem = FORWARD.with_operation(Operation.BACKWARD_FILTER)
-    bench = Workbench(problem, BATCH)
-    seen: list[Tensor] = []
-    first = candidate(Rogue(lambda result, prepared, scratch: seen.append(prepared.clone())), problem)
-    other = candidate(Rogue(prepared_bytes=128, mark=2, name="other"), problem)
-    bench.relative_error(first)
-    bench.relative_error(other)
-    bench.stream(first)()
-    assert (seen[-1] == 1).all()
-
-
 @pytest.mark.parametrize("operation", Operation)
 def test_the_memory_of_the_search_is_bounded_as_stated(operation: Operation) -> None:
     """However many candidates there are, whatever the order of their sizes."""
@@ -214,14 +201,6 @@ def test_where_not_one_sample_fits_the_error_says_what_it_takes(monkeypatch: pyt
         Workbench(FORWARD, BATCH)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
-def test_a_stream_goes_on_after_its_scratch_was_moved(sizes: Sequence[int]) -> None:
-    bench = Workbench(FORWARD, BATCH)
-    streams = [bench.stream(candidate(Rogue(scratch_bytes_per_sample=2**20), FORWARD, size)) for size in sizes]
-    for stream in streams:
-        stream()
-
-
 @pytest.mark.parametrize("operation", Operation)
 @pytest.mark.parametrize("k", [8, 10])  # oneDNN pads 10 to whole blocks
 def test_a_proof_counts_what_a_run_for_counting_does(operation: Operation, k: int) -> None:
@@ -266,18 +245,3 @@ def test_every_byte_of_both_zones_is_watched(buffer: GuardedBuffer, start: int, 
     assert buffer.trespass(SIZE) == where
     buffer.arm(SIZE)
     assert buffer.trespass(SIZE) is None
-
-
-def test_what_cannot_grow_stays_as_large_as_it_was(buffer: GuardedBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch.empty
-
-    def refuse(size: int, **how: object) -> torch.Tensor:
-        if size > 10**9:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return real(size, **how)
-
-    monkeypatch.setattr(guard_zones.torch, "empty", refuse)
-    with pytest.raises(torch.OutOfMemoryError):
-        buffer.require(10**9)
-    assert buffer.capacity_bytes == 1000
-    assert buffer.part(SIZE).numel() == SIZE

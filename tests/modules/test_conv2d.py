@@ -201,41 +201,12 @@ def test_lazy_modules_are_tuned_when_the_sample_has_made_them(tuner: FakeTuner) 
     assert type(model[0]) is mucudnn.Conv2d  # type: ignore[index]
 
 
-def test_models_made_in_inference_mode_are_refused() -> None:
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    with pytest.raises(InvalidInputError, match=r"0\.weight of the model was made in"):
-        mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
-
-
 def test_where_torch_wins_there_is_no_operator(tuner: FakeTuner) -> None:
     tuner.choose = baseline
     module = mucudnn.Conv2d(3, 4, 3)
     mucudnn.optimize(module, torch.randn(2, 3, 7, 7))
     assert module.choices is None
     assert len(module.tuned) == 2
-
-
-def test_what_was_chosen_for_a_smaller_batch_is_kept(tuner: FakeTuner) -> None:
-    inner = nn.Conv2d(3, 4, 3)
-
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.inner(x)[:2] + self.inner(x[:2])
-            return y
-
-    tuner.choose = lambda n: baseline(n) if n == 2 else divided(n)
-    mucudnn.optimize(Halves(), torch.randn(4, 3, 7, 7))
-    assert isinstance(inner, mucudnn.Conv2d)
-    assert inner.choices is not None
-    for by_size in inner.choices.configurations.values():
-        assert {n: configuration.is_baseline for n, configuration in by_size.items()} == {
-            **{1: False, 2: True, 3: False, 4: False}
-        }
 
 
 def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

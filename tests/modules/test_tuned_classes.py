@@ -164,24 +164,6 @@ def test_parametrized_modules(make: Callable[[], nn.Module], norm: Any) -> None:
         pickle.dumps(ours)
 
 
-@pytest.mark.parametrize("make", [named, lambda: nn.Conv2d(3, 4, 3)], ids=["subclass", "torchs"])
-def test_parametrizations_come_and_go_after_tuning(make: Callable[[], nn.Module]) -> None:
-    before = make()
-    cls = type(before)
-    ours: Any = tune_by_hand(parametrizations.weight_norm(before), IMAGES)
-    parametrizations.weight_norm(ours, "bias")
-    expected = ours(IMAGES)
-    parametrize.remove_parametrizations(ours, "bias")
-    parametrize.remove_parametrizations(ours, "weight")
-    assert isinstance(ours, cls)
-    assert isinstance(ours, mucudnn.Conv2d)
-    assert not parametrize.is_parametrized(ours)
-    torch.testing.assert_close(ours(IMAGES), expected)
-    assert type(copy.deepcopy(ours)) is type(ours)
-    ours.__class__ = ours.untuned_class
-    assert type(ours) is cls
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_scripting_names_the_way_out() -> None:
     with pytest.raises(InvalidInputError, match=r"mucudnn\.Conv2d.*module\.untuned_class"):

@@ -13,9 +13,8 @@ import mucudnn
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
 from mucudnn.running import definition, dispatcher, operators
 from mucudnn.running.choices import Choices
-from mucudnn.running.dispatcher import Wrapper
 from mucudnn.running.eager import calls
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD, DATA, FILTER = Operation
@@ -84,15 +83,6 @@ def test_our_calls_are_counted_once_though_they_may_call_torch(algorithm: str, s
     assert counted(tune(Twice(), algorithm, size)) == OURS
 
 
-def test_what_is_not_tuned_in_a_tuned_module_is_torchs_own_and_counted_once() -> None:
-    model = tune(Twice())
-    handle = Choices.of({FIRST: {N: Configuration((MicroConfig("gemm", N),), 1.0, 0)}})
-    model.second.choices = handle  # type: ignore[union-attr]
-    assert ("second", SECOND, N, "forward") in counted(model)
-    model.first.choices = handle  # type: ignore[union-attr]
-    assert counted(model)["first", FIRST, N, "backward_filter"] == 1
-
-
 def test_seconds_are_summed_and_are_those_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(readings)))
@@ -131,32 +121,6 @@ def test_other_convolutions_are_recorded_as_well() -> None:
         ("volume", None, N, "forward"),
         (None, FIRST, N, "forward"),
     }
-
-
-def test_formats_are_told_apart_and_modules_of_converted_filters_cannot_be_told() -> None:
-    last = counted(Twice().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-    assert {problem.memory_format for _, problem, *_ in last if problem} == {MemoryFormat.CHANNELS_LAST}
-    with torch.autocast("cpu", torch.bfloat16):
-        found = counted(tune(Twice()))
-    assert {module for module, *_ in found} == {None}
-    assert {problem.dtype for _, problem, *_ in found if problem} == {"bfloat16"}
-    parametrized = Twice()
-    nn.utils.parametrizations.weight_norm(parametrized.second)
-    assert {module for module, problem, *_ in counted(parametrized) if problem == SECOND} == {None}
-
-
-def test_other_wrappers_are_passed_by_while_it_records_and_stay() -> None:
-    seen, model = [], Twice()
-
-    def passed_on(following: dispatcher.Kernel, *arguments: object) -> object:
-        seen.append(arguments)
-        return following(*arguments)
-
-    with dispatcher.wrapped(Wrapper(passed_on, passed_on)):
-        counted(model)
-        assert len(seen) == 0
-        model(torch.randn(N, 3, 8, 8))
-    assert len(seen) == 3
 
 
 def test_results_are_those_without_recording_and_errors_leave_nothing_behind() -> None:

@@ -6,7 +6,6 @@ import copy
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +15,8 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.sources.networks.blocks import Residual
 from mucudnn.tuning import choose as choosing
-from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.task import Task
 
 ALGORITHMS = ("winograd-4x4", "implicit-gemm", "gemm")
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -131,14 +127,3 @@ def test_models_that_train_in_part_or_not_at_all(monkeypatch: pytest.MonkeyPatch
 
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=16, h=16, w=16, k=16, r=3, s=3, padding=(1, 1))
-
-
-def test_torchs_own_is_tuned_where_nothing_else_fits(tmp_path: Path) -> None:
-    config = Config(
-        workspace_limit="headroom", algorithms="native", time_limit="20ms", database=tmp_path / "own.sqlite"
-    )
-    (tuned,) = tune_tasks([Task(PROBLEM, 1, 0, in_headroom=True)], config).problems
-    assert tuned.configuration.is_baseline
-    assert tuned.configuration.workspace_bytes > 0  # what makes it infeasible otherwise
-    with pytest.raises(InfeasibleError):
-        tune_tasks([Task(PROBLEM, 1, 0)], config)

@@ -18,7 +18,7 @@ from mucudnn.running.choices import Choices
 from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.words.results import Configuration, MicroConfig
 from mucudnn.words.text_tables import WIDTH
 
 CHANNELS_LAST = MemoryFormat.CHANNELS_LAST
@@ -170,20 +170,6 @@ def test_the_frame_has_a_row_for_each_operation(net: Net) -> None:
     assert list(frame["speedup"]) == [2.0, 1.0, 2.0, 1.0]
     assert set(frame["reason"]) == {"it was <told> to"}
     assert mucudnn.report(nn.Linear(2, 2)).to_frame().empty
-
-
-def test_speedups_from_a_busy_machine_are_marked() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3))
-    part = Measurement(DIVIDED.micro_configs[0], 0.0, 0.001, 0, 0, 0.0, load=0.5)
-    barred = replace(part, micro_config=MicroConfig("gemm", 4))  # was not chosen
-    quiet = replace(tuned(DIVIDED), load=0.1, measurements=(replace(part, load=None), barred))
-    for module, one in zip(model, (quiet, replace(quiet, load=0.5), replace(quiet, measurements=(part,))), strict=True):
-        make_tuned(module, one)
-    rows, note = lines(model)[1:4], " ".join(lines(model)[4:])
-    assert [row.split()[-1] for row in rows] == ["2.00×", "2.00×*", "2.00×*"]
-    assert "speedup 2.00×*; workspace" in note
-    assert "* 2 of 3 choices were measured on a busy machine" in note
-    assert list(mucudnn.report(model).to_frame()["is_disturbed"]) == [False, True, True]
 
 
 def test_notebooks_get_the_same_table_escaped() -> None:

@@ -20,7 +20,6 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.nn.utils import fusion, parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
-import mucudnn
 from mucudnn.words.problem import Operation
 
 pytestmark = [
@@ -144,53 +143,10 @@ def test_an_exported_program_has_torchs_convolutions_for_any_batch(strict: bool)
         torch.testing.assert_close(program.module()(batch), torchs(batch), rtol=1e-3, atol=1e-4)
 
 
-def test_gradients_of_single_samples_and_of_several_results_at_once() -> None:
-    from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
-
-    torchs, ours, x = nets()
-    for model in (torchs, ours):
-        call_for_per_sample_grads(model.last, batch_size=len(x), loss_reduction="sum")(
-            torch.ones(2, 8, 9, 9)
-        ).sum().backward()
-    torch.testing.assert_close(ours.last.weight.grad_sample, torchs.last.weight.grad_sample)  # type: ignore[attr-defined]
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        torchs_layer = nn.ConvTranspose2d(4, 6, 3)
-        x = torch.randn(2, 4, 5, 6).contiguous(memory_format=memory_format)
-        layer = tune_by_hand(copy.deepcopy(torchs_layer), x)
-        found = []
-        for model in (torchs_layer, layer):
-            given = x.clone().requires_grad_()
-            y, wanted = model(given), [given, *model.parameters()]
-            torch.manual_seed(1)
-            batch = torch.randn(3, *y.shape)
-            found.append(torch.autograd.grad(y, wanted, batch, is_grads_batched=True, retain_graph=True))
-            jacobian = torch.autograd.functional.jacobian(model, x, vectorize=True)
-            found[-1] = (*found[-1], jacobian)
-        torch.testing.assert_close(found[1], found[0])
-
-
-def with_torchs_modules(model: Net) -> Net:
-    """As the documentation says to do it."""
-    for module in model.modules():
-        if isinstance(module, (mucudnn.Conv2d, mucudnn.Conv1d, mucudnn.ConvTranspose2d)):
-            module.__class__ = module.untuned_class
-    return model
-
-
 def quantized_by_fx(model: nn.Module, x: Tensor) -> Tensor:
     prepared = prepare_fx(model, quantization.get_default_qconfig_mapping("x86"), (x,))
     prepared(x)
     return runs_quantized(convert_fx(prepared), x)
-
-
-def quantized_in_eager_mode(model: Net, x: Tensor) -> Tensor:
-    quantization.fuse_modules(model, [["first", "norm", "relu"]], inplace=True)
-    wrapped = quantization.QuantWrapper(model)
-    wrapped.qconfig = quantization.get_default_qconfig("x86")  # type: ignore[assignment]
-    quantization.prepare(wrapped, inplace=True)
-    wrapped(x)
-    quantization.convert(wrapped, inplace=True)
-    return runs_quantized(wrapped, x)
 
 
 def runs_quantized(model: nn.Module, x: Tensor) -> Tensor:
@@ -208,18 +164,6 @@ def test_what_runs_torchs_convolution() -> None:
         torchs, ours, x = nets()
         torch.testing.assert_close(use(ours, x), use(torchs, x), rtol=1e-4, atol=tolerance)  # 0.1: some quanta
         assert ran(ours) == set()
-
-
-def test_scripting_and_eager_quantization_want_torchs_modules_back() -> None:
-    torchs, ours, x = nets()
-    with pytest.raises(mucudnn.InvalidInputError, match=r"torch\.jit\.trace.*__class__ = module\.untuned_class"):
-        torch.jit.script(ours)
-    with pytest.raises(AssertionError, match="did not find fuser method"):
-        quantization.fuse_modules(ours, [["first", "norm", "relu"]])
-    assert type(ours.first) is mucudnn.Conv2d
-    scripted = torch.jit.optimize_for_inference(torch.jit.script(with_torchs_modules(ours)))
-    torch.testing.assert_close(scripted(x), torchs(x), rtol=1e-4, atol=1e-4)
-    assert torch.equal(*(quantized_in_eager_mode(copy.deepcopy(net), x) for net in (ours, torchs)))
 
 
 @pytest.mark.parametrize("kind", ["jit", pytest.param("export", marks=pytest.mark.slow)])

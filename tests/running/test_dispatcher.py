@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from mucudnn.running import dispatcher
 from mucudnn.running.dispatcher import DEVICE_TYPES, Wrapper, pop, push, torchs_kernel, untouched, wrapped
-from mucudnn.words.errors import UnavailableError
 
 
 @pytest.fixture(autouse=True)
@@ -235,18 +234,3 @@ def test_torchs_own_kernel_passes_wrappers_by(recorder: Recorder) -> None:
     assert torch.equal(y, F.conv2d(x, w))
     assert gradients[0].shape == x.shape
     assert gradients[2] is None
-
-
-@pytest.mark.usefixtures("another_thread")
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators")  # of torch, where both are registered
-def test_a_kernel_that_another_package_has_replaced_is_refused_in_words() -> None:
-    for _ in range(2):  # before ours are registered, and while they are
-        others = torch.library.Library("aten", "IMPL")
-        try:
-            others.impl("convolution", lambda *arguments: torch.zeros(()), "CPU")
-            with pytest.raises(UnavailableError, match="another package"):
-                push(Recorder().wrapper)
-        finally:
-            others._destroy()
-        with wrapped(Recorder().wrapper):
-            pass

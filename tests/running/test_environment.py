@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from mucudnn.kernels.cudnn import library as cudnn_library
-from mucudnn.kernels.libraries import onednn_version
-from mucudnn.running import environment
 from mucudnn.running.environment import Environment, current_environment
 from mucudnn.words.errors import UnavailableError
 
@@ -29,23 +27,6 @@ def test_it_is_a_key_of_plain_values_with_the_threads_of_the_moment() -> None:
     assert shown.startswith("AMD EPYC (AVX512), 1 thread, torch 2.")
     with pytest.raises(UnavailableError, match=r"'tpu'.*device='cpu'"):
         current_environment("tpu")
-
-
-def test_versions_and_models_are_read_from_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for config, expected in (
-        ("  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)\n  - OpenMP 201511", "oneDNN 3.12.0"),
-        ("  - oneDNN v4.0.1 (Git Hash 80afa71)", "oneDNN 4.0.1"),
-        ("  - OpenMP 201511", "no oneDNN"),
-    ):
-        assert onednn_version(config) == expected
-    info = tmp_path / "cpuinfo"
-    monkeypatch.setattr(environment, "_CPU_INFO", info)
-    monkeypatch.setattr("platform.machine", lambda: "some-architecture")
-    assert environment.cpu_model() == "some-architecture"
-    info.write_text("processor : 0\nBogoMIPS : 50\n")
-    assert environment.cpu_model() == "some-architecture"
-    info.write_text("processor : 0\nmodel name\t: AMD EPYC 9R14 \nprocessor : 1\nmodel name\t: other\n")
-    assert environment.cpu_model() == "AMD EPYC 9R14"
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
 from mucudnn.running.choices import UNTUNED, Choices
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -144,12 +143,3 @@ def test_equal_choices_are_one_in_copies_and_have_their_handle_in_another_proces
     )
     done = subprocess.run([sys.executable, "-c", load], input=pickle.dumps(chosen), capture_output=True, check=True)
     assert done.stdout.decode().split() == [str(chosen.handle), "True"]
-
-
-def test_executables_of_shapes_that_never_come_back_do_not_pile_up(
-    choices: Choices, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choices_module, "_EXECUTABLES_CACHED", 3)
-    for n in range(1, 9):
-        operators.conv2d(*(t.detach() for t in operands(n=n)[:3]), *rest(choices))
-    assert len(choices.executables) <= 3

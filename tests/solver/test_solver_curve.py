@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from itertools import pairwise
 from typing import Any
@@ -79,19 +78,6 @@ def test_budgets_that_are_asked_for_are_on_it() -> None:
         time_curve(STAIRS, budgets=[64 * MIB - 1])
 
 
-def test_few_points_follow_the_whole_curve() -> None:
-    """401 points fall like exp(-x): most are where there is next to nothing to gain."""
-    options = {"p": [configuration(f"a{i}", math.exp(-i / 20), i) for i in range(401)]}
-    everywhere, few = time_curve(options, points=1000).points, time_curve(options, points=9).points
-    assert (len(everywhere), len(few)) == (401, 9)
-    assert set(few) < set(everywhere)
-    assert (few[0], few[-1]) == (everywhere[0], everywhere[-1])
-    for less, more in pairwise(few):  # an eighth of the whole way, down and along, and what rounding adds
-        assert less.time_s - more.time_s + (more.budget_bytes - less.budget_bytes) / 400 == pytest.approx(
-            0.25, abs=0.06
-        )
-
-
 def test_where_the_time_ends_for_some_points_it_still_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     options = random_options(3, problems=30, most=20)
     budgets = range(least_bytes(options), least_bytes(options) + 400, 3)
@@ -146,19 +132,6 @@ def test_more_and_less_memory_in_words(budget: int | None, words: str) -> None:
     assert json.loads(json.dumps(said.to_json()))["words"] == words
 
 
-def test_percentages_are_of_the_sum_with_the_constant() -> None:
-    assert str(marginal(STAIRS, None, 128 * MIB, constant_s=52e-3)).startswith("128 MiB more: 5 % faster")
-    assert "32 MiB less: 3.3 % slower" in str(marginal(STAIRS, None, 128 * MIB, constant_s=52e-3))
-    assert "more: 38 % faster" in str(marginal(STAIRS, {"p": 3}, 128 * MIB))
-
-
-def test_a_gain_too_small_for_words_is_not_called_one() -> None:
-    slight = {"p": [configuration("a", 1.0, MIB), configuration("b", 0.9999, 3 * MIB)]}
-    assert str(marginal(slight, None, 2 * MIB)) == (
-        "more memory buys less than 0.05 %: everything is at its fastest from 3 MiB on; 512 KiB less: no slower"
-    )
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_marginals_are_exact_divisions(seed: int) -> None:
     options = random_options(seed)
@@ -171,12 +144,6 @@ def test_marginals_are_exact_divisions(seed: int) -> None:
     assert said.less.budget_bytes < budget
     assert said.less.time_s >= said.here.time_s
     assert said.more is None or said.more.time_s < said.here.time_s
-
-
-def test_a_network_without_time_or_problems_divides_by_nothing() -> None:
-    assert str(marginal({}, None, 0)).startswith("more memory buys nothing")
-    assert "no slower" in str(marginal({"p": [configuration("a", 0.0, 0)]}, None, MIB))
-    assert [p.time_s for p in time_curve({}).points] == [0]
 
 
 def test_the_next_faster_configuration_needs_least_more() -> None:

@@ -135,21 +135,6 @@ def test_options_that_cannot_be_are_named_and_refused(time_s: float, workspace_b
         solve_wd({"p": [configuration("a", time_s, workspace_bytes)]}, None)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"budget_bytes": -1}, "budget is -1 bytes"),
-        ({"time_limit_s": -1.0}, r"time limit is -1\.0 s"),
-        ({"time_limit_s": math.nan}, "time limit is nan"),
-        ({"counts": {"p": 0}}, "p: the count is 0"),
-        ({"counts": {"q": 1}}, "only one of them has p; q"),
-    ],
-)
-def test_limits_and_counts_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        solve_wd({"p": [configuration("a", 1.0, 0)]}, **{"budget_bytes": None, **arguments})
-
-
 def test_the_account_tells_how_it_was_found() -> None:
     found = hard_division()
     told = json.loads(json.dumps(found.to_json()))
@@ -174,19 +159,6 @@ def without_search(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_highs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-
-def test_what_the_search_proves_alone_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knapsack, "_run_program", None)
-    assert (hard_division().solver, hard_division().notes) == ("exact search", ())
-
-
-@pytest.mark.usefixtures("without_search")
-def test_highs_runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("highspy")
-    monkeypatch.setattr(subprocess, "Popen", None)
-    found = hard_division()
-    assert (found.solver, found.notes) == ("HiGHS, checked by exact search", ())
 
 
 @pytest.mark.usefixtures("without_search")
@@ -227,22 +199,6 @@ def test_a_program_that_is_stopped_by_the_time_limit_says_so(monkeypatch: pytest
 
     monkeypatch.setattr(pulp.PULP_CBC_CMD, "actualSolve", stopped)
     assert hard_division().notes[0] == "CBC was stopped by the time limit"
-
-
-@pytest.mark.usefixtures("without_search")
-@pytest.mark.parametrize("wrong", ["slowest", "too much"])
-def test_a_wrong_answer_of_a_program_does_no_harm(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = hard_division().assignment
-
-    def answer(name: str, core: list[list[knapsack.Row]], *_: object) -> tuple[list[knapsack.Row] | None, bool]:
-        return ([rows[0] for rows in core] if wrong == "slowest" else None), True
-
-    monkeypatch.setattr(knapsack, "_run_program", answer)
-    assert hard_division().assignment == expected
-    monkeypatch.setattr(knapsack, "MOST_SUMS", 0)
-    options = correlated()
-    without = solve_wd(options, least_bytes(options) + 1701, time_limit_s=0.0)
-    assert hard_division().objective_s == without.objective_s
 
 
 def test_where_the_time_ends_the_best_so_far_comes_with_its_gap() -> None:

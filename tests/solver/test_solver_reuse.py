@@ -86,15 +86,6 @@ def test_measurements_that_cannot_be_are_named_and_refused(field: str, value: fl
         solve_wr([*ROWS[1:], broken], 8, None)
 
 
-def test_sizes_and_limits_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="batch_size is 0"):
-        solve_wr(ROWS, 0, None)
-    with pytest.raises(InvalidInputError, match="limit is -1 bytes"):
-        solve_wr(ROWS, 8, -1)
-    with pytest.raises(InvalidInputError, match="micro_batch_size is 0; it must be at least 1"):
-        solve_wr([measured("a", 0, 1.0)], 8, None)
-
-
 def test_a_batch_that_nothing_covers_is_infeasible_at_any_limit() -> None:
     with pytest.raises(
         InfeasibleError, match=r"measured micro-batch sizes \(2, 4\) is 3; measure size 1 or 3"
@@ -186,24 +177,9 @@ def test_the_definition_holds(measurements: list[Measurement], n: int) -> None:
         assert key_of_cover([by_micro_config[m] for m in configuration.micro_configs]) == key_of(configuration)
 
 
-def test_what_cannot_be_covered_has_an_empty_front() -> None:
-    sets = desirable_sets([measured_us("a", 2, 5)], 5)
-    assert [sets.size(n) for n in range(1, 6)] == [0, 1, 0, 1, 0]
-    assert sets.of(3) == ()
-    assert sets.fastest(3) is None
-    assert sets.smallest(3) is None
-    assert desirable_sets([], 3).of(3) == ()
-
-
 def test_setup_is_pooled_by_median_and_prepared_bytes_by_maximum() -> None:
     rows = [measured_us("a", s, 10, 1, setup_us=setup, prepared=setup) for s, setup in ((1, 3), (2, 5), (4, 100))]
     assert key_of(desirable_sets(rows, 4).of(4)[-1]) == (15, 101, 1, (("a", -4),))
-
-
-@pytest.mark.parametrize("n", [0, -1, 5])
-def test_other_batch_sizes_are_refused(n: int) -> None:
-    with pytest.raises(InvalidInputError, match=rf"batch size is {n}; these desirable sets cover 1 to 4"):
-        desirable_sets([measured_us("a", 1, 1)], 4).of(n)
 
 
 # WR and WD on 1,000 random networks, against brute force over all covers of all batches.

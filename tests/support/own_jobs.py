@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -49,12 +48,6 @@ def exiting_in_a_call() -> Ready[str]:
 
 def hanging_in_a_call() -> Ready[str]:
     return Ready(lambda: time.sleep(600), "ready")
-
-
-def locking() -> Ready[Any]:
-    """Has a semaphore of the system, as pools of processes have."""
-    lock = multiprocessing.get_context("spawn").Lock()
-    return Ready(lambda: lock, "ready")
 
 
 def talking() -> Ready[str]:

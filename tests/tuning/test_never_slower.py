@@ -236,18 +236,6 @@ def test_where_nothing_else_runs_whole_torchs_own_does(bench: Bench) -> None:
     assert "failed in a whole run: it crashed" in tuned.reason
 
 
-@pytest.mark.parametrize("bounds", [{"workspace_limit": 150}, {"workspace_budget": 150}], ids=str)
-def test_where_stored_failures_leave_nothing_they_are_tried_again(bench: Bench, bounds: dict[str, int]) -> None:
-    config = Config(**bounds)  # type: ignore[arg-type]
-    bench.native.scratch_bytes_per_sample = 1000
-    for size in (1, 2, 4, 8):
-        wrong = replace(FAILED, micro_config=MicroConfig("quick", size))
-        bench.database.add_failure(ENVIRONMENT, FORWARD, 1, wrong)
-    assert bench.tune(config=config)[FORWARD].configuration.algorithms == ("quick",)
-    (left,) = bench.database.failures(ENVIRONMENT, FORWARD, {"quick": 1})
-    assert left.micro_config.micro_batch_size == BATCH  # which needs 180 bytes, and was not tried
-
-
 # What is solved from a database in which torch's own failed
 
 

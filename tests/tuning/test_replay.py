@@ -189,17 +189,6 @@ def test_a_bug_in_it_is_a_failure_of_that_algorithm_and_not_of_tuning(method: st
         assert tuned.failures
 
 
-def test_measurements_of_a_missing_package_are_solved_with_and_kept(database: Path) -> None:
-    bench = bench_with(plug_in())
-    with Database(database) as opened:
-        tune([FORWARD], BATCH, NO_LIMIT, database=opened, machine=bench.machine)
-        removed = opened.prune(versions={"native": 1})
-        assert removed == 0
-        assert "test/quick" in opened.versions(bench.machine.environment)
-        assert opened.prune(versions={"native": 1, "test/quick": 2}) > 0  # an installed one of another version
-        assert "test/quick" not in opened.versions(bench.machine.environment)
-
-
 def test_solving_again_needs_no_package_and_says_that_running_does(database: Path) -> None:
     bench = bench_with(plug_in())
     task = Task(FORWARD, BATCH, None)

@@ -18,13 +18,12 @@ from support.cudnn.described import OLDEST_VERSION, DescribedDevice, described_h
 from support.cudnn.recording import recorded, recorded_offers
 
 from mucudnn.kernels.cudnn import constants
-from mucudnn.kernels.cudnn import descriptor as graphs
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
-from mucudnn.kernels.cudnn.engines import EngineConfig, configured, described, offered_engines
+from mucudnn.kernels.cudnn.engines import EngineConfig, configured, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 
 pytestmark = pytest.mark.cudnn
 
@@ -105,14 +104,6 @@ def test_what_is_offered_equals_the_recording(device: DescribedDevice) -> None:
     assert not differing
 
 
-def test_every_offered_configuration_is_made_again_from_its_name(device: DescribedDevice) -> None:
-    for operation in Operation:
-        graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
-        for engine in offered_engines(device.library, graph, device.properties):
-            config = EngineConfig.named(engine.config.name)
-            assert described(configured(device.library, graph, config, device.properties)) == engine
-
-
 def test_a_plan_needs_the_workspace_that_its_engine_said(device: DescribedDevice) -> None:
     for operation in Operation:
         graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
@@ -122,23 +113,6 @@ def test_a_plan_needs_the_workspace_that_its_engine_said(device: DescribedDevice
             configuration = configured(device.library, graph, engine.config, device.properties)
             plan.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, configuration).finalize()
             assert plan.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE) == engine.workspace_bytes
-
-
-def test_alignment_changes_what_is_offered(device: DescribedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four odd samples begin on 16 bytes; if any sample could begin a slice, it would be on 4."""
-    odd = ConvProblem(Operation.FORWARD, 3, 227, 227, 96, 11, 11, (4, 4), memory_format=MemoryFormat.CHANNELS_LAST)
-    aligned = device.engines(odd, 4)
-    monkeypatch.setattr(graphs, "_alignment", lambda problem, shape: 4)
-    assert len(device.engines(odd, 4)) < len(aligned)
-
-
-def test_sums_into_the_result_need_no_other_workspace(device: DescribedDevice) -> None:
-    problem = PROBLEM.with_operation(Operation.BACKWARD_FILTER)
-    plain, added = (
-        offered_engines(device.library, operation_graph(device.library, problem, 8, beta=beta), device.properties)
-        for beta in (0.0, 1.0)
-    )
-    assert plain == added
 
 
 def test_every_descriptor_is_destroyed(device: DescribedDevice, handed_out: list[int]) -> None:

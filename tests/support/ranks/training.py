@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from support.always_ours import choose_always_ours
 from support.problems.tuned_by_hand import ran
-from support.ranks.group import error_of
 from support.ranks.ways_of_training import EAGER, ONLY_ON_A_GPU, WAYS, Net, Way, batch, trained
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -74,19 +73,6 @@ class Trainer:
         mine, equal = final(trained(DistributedDataParallel(ours), forward=forward))
         errors = {"ours": difference(mine, exact), "torchs": difference(theirs, exact)}
         return errors | {"ran": sorted(ran(ours)), "equal": equal}
-
-    def sync_batch_norm_of_torch(self) -> Found:
-        """What becomes of it in evaluation, and in training, where torch may refuse it."""
-        theirs, ours = (nn.SyncBatchNorm.convert_sync_batchnorm(net) for net in (self.net(), self.tuned()))
-        x, _ = batch(0, ours.first.weight)
-        with torch.no_grad():
-            evaluated = difference([ours.eval()(x)], [theirs.eval()(x)])
-        return {
-            "kind": type(ours.norm).__name__,
-            "evaluated": evaluated,
-            "ran": sorted(ran(ours)),
-            "errors": [error_of(lambda net=net: net.train()(x)) for net in (theirs, ours)],
-        }
 
     def _optimized(self, way: Way, expected: Sequence[Tensor]) -> Found:
         ours = self.tuned()

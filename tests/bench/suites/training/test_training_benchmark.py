@@ -173,15 +173,6 @@ def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measure
         benchmark_training(["alexnet"], [4], *asked[2:])
 
 
-@pytest.mark.usefixtures("two_networks")
-def test_the_time_is_that_of_all_networks(tmp_path: Path) -> None:
-    benchmark_training(["alexnet", "vgg16"], [2, 2], replace(OPTIONS, seconds=0.0), tmp_path)
-    folder = read_folder(tmp_path)
-    assert len(folder.left_out) == 8
-    assert {one.reason for one in folder.left_out} == {"not begun: the 0 s were over"}
-    assert "alexnet, batch 2, float32 contiguous: not begun: the 0 s were over" in [*training_tables(folder)]
-
-
 def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -> None:
     (tmp_path / "whole_numbers.py").write_text(NET.replace("nn.Linear(4, 10)", "Argmax()"))
     (tmp_path / "json.py").write_text("")
