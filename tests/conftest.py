@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cudnn.backend import FakeBackend
+from support.effort import how_many
 from support.ranks.group import Ranks
 
 from mucudnn.kernels import registry
@@ -23,7 +24,8 @@ from mucudnn.words.errors import first_line
 with suppress(ModuleNotFoundError):  # make gpu does without it
     from hypothesis import settings
 
-    settings.register_profile("any machine", deadline=None)  # a busy one takes its time
+    # A busy machine takes its time.
+    settings.register_profile("any machine", deadline=None, max_examples=how_many(30, 100))
     settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests stop processes by it

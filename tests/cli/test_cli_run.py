@@ -115,9 +115,8 @@ def test_importing_mucudnn_enables_it_if_the_environment_says_so(tmp_path: Path)
     tell = "import sys, mucudnn\nprint('torch' in sys.modules)\n" + TRAINING.replace("SIGUSR2", "SIGNONE")
     (tmp_path / "program.py").write_text(tell + "print(len(mucudnn.status().problems))")
     setting = {"MUCUDNN_OPERATIONS": "forward", "MUCUDNN_TIME_LIMIT": "20ms", "MUCUDNN_STRICT": "1"}
-    for enable, problems in (("1", 1), ("0", 0)):
-        done = python("program.py", cwd=tmp_path, MUCUDNN_ENABLE=enable, **setting)
-        assert done[:2] == (0, f"False\ntrained\n{problems}\n"), done[2]
+    done = python("program.py", cwd=tmp_path, MUCUDNN_ENABLE="1", **setting)
+    assert done[:2] == (0, "False\ntrained\n1\n"), done[2]
     wrong = python("program.py", cwd=tmp_path, MUCUDNN_ENABLE="1", MUCUDNN_POLICY="some")
     assert wrong[:2] == (0, "False\ntrained\n0\n")
     assert "mucudnn is not enabled: policy is 'some'" in wrong[2]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import compiled
+from support.effort import IS_FULL
 from torch import Tensor, nn
 
 import mucudnn
@@ -18,6 +19,7 @@ from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.running.choices import Choices
+from mucudnn.testing import contract
 from mucudnn.testing.checks import (
     IMAGE,
     dependent,
@@ -35,6 +37,18 @@ NAMES = [a.name for a in algorithms()]
 LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; the default error bound bars it
 
 
+@pytest.fixture
+def each_dtype_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the thorough checks those of float32 and float16 in one format, of the others in the other; in fuzz all."""
+    every = [*contract._cases_of_each_kind()]
+    is_first = [(p.dtype in ("float32", "float16"), p.memory_format is MemoryFormat.CONTIGUOUS) for p, _, _ in every]
+    some = [
+        case for case, (first_dtype, first_format) in zip(every, is_first, strict=True) if first_dtype is first_format
+    ]
+    monkeypatch.setattr(contract, "_cases_of_each_kind", lambda: iter(every if IS_FULL else some))
+
+
+@pytest.mark.usefixtures("each_dtype_in_one_format")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_promise_is_kept(name: str) -> None:
     if name in ("depthwise", "implicit-gemm", "pointwise") or name.startswith("winograd"):
