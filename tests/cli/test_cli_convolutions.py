@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import HEADING, fail, invoke
+from support.command_line import HEADING, invoke
 
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.suites.convolutions import benchmark as module
@@ -98,19 +98,3 @@ def test_what_is_ready_is_there_after_an_interruption(
     assert result.exit_code == 130
     assert "left out: 2 problems, as the run was stopped before: two" in result.output
     assert len(read_folder(tmp_path / "folder").lines) == 3
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--filter", "3x3,5", "'5' is not height x width of a filter; write for example 3x3,5x5, or all"),
-        ("--filter", "7x7", "has no layer with a filter of 7x7; it has 1x1, 3x3, 5x5"),
-        ("--workspace-limit", "8", "size '8' has no unit"),
-        ("--device", "tpu", "mucudnn measures on 'cpu' and 'cuda'"),
-        ("--algorithms", "magic", "algorithms has magic; this machine has"),
-        ("--batch-scale", "2", "--batch replaces the sizes of a table: give it or --batch-scale, not both"),
-        ("--dtype", "float32,float8", "dtype is 'float8'"),
-    ],
-)
-def test_bad_values_say_what_is_allowed(layers: Path, option: str, value: str, message: str) -> None:
-    assert message in fail("bench", "convolutions", layers, "--batch", "2", option, value)

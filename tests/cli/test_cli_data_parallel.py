@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 from rich.table import Table
-from support.command_line import fail, invoke, one_layer
+from support.command_line import fail, invoke
 from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
 
@@ -82,11 +82,6 @@ def test_ranks_of_torchrun_measure_and_one_of_them_tells(tmp_path: Path) -> None
 )
 def test_wrong_options_are_refused(arguments: tuple[str, ...], words: str) -> None:
     assert words in fail(*TRAINED, *QUICK, *arguments)
-
-
-def test_a_source_without_a_model_is_refused_once(tmp_path: Path) -> None:
-    said = fail("bench", "data-parallel", one_layer(tmp_path), *QUICK)
-    assert said.count("has no model to run") == 1
 
 
 # Told

@@ -46,19 +46,6 @@ def test_under_torchrun_one_rank_prints_and_the_database_has_all(tmp_path: Path,
     assert {problem for problem, *_ in rows(database)} == {1, 2, 3}
 
 
-@pytest.mark.parametrize(("argument", "status"), [("--version", 0), ("--wrong", 2)])
-def test_a_rank_of_torchrun_ends_at_once(argument: str, status: int) -> None:
-    """Threads of torch abort one that ends as usual. What it printed is there, and its status."""
-    script = "import atexit; atexit.register(print, 'as usual'); from mucudnn.cli.main import run; run()"
-    of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    for environment, ends_as_usual in ((os.environ, True), (os.environ | of_torchrun, False)):
-        command = [sys.executable, "-c", script, argument]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-        assert "mucudnn" in done.stdout + done.stderr
-        assert ("as usual" in done.stdout) is ends_as_usual
-
-
 def test_the_gpu_of_a_number_is_the_current_one_while_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command itself is told the type alone."""
     current = ["cuda:0"]

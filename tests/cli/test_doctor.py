@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,6 @@ from mucudnn.database.database import Database
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn import library as cudnn_library
-from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import prover as proving
@@ -79,12 +77,6 @@ def test_equal_gpus_are_told_together_with_what_computes_on_them(
     assert gpus == [0, 1]
 
 
-def test_what_a_source_offers_is_counted_by_kind() -> None:
-    backend = FakeBackend()
-    found = doctor.examine_source(CudnnEngines(backend))
-    assert found == ("cudnn", ", ".join(f"{kind} (3 ways)" for kind in doctor.KINDS), "")
-
-
 @pytest.mark.usefixtures("gpus")
 def test_a_gpu_without_cudnn_has_the_other_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> FakeBackend:
@@ -111,14 +103,6 @@ def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.state == "none: torch can use no GPU: Found no NVIDIA driver on your system."
     assert found.remedy.startswith("see nvidia-smi")
     assert doctor.gpus() == {}
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"), [("580.65.06\n580.65.06\n", "580.65.06"), ("", "unknown: nvidia-smi tells none")]
-)
-def test_the_driver_is_the_one_that_nvidia_smi_tells(told: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=told))
-    assert doctor.driver() == expected
 
 
 def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.places import EXAMPLES, TESTS
-from support.ranks.launching import run, torchrun
+from support.ranks.launching import torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -60,15 +60,6 @@ def test_two_ranks_train_alike_with_torch_and_with_mucudnn(agreeing: dict[str, A
 
 def test_losses_and_accuracies_are_drawn(agreeing: dict[str, Any], folder: Path) -> None:
     assert (folder / "two" / "digits.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_one_process_needs_no_torchrun(agreeing: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUCUDNN_DATABASE", str(folder / "all.sqlite"))  # the same local batch: nothing is measured
-    done = run(EXAMPLE, *ONE_EPOCH, "--batch", 32, "--out", folder / "one", limit_s=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    found = results(folder / "one")
-    assert found["ranks"] == 1
-    assert found["runs"][0]["losses"][0] == pytest.approx(agreeing["runs"][0]["losses"][0], rel=0.1)
 
 
 def test_whatever_disagrees_is_named_and_is_the_exit_status(

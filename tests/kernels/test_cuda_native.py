@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +11,10 @@ from support.clock.machine import FORWARD
 from torch import Tensor
 
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.kernels.registry import algorithm
 from mucudnn.kernels.torch_ops import native
 from mucudnn.kernels.torch_ops.native import NATIVE_ON_CUDA
-from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.geometries import geometry
 from mucudnn.testing.guarded_call import Call
 from mucudnn.words.problem import MemoryFormat, Operation
 
@@ -54,12 +53,6 @@ def test_torch_is_asked_for_operands_as_they_will_lie(
         asked.clear()
         a.supports_micro_batch(problem, n)
         assert {x.is_contiguous(memory_format=torch.channels_last) for x in asked} == {expected}
-
-
-def test_a_real_dispatcher_picks_one_backend_for_all_sizes() -> None:
-    for key, operation, memory_format in product(ONE_OF_EACH_KIND, Operation, MemoryFormat):
-        problem, batch_size, _ = geometry(key, operation, memory_format=memory_format)
-        assert all(NATIVE_ON_CUDA.supports_micro_batch(problem, n) is None for n in range(1, batch_size + 1))
 
 
 class CudnnForward:
@@ -115,11 +108,3 @@ def test_cudnn_does_not_write_into_y_where_it_computes_in_another_format(
     a.step(problem, call.x, call.w, call.y, None, prepared, scratch)
     assert forward.settings == []
     assert torch.equal(call.y, torch.ones_like(call.y))
-
-
-def test_torchs_own_is_deterministic_where_torch_is_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    torchs = [a for a in algorithms("cuda") if a.name.startswith("native")]
-    assert not any(a.deterministic for a in torchs)
-    monkeypatch.setattr(cudnn, "deterministic", True)
-    assert all(a.deterministic for a in torchs)
-    assert all(a.deterministic for a in algorithms("cuda") if a not in torchs)

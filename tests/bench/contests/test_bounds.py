@@ -25,14 +25,6 @@ def test_the_slower_of_moving_and_computing_bounds() -> None:
     assert MachineLimits().bound_s(dense, 2) == 0
 
 
-def test_rows_that_a_stride_passes_over_are_written_but_not_read() -> None:
-    forward, backward = (problem(16, 32, 1, operation, stride=2) for operation in (FORWARD, BACKWARD_DATA))
-    others = 4 * (16 * 32 + 3 * 32 * 16)
-    assert forward.least_bytes(3) == 4 * 3 * 16 * 4 * 8 + others
-    assert backward.least_bytes(3) == 4 * 3 * 16 * 8 * 8 + others
-    assert problem(16, 32, 3, stride=2, padding=1).least_bytes(1) == 4 * (16 * 64 + 9 * 16 * 32 + 32 * 16)
-
-
 def test_the_cpu_has_limits_and_what_is_not_measured_has_none() -> None:
     for dtype in ("float32", "float64", "bfloat16"):
         here, elsewhere = MachineLimits.measured("cpu", dtype), MachineLimits.measured("cuda", dtype)

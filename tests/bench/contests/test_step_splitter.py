@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 from support.clock.ticking import TickingClock
-from support.training_steps import CONFIG, FLOAT32, measured_variants, tiny
+from support.training_steps import CONFIG, FLOAT32, measured_variants
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.contests.step_parts import StepSplitter
-from mucudnn.bench.contests.variants import How
 from mucudnn.bench.suites.training.benchmark import TrainingOptions
 from mucudnn.bench.suites.training.step_job import StepParts, _Parts
-from mucudnn.enabling import switch
 from mucudnn.running import dispatcher
 
 
@@ -87,34 +84,3 @@ def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) 
 
 
 # How mucudnn gets into a step
-
-
-class Watching(nn.Module):
-    """Remembers whether convolutions were tuned as they are met, by thread."""
-
-    def __init__(self, seen: dict[int, set[bool]]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __deepcopy__(self, memo: object) -> Watching:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.setdefault(threading.get_ident(), set()).add(bool(switch._state.nested))
-        return x
-
-
-def test_enabled_steps_are_those_of_one_variant_alone() -> None:
-    seen: dict[int, set[bool]] = {}
-    network = tiny()
-    network.append(Watching(seen))
-    options = TrainingOptions(CONFIG, rounds=2, clock=TickingClock(), how=How.ENABLE)
-    torchs, ours = measured_variants(network, options, **FLOAT32)
-    assert threading.get_ident() not in seen
-    assert [*seen.values()] == [{False}, {True}]
-    assert not switch._state.nested
-    for row in (torchs, ours):
-        assert row.failure is None
-        assert row.more["forward_convolutions_s"] > 0
-        assert row.subject["how"] == "enable"
-    assert type(network[0]) is nn.Conv2d

@@ -61,13 +61,6 @@ def test_every_call_of_every_convolution_in_order() -> None:
     assert found == [("outer.0", forward(3, 9, 9, 3, 3, 3), 4), ("outer.0", forward(3, 7, 7, 3, 3, 3), 2)]
 
 
-def test_dtype_under_autocast() -> None:
-    model, x = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 9, 9)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert trace(model, x)[0].problem.dtype == "bfloat16"
-        assert trace(model.double(), x.double())[0].problem.dtype == "float64"
-
-
 def test_memory_format_is_torchs_where_tensors_are_both() -> None:
     """What counts is what the operators look up when the model runs."""
     for c, size, r in ((4, 1, 1), (4, 3, 1), (1, 3, 3), (4, 3, 3), (1, 1, 1)):
@@ -198,11 +191,6 @@ def test_own_model_first_layer_is_kept_apart(own_model: str) -> None:
         ("1, 2", 2, True),
     ]
     assert {(layer.problem, layer.batch_size) for layer in layers} == {(forward(3, 8, 9, 3, 1, 1), 4)}
-
-
-def test_axes_folded_into_the_batch_count(own_model: str) -> None:
-    (layer,) = load_source(f"{own_model}:frames", input_shape=(6, 8, 9), batch=4).layers
-    assert layer.batch_size == 3 * 4
 
 
 # Options and names

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of, objective_for
-from mucudnn.bench.sources.networks.blocks import StochasticDepth
 
 # (parameters, 10^9 multiply-adds for one image of 224x224), both as published with torchvision's weights
 PUBLISHED = {
@@ -75,13 +74,3 @@ def test_a_training_step_is_finite_and_reaches_every_parameter() -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             assert parameter.grad.isfinite().all()
-
-
-def test_stochastic_depth_drops_whole_samples_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    drop = StochasticDepth(0.25)
-    dropped = drop(torch.ones(4000, 2, 3))
-    assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
-    assert torch.equal(dropped, dropped[:, :1, :1].expand_as(dropped))
-    assert dropped.mean().item() == pytest.approx(1, abs=0.05)
-    assert torch.equal(drop.eval()(dropped), dropped)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
-from support.cudnn.library import BAD_PARAM, NOT_INITIALIZED, FakeCudnn, FakeEngine, workspace_of
+from support.cudnn.library import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.kernels.cudnn import backend as module
 from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
@@ -19,7 +18,7 @@ from mucudnn.kernels.cudnn.backend import CudnnBackend
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError, Library
-from mucudnn.words.errors import CapturingError, UnavailableError
+from mucudnn.words.errors import CapturingError
 from mucudnn.words.problem import ConvProblem, Operation
 
 PROBLEM = ConvProblem(Operation.BACKWARD_FILTER, 4, 8, 8, 4, 3, 3)
@@ -125,26 +124,6 @@ def test_every_device_has_its_own_handle_plans_and_stream(backend: CudnnBackend,
     assert cudnn.streams == [(handles[0], 5), (handles[1], 5)]
 
 
-def test_one_thread_at_a_time_is_in_a_handle(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    inside: list[int] = []
-    most = []
-
-    def execute(handle: int) -> None:
-        inside.append(handle)
-        time.sleep(0.002)  # so that others could come in
-        most.append(inside.count(handle))
-        inside.remove(handle)
-
-    cudnn.executing = execute
-    threads = [threading.Thread(target=backend.execute, args=(PLAN, POINTERS, 0x400, i)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 8
-    assert cudnn.kinds().count(DescriptorKind.EXECUTION_PLAN) == 1
-
-
 def test_while_a_graph_is_captured_nothing_is_built(backend: CudnnBackend, cudnn: FakeCudnn, cuda: Cuda) -> None:
     backend.build(PLAN)
     made = len(cudnn.made)
@@ -171,11 +150,3 @@ def test_what_cudnn_cannot_compute_is_not_offered(backend: CudnnBackend, cudnn: 
     cudnn.refused["cudnnBackendFinalize"] = (BAD_PARAM, b"wrong")
     with pytest.raises(CudnnError, match="wrong"):
         backend.offered(PROBLEM, 16)
-
-
-def test_without_a_gpu_the_error_says_what_is_missing(backend: CudnnBackend, cudnn: FakeCudnn) -> None:
-    cudnn.refused["cudnnCreate"] = (NOT_INITIALIZED, b"cudaGetDeviceCount(&count) != cudaSuccess")
-    with pytest.raises(UnavailableError, match=r"no CUDA device .* cudaGetDeviceCount.* see nvidia-smi"):
-        backend.offered(PROBLEM, 4)
-    gc.collect()
-    assert "cudnnDestroy" not in cudnn.calls

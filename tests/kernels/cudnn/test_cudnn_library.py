@@ -85,12 +85,6 @@ def test_the_variable_comes_before_package_and_system(
     assert library().path == "/mine/libcudnn.so.9"
 
 
-def test_the_system_is_asked_last_and_the_library_loaded_once(nowhere: Path, loading: Loader) -> None:
-    asked = loading({"libcudnn.so.9": FakeCudnn(), **OTHERS})
-    assert library() is library()
-    assert asked == ["libcudnn.so.9", *PARTS, "libcublasLt.so.13"]
-
-
 def test_no_library_says_how_to_get_one(nowhere: Path, loading: Loader) -> None:
     loading({})
     with pytest.raises(UnavailableError, match=r"no cuDNN: .*pip install nvidia-cudnn-cu13.*MUCUDNN_LIBCUDNN"):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -129,36 +127,3 @@ def test_errors_have_cudnns_own_words(cudnn: Library) -> None:
     with pytest.raises(CudnnError, match=r"finalize TENSOR: CUDNN_STATUS_BAD_PARAM.*: \S") as caught:
         Descriptor(cudnn, DescriptorKind.TENSOR).finalize()
     assert not caught.value.is_unsupported
-
-
-def test_without_cublaslt_the_process_goes_on(cudnn: Library, tmp_path: Path) -> None:
-    """The same files in another place; cuDNN by itself would abort."""
-    for file in Path(cudnn.path).parent.glob("libcudnn*"):
-        (tmp_path / file.name).symlink_to(file)
-    path = str(tmp_path / "libcudnn.so.9")
-    if not Path(path).exists():
-        pytest.skip("the system's libcudnn finds the system's cuBLASLt")
-    program = f"from mucudnn.kernels.cudnn.library import Library\nLibrary({path!r})"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
-    if ended.returncode == 0:
-        pytest.skip("the system has a cuBLASLt")
-    assert ended.returncode == 1
-    assert "UnavailableError" in ended.stderr
-    assert "libcublasLt" in ended.stderr
-
-
-@pytest.mark.parametrize("part", ["graph", "engines_runtime_compiled", "engines_precompiled", "heuristic"])
-def test_without_one_of_its_parts_the_process_goes_on(cudnn: Library, tmp_path: Path, part: str) -> None:
-    """cuDNN by itself aborts, refuses everything, or offers nothing."""
-    for file in Path(cudnn.path).parent.glob("libcudnn*"):
-        if part not in file.name:
-            (tmp_path / file.name).symlink_to(file)
-    path = str(tmp_path / "libcudnn.so.9")
-    if not Path(path).exists():
-        pytest.skip("the system's libcudnn finds the system's parts")
-    program = f"from mucudnn.kernels.cudnn.library import Library\nLibrary({path!r})"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": ""})
-    if ended.returncode == 0:
-        pytest.skip("the system has this part")
-    assert ended.returncode == 1
-    assert f"lacks its part libcudnn_{part}.so.9" in ended.stderr

@@ -72,19 +72,6 @@ def test_every_awkward_geometry(
 
 
 @compiled
-@by_format
-@pytest.mark.parametrize("m", [2, 4, 6])
-@pytest.mark.parametrize("width", [12, 13])
-@pytest.mark.parametrize("dtype", ROUNDING)
-def test_bias_is_added_in_rows_that_are_stored_in_pieces_and_in_others(
-    launcher: EmulatedLauncher, memory_format: MemoryFormat, m: int, width: int, dtype: str
-) -> None:
-    changes = {"c": 4, "groups": 2, "padding": (1, 1), "dtype": dtype, "memory_format": memory_format}
-    problem = problem_for(Operation.FORWARD, (9, width), 3, **changes)
-    check(launcher, m, problem, (2, 1), torch.randn(problem.k, dtype=getattr(torch, dtype)))
-
-
-@compiled
 @by_operation
 @by_format
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -112,19 +99,6 @@ def test_float32_is_rounded_to_half_precision_as_torch_does(launcher: EmulatedLa
     pointers = (wide.data_ptr(), narrow.data_ptr())
     launcher.launch(source, "round_all", 400, 128, pointers, (len(wide), 1), torch.device("cpu"))
     torch.testing.assert_close(narrow, wide.to(dtype), rtol=0, atol=0, equal_nan=True)
-
-
-@compiled
-@by_operation
-def test_the_filter_is_transformed_once_a_call(launcher: EmulatedLauncher, operation: Operation) -> None:
-    check(launcher, 4, problem_for(operation, (9, 9), 3), (2, 2, 1))
-    once, each = {
-        Operation.FORWARD: ("transform_filter", ["transform_source", "inverse_transform"]),
-        Operation.BACKWARD_DATA: ("transform_turned_filter", ["transform_source", "inverse_transform"]),
-        Operation.BACKWARD_FILTER: ("add_filter_gradient", ["transform_source", "transform_gradient"]),
-    }[operation]
-    steps = each * 3
-    assert launcher.launched == ([*steps, once] if operation is Operation.BACKWARD_FILTER else [once, *steps])
 
 
 @compiled

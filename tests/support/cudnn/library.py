@@ -10,7 +10,7 @@ from typing import Any
 
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
 
-BAD_PARAM, NOT_SUPPORTED, NOT_INITIALIZED = 2000, 3000, 1001
+BAD_PARAM, NOT_SUPPORTED = 2000, 3000
 _NAMES = {BAD_PARAM: b"CUDNN_STATUS_BAD_PARAM", NOT_SUPPORTED: b"CUDNN_STATUS_NOT_SUPPORTED"}
 _C_TYPES: dict[int, Any] = {
     AttributeType.INT64: ctypes.c_int64,

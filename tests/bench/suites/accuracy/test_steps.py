@@ -87,23 +87,6 @@ def test_each_error_bound_has_its_row(tmp_path: Path) -> None:
     assert (tight["output"], tight["relative_error"]) == (torchs["output"], torchs["relative_error"])
 
 
-class Drawing(nn.Module):
-    """Draws normal numbers, and drops half of what it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.dropout = tiny(), nn.Dropout()
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.dropout(self.layers(x + torch.randn_like(x)))
-        return scores
-
-
-def test_models_that_draw_at_random_draw_the_same_in_float64(tmp_path: Path) -> None:
-    for row in measure(Drawing(), tmp_path / "out"):
-        assert row["output"] < 1e-5
-
-
 def test_what_is_printed(tmp_path: Path) -> None:
     subject = {"network": "resnet50", "batch_size": 8, "dtype": "float32", "memory_format": "contiguous"}
     header = Header("metrics", "resnet50", {}, ENVIRONMENT, tuple(subject), wanted=1, is_timed=False)

@@ -82,11 +82,3 @@ def test_bytes_are_those_that_a_step_gives_to_collectives(
             model(torch.randn(2, 1, 8, 8)).sum().backward()
         assert sum(given) == wire.bytes_of_step(model)
         del model
-
-
-def test_bytes_of_averaged_parameters_are_spread_over_the_period() -> None:
-    with group_of_one():
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 5))
-        assert Wire(Communication.ALLREDUCE, PERIOD).bytes_of_step(model) == 4 * 20
-        assert Wire(Communication.POST_LOCAL_SGD, 8).bytes_of_step(model) == 4 * 20 / 8
-        del model
