@@ -20,7 +20,7 @@ help:
 	@echo "make test   the tests that a change needs (five minutes on two cores)"
 	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), on four simulated processors too"
 	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
-	@echo "make fuzz   random problems, values and kills against every algorithm, command and file; 5,000 random"
+	@echo "make fuzz   random problems, faults and kills against every algorithm, command and file; 5,000 random"
 	@echo "            geometries tuned and run in child processes (hours)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
 	@echo "make lint   ruff (check and format), mypy and import-linter"
