@@ -1,4 +1,1 @@
-"""Recipes: TOML files that define an experiment and its acceptance criteria. This package reads, runs and judges them.
-
-The benchmarks that recipes run are in ``suites``. The recipes that come with mucudnn are in ``shipped``.
-"""
+"""Recipes: experiments as TOML files. The recipes that come with mucudnn are in ``shipped``."""

@@ -1,160 +1,158 @@
-"""Acceptance criteria of recipes (experiments in TOML files). The module ``judging`` applies them to results."""
+"""Acceptance criteria of recipes, and how they are judged on the rows of result folders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from math import isnan
+from statistics import median
 from typing import Any
 
-from mucudnn.bench.recipes.sections import Section, one_of
+from mucudnn.bench.contests.variants import TORCH
+from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.folders.rows import Line
+from mucudnn.bench.folders.speedups import Estimate, mean_speedup
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import Operation
-from mucudnn.words.units import exact_bytes, format_bytes, parse_bytes, parse_seconds
-from mucudnn.words.values import member, real, shown, text
+from mucudnn.words.units import format_bytes, parse_bytes, parse_seconds
+from mucudnn.words.values import did_you_mean, real, shown
 
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A quantity that acceptance criteria bound.
-
-    column: column of the result rows, or empty for a speedup. parse: parses a bound. write: formats a value. is_sum:
-    whether the sum of the rows' values is judged, instead of the worst value.
-    """
-
-    column: str
-    parse: Callable[[Any, str], Any]
-    write: Callable[[Any], str]
-    is_sum: bool = False
-
-
-def _size(value: object, name: str) -> int:
-    size = parse_bytes(value)  # type: ignore[arg-type]  # checked by parse_bytes
-    if size is None:
-        raise InvalidInputError(f"{name} is {shown(value)}; it must be a size, such as 64MiB")
-    return size
-
-
-def _time(value: object, name: str) -> float:
-    seconds = parse_seconds(value)  # type: ignore[arg-type]
-    if seconds is None:
-        raise InvalidInputError(f"{name} is {shown(value)}; it must be a time, such as 500ms")
-    return seconds
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def size_in_words(value: float) -> str:
-    """Format a size in bytes, with all digits if rounding would change it.
-
-    >>> size_in_words(2**26), size_in_words(2**26 - 1)
-    ('64 MiB', '67108863B (64 MiB)')
-    """
-    text = format_bytes(int(value))
-    return text if parse_bytes(text) == value else exact_bytes(int(value))
-
-
-_PLAIN = partial(Measure, parse=real, write=_number)
-MEASURES: Mapping[str, Measure] = MappingProxyType(
-    {
-        "speedup": Measure("", real, lambda value: f"{_number(value)}×"),
-        **{name: _PLAIN(name) for name in ("share_of_limit", "gap", "options")},
-        "error": _PLAIN("relative_error"),
-        "workspace": Measure("workspace_bytes", _size, size_in_words),
-        "time": Measure("time_s", _time, lambda value: f"{_number(value * 1e3)} ms"),
-        "failures": _PLAIN("failures", is_sum=True),
-    }
-)
+_BOUNDS = ("at-least", "at-most")
+_SPEEDUP = "speedup"
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """A requirement on the results of a recipe, met if it holds in every folder, for every selected policy and limit.
+    """A bound, inclusive, on the rows of one contestant in every result folder.
 
-    at_least, at_most: inclusive bounds, one of which is None. of: the contestant that is judged. over: the contestant
-    that a speedup is relative to. where: values of columns that select the rows. place: file and line.
+    value: ``speedup``, the geometric mean of the speedups over the contestant ``over`` of all rows of one dtype, memory
+    format, policy and limit; or a column, or two as in ``workspace_bytes / limit_bytes``, where every row counts.
+    Further columns are ``time_s``, the median of the samples, and ``failures``, 1 for a row without samples. total:
+    whether the sum of the rows counts. where: values of columns by which rows are selected. bound: as written. limit:
+    as a number.
     """
 
-    measure: str
-    of: str
-    at_least: float | None = None
-    at_most: float | None = None
-    over: str | None = None
+    name: str
+    bound: Any
+    limit: float
+    is_most: bool
+    value: str = _SPEEDUP
+    of: str = "mucudnn"
+    over: str = TORCH
+    total: bool = False
     where: Mapping[str, Any] = field(default_factory=dict)
-    place: str = field(default="", compare=False)
+
+    @classmethod
+    def read(cls, name: str, value: Any) -> Criterion:
+        """Return the criterion of a key of ``[acceptable]``. Raises ``InvalidInputError`` if it is invalid."""
+        own = [one.name for one in fields(cls)][4:]
+        if not isinstance(value, dict) or sum(key in _BOUNDS for key in value) != 1:
+            raise InvalidInputError(f"[acceptable] {name} is {shown(value)}; write {{ at-least = ... }} or at-most")
+        if unknown := [key for key in value if key not in (*own, *_BOUNDS)]:
+            raise InvalidInputError(
+                f"[acceptable] {name} has {unknown[0]}; {did_you_mean(unknown[0], own)}allowed: {', '.join(own)}"
+            )
+        is_most = "at-most" in value
+        bound = value.pop("at-most" if is_most else "at-least")
+        return cls(name, bound, _number(bound, f"[acceptable] {name}"), is_most, **value)
 
     def __str__(self) -> str:
-        name = self.measure.replace("_", " ")
-        over = f" over {self.over}" if self.over else ""
-        chosen = [_in_words(name, value) for name, value in self.where.items()]
-        bound = f"{'at least' if self.at_most is None else 'at most'} {MEASURES[self.measure].write(self.bound)}"
-        return ", ".join((f"{name} of {self.of}{over} {bound}", *chosen))
+        over = f" over {self.over}" if self.value == _SPEEDUP else ""
+        where = "".join(f", {column} {value}" for column, value in self.where.items())
+        return f"{self.value} of {self.of}{over}{where} {'at most' if self.is_most else 'at least'} {self.bound}"
+
+    def missed_by(self, found: Estimate) -> float:
+        """Return by how much a value violates the bound, 0 or less if not. The better end of an interval counts."""
+        better = found.low if self.is_most else found.high
+        value = found.value if isnan(better) else better
+        return value - self.limit if self.is_most else self.limit - value
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A criterion with the worst value, NaN if there was nothing to judge, and the place where it was found."""
+
+    criterion: Criterion
+    found: Estimate = field(default_factory=Estimate)
+    place: str = "no measurement to judge this by"
 
     @property
-    def bound(self) -> Any:
-        return self.at_least if self.at_most is None else self.at_most
+    def passed(self) -> bool:
+        return self.criterion.missed_by(self.found) <= 0
+
+    @property
+    def measured(self) -> str:
+        """The value, with its interval, and the place."""
+        if isnan(self.found.value):
+            return self.place
+        is_size = self.criterion.value.endswith("_bytes") and " / " not in self.criterion.value
+        value = format_bytes(int(self.found.value)) if is_size else f"{self.found.value:.6g}"
+        interval = "" if isnan(self.found.low) else f", {self.found.low:.6g} to {self.found.high:.6g}"
+        return f"{value}{interval} ({self.place})"
 
 
-def _in_words(name: str, value: object) -> str:
-    if name == "limit_bytes":
-        return format_bytes(None if value is None else int(str(value)))
-    return str(value).replace("_", " ")
+def judge(criterion: Criterion, folders: Mapping[str, ResultFolder]) -> Verdict:
+    """Return the worst verdict of a criterion over the rows that it selects in all folders."""
+    found = (one for name, folder in folders.items() for one in _verdicts(criterion, name, folder))
+    known = (one for one in found if not isnan(one.found.value))
+    return max(known, key=lambda one: criterion.missed_by(one.found), default=Verdict(criterion))
 
 
-_BOUNDS = ("at_least", "at_most")
-_SELECTING = {"operation": "operation", "layer": "layer", "policy": "policy", "workspace_limit": "limit_bytes"}
+def _verdicts(criterion: Criterion, name: str, folder: ResultFolder) -> Iterator[Verdict]:
+    chosen = [line for line in folder.lines if line["contestant"] == criterion.of]
+    chosen = [line for line in chosen if all(line.get(column) == value for column, value in criterion.where.items())]
+    for choice, group in groupby(sorted(chosen, key=_choice), _choice):
+        place, rows = ", ".join((name, *filter(None, choice))), [*group]
+        if criterion.value == _SPEEDUP:
+            pairs = [(_rival(line, criterion.over, folder), line["samples_s"]) for line in rows]
+            found = [mean_speedup([(rival, ours) for rival, ours in pairs if rival and ours])]
+        else:
+            numbers = [number for line in rows if (number := _column(line, criterion.value)) is not None]
+            found = [Estimate(one) for one in ([sum(numbers)] if criterion.total and numbers else numbers)]
+        yield from (Verdict(criterion, one, place) for one in found)
 
 
-def read_criteria(
-    places: Mapping[str, Section], measures: Sequence[str], contestants: Sequence[str], grid: Mapping[str, Any]
-) -> tuple[Criterion, ...]:
-    """Read the acceptance criteria in the section ``[accept]`` of a recipe.
+def _choice(line: Line) -> tuple[str, ...]:
+    """Return dtype, memory format, policy and limit of a row as texts, empty if it has none."""
+    limit = line["limit_bytes"]
+    names = (line.get("dtype"), line.get("memory_format"), line["policy"])
+    return (*(name or "" for name in names), "" if limit is None else format_bytes(limit))
 
-    places: the section of each measure. measures, contestants: those of the benchmark. grid: the alternatives of each
-    key that varies within a folder. Raises ``InvalidInputError`` for a criterion that could never be judged.
+
+def _rival(line: Line, over: str, folder: ResultFolder) -> Sequence[float]:
+    """Return the samples of the contestant ``over`` on the same subject, in the same rounds; empty if there are none.
+
+    Of several rows, that with the same limit, or else with the same policy.
     """
-    criteria = []
-    for measure, section in places.items():
-        section.require_known(measures)
-        value = section.values[measure]
-        demands = value if isinstance(value, list) else [value]
-        if not demands or not all(isinstance(one, Mapping) for one in demands):
-            section.refuse(measure, f"is {shown(value)}; write {measure} = {{ at_most = ... }}, or a list of these")
-        parse = partial(_criterion, contestants=contestants, grid=grid)
-        place = section.place(measure)
-        criteria += [replace(section.parsed(measure, demand, parse), place=place) for demand in demands]
-    return tuple(criteria)
+    same = ("turns", *folder.header.subject_columns)
+    rivals = [one for one in folder.lines if one["contestant"] == over and all(one[key] == line[key] for key in same)]
+    for column in ("limit_bytes", "policy"):
+        equal = [one for one in rivals if one[column] == line[column]]
+        rivals = equal if equal and len(rivals) > 1 else rivals
+    samples: Sequence[float] = rivals[0]["samples_s"] if len(rivals) == 1 else ()
+    return samples
 
 
-def _criterion(value: object, measure: str, contestants: Sequence[str], grid: Mapping[str, Any]) -> Criterion:
-    demand: dict[str, Any] = dict(value)  # type: ignore[call-overload]  # a mapping, as was checked
-    allowed = (*_BOUNDS, "of", *(("over",) if measure == "speedup" else ()), *_SELECTING)
-    for key in demand:
-        if key not in allowed:
-            raise InvalidInputError(f"has the unknown key {key!r}; allowed are {', '.join(allowed)}")
-    bounds = {key: MEASURES[measure].parse(demand[key], key) for key in _BOUNDS if key in demand}
-    if len(bounds) != 1:
-        raise InvalidInputError("must have one bound: at_least or at_most")
-    of = one_of(demand.get("of", contestants[-1]), "of", contestants)
-    over = one_of(demand.get("over", contestants[0]), "over", contestants) if measure == "speedup" else None
-    where = {column: _selected(key, demand[key], grid) for key, column in _SELECTING.items() if key in demand}
-    return Criterion(measure, of, **bounds, over=over, where=where)
+def _column(line: Line, name: str) -> float | None:
+    first, _, second = name.partition(" / ")
+    if second:
+        parts = _column(line, first), _column(line, second)
+        return None if parts[0] is None or not parts[1] else parts[0] / parts[1]
+    if name == "failures":
+        return float(not line["samples_s"])
+    if name == "time_s":
+        return median(line["samples_s"]) if line["samples_s"] else None
+    found: float | None = line.get(name)
+    return found
 
 
-def _selected(key: str, value: object, grid: Mapping[str, Any]) -> object:
-    """Return the value by which a criterion selects rows. Raises ``InvalidInputError`` if no row can have the value."""
-    wanted = text(value, key)
-    if key == "layer":
-        return wanted
-    if key == "workspace_limit":
-        size, tried = parse_bytes(wanted), grid.get(key, ())
-        if size not in tried:
-            sizes = ", ".join(format_bytes(each) for each in tried) or "none"
-            raise InvalidInputError(f"{key} is {shown(value)}, which is not part of the grid: it has {sizes}")
-        return size
-    if key == "operation":
-        return str(member(Operation, wanted, key))
-    return one_of(wanted, key, [str(each) for each in grid.get(key, ())])
+def _number(bound: Any, name: str) -> float:
+    """Return a bound, a number or a text such as ``64MiB`` or ``10ms``, as a number."""
+    if not isinstance(bound, str):
+        return real(bound, name)
+    for parse in (parse_bytes, parse_seconds):
+        with suppress(InvalidInputError):
+            if (parsed := parse(bound)) is not None:
+                return float(parsed)
+    raise InvalidInputError(f"{name} is {shown(bound)}; it must be a number, a size such as 64MiB, or a time")

@@ -27,7 +27,6 @@ COMMANDS = (
     "doctor",
     "explain",
     "layers",
-    "recipe",
     "report",
     "run",
     "scaling.scale",

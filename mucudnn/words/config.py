@@ -106,7 +106,7 @@ def _file(value: Path | str | None, name: str) -> Path | None:
 
 
 def _setting(default: object, check: Check, text: str, metavar: str = "") -> Any:
-    """Return a field of ``Config`` from which its check, its command-line option and its key in recipes are made.
+    """Return a field of ``Config`` from which its check and its command-line option are made.
 
     check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``. text: help of the
     option. metavar: placeholder of the option's value; empty for a flag.

@@ -77,8 +77,7 @@ for network in alexnet resnet50 vgg16; do
 	bench "training-$network" training $network --time-limit 1s --variants torch-benchmark,mucudnn --run-time-limit "$(seconds)s"
 done
 # The paper's experiments, the shorter ones first.
-for recipe in conv2-desirable-set three-policies reuse-against-division budget-division integer-program \
-	memory-per-layer deepbench networks-by-limit; do
-	part "recipe-$recipe" mucudnn recipe run $recipe --device cuda --out "$OUT/recipe-$recipe"
+for recipe in conv2-desirable-set three-policies reuse-against-division budget-division memory-per-layer deepbench; do
+	part "recipe-$recipe" mucudnn bench recipe $recipe --device cuda --out "$OUT/recipe-$recipe"
 done
 exit $failed

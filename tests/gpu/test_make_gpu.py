@@ -10,7 +10,7 @@ import click
 import pytest
 from support.places import TESTS
 
-from mucudnn.bench.recipes.recipe_file import shipped_recipes
+from mucudnn.bench.recipes.recipe import shipped_recipes
 from mucudnn.cli.main import main
 
 PYTHON = """#!/bin/sh
@@ -53,7 +53,7 @@ def test_the_commands_are_ones_that_there_are(out: Path) -> None:
     _, _, called = run(out)
     files = {Path(arguments[-1]).name for _, module, *arguments in called if module == "pytest"}
     assert files == {path.name for path in (TESTS / "gpu").glob("test_gpu*.py")}
-    recipes = {arguments[2] for _, module, *arguments in called if arguments[:2] == ["recipe", "run"]}
+    recipes = {arguments[2] for _, module, *arguments in called if arguments[:2] == ["bench", "recipe"]}
     assert recipes == {*shipped_recipes()}
     for _, module, *arguments in called:
         if module != "pytest":

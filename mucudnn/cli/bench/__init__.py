@@ -15,6 +15,7 @@ COMMANDS = (
     "data_parallel",
     "inference",
     "metrics",
+    "recipe",
     "training",
 )
 
