@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from statistics import median
 
 from rich.table import Table
@@ -11,7 +12,9 @@ from rich.table import Table
 from mucudnn.bench.report.records import Record, configuration_record, record_header
 from mucudnn.bench.report.tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
-from mucudnn.tuning.choose import baseline_or_declared, is_gain
+from mucudnn.solver.curve import CurvePoint, budget_curve, limit_curve
+from mucudnn.solver.front import desirable_sets
+from mucudnn.tuning.choose import baseline_or_declared, is_gain, is_timed
 from mucudnn.tuning.refresh import Again, Refreshed, has_turned
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
 from mucudnn.words.problem import ConvProblem
@@ -106,7 +109,40 @@ def _against_torch(of: TunedProblem | TableTuning) -> tuple[str, str, str]:
     return *times, more + ratio(of.least_baseline_s / of.time_s)
 
 
-def tuning_record(tuning: TableTuning) -> Record:
+def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:
+    """Return the least time of a complete tuning's rows by workspace budget, or by limit, the given one among them.
+
+    Under a limit the times are predicted, and PyTorch's own counts as using no workspace where the limit exempts it.
+    """
+    size = tuning.config.workspace_limit_bytes
+    if (divided := tuning.divided) is not None:
+        budget = divided.division.budget_bytes
+        return budget_curve(divided.options, divided.division.counts, budgets=() if budget is None else [budget])
+    options = {}
+    for place, tuned in enumerate(row.tuned for row in tuning.rows):
+        sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size) if tuned.allowed_measurements else None
+        options[place] = [*sets.of(tuned.batch_size)] if sets is not None else [tuned.configuration]
+        own = baseline_or_declared(tuned.measurements, tuned.batch_size, None)
+        if tuning.config.baseline_exempt and is_timed(own) and tuned.barred is None:
+            options[place].append(replace(own, workspace_bytes=0))
+    counts = {place: row.count for place, row in enumerate(tuning.rows)}
+    return limit_curve(options, counts, limits=() if size is None else [size])
+
+
+def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
+    """Return a table of the least time by workspace budget or limit, with the change from the given one."""
+    bounds = tuning.config.workspace_limit_bytes, tuning.config.workspace_budget_bytes
+    here = next((point for point in points if point.size_bytes in bounds), points[-1])
+    what = "budget" if tuning.divided is not None else "limit"
+    printed = new_table(f"Least time by workspace {what}", (), (f"workspace {what}", "ms", "change"))
+    for point in points:
+        change = f"{100 * (point.time_s / here.time_s - 1):+.1f} %" if point is not here and here.time_s else ""
+        printed.add_row(format_bytes(point.size_bytes), milliseconds(point.time_s), change)
+    printed.caption = f"no smaller {what} is feasible, and no larger one faster, by what was measured"
+    return printed
+
+
+def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> Record:
     """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     return {
         **record_header(tuning.config, tuning.environment),
@@ -121,6 +157,7 @@ def tuning_record(tuning: TableTuning) -> Record:
             "workspace_bytes": tuning.workspace_bytes,
         },
         "division": None if tuning.divided is None else tuning.divided.division.to_json(),
+        "curve": [asdict(point) for point in curve],
     }
 
 

@@ -15,8 +15,6 @@ from mucudnn.words.errors import OutputError
 if TYPE_CHECKING:
     import pandas
 
-CURVE = "curve"  # suffix of the second file of mucudnn explain --csv
-
 
 def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
     """Write each file whose path is not None by calling its function, even if another file fails.

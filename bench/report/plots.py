@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from mucudnn.solver.curve import BudgetCurve
 from mucudnn.terminal.files import whole_file
 from mucudnn.words.errors import UnavailableError
-from mucudnn.words.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,39 +101,3 @@ def ratio_axis(axes: Axes) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-
-
-MOST_SEGMENTS = 24
-_MIB = 2**20
-_Segment = tuple[str, int, int]  # name; bytes assigned; additional bytes for the next faster configuration
-
-
-def draw_curve(axes: Axes, curve: BudgetCurve, here: tuple[int, float], colours: tuple[str, str] | None = None) -> None:
-    """Draw the least time for each workspace budget.
-
-    here: the given budget in bytes, and its time in seconds.
-    """
-    ours, alarm = colours or (OURS_COLOUR, ALARM_COLOUR)
-    sizes, times = [p.budget_bytes / _MIB for p in curve.points], [p.time_s * 1e3 for p in curve.points]
-    axes.step(sizes, times, where="post", color=ours, label="least time within the budget")
-    budget, time_s = here
-    at = budget / _MIB, time_s * 1e3
-    axes.plot(*at, "o", color=alarm, markersize=9, label=f"this budget, {format_bytes(budget)}")
-    axes.legend(loc="upper right", frameon=False)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    label(axes, "", "workspace budget, MiB", "ms, all convolutions")
-
-
-def draw_segments(axes: Axes, segments: Sequence[_Segment], colours: tuple[str, str] | None = None) -> None:
-    """Draw bars for the problems with the largest demand: bytes assigned, and bytes for the next faster choice."""
-    ours, other = colours or (OURS_COLOUR, OTHER_COLOUR)
-    ranked = sorted(segments, key=lambda segment: -(segment[1] + segment[2]))[:MOST_SEGMENTS]
-    sizes, extra = [own / _MIB for _, own, _ in ranked], [more / _MIB for _, _, more in ranked]
-    places = range(len(ranked))  # Names are not unique, because a module may be called with several shapes.
-    axes.barh(places, sizes, color=ours, label="its segment")
-    axes.barh(places, extra, left=sizes, color=other, alpha=0.6, label="more for the next faster configuration")
-    axes.set_yticks(places, [name for name, *_ in ranked], fontsize=8)
-    axes.invert_yaxis()
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0, borderpad=0.2)
-    label(axes, f"the {len(ranked)} problems with the largest demand\n", "workspace, MiB", "")  # above the legend

@@ -25,12 +25,10 @@ COMMANDS = (
     "check",
     "database",
     "doctor",
-    "explain",
     "layers",
     "report",
     "run",
     "scaling.scale",
-    "solve",
     "tune",
 )
 _MODULES = {path.rpartition(".")[2]: f"mucudnn.cli.{path}" for path in COMMANDS}  # by name

@@ -73,7 +73,7 @@ class Workshop:
             versions = {one.name: one.version for one in algorithms}
             key = machine.environment, task.problem, versions
             measured = [m for m in database.measurements(*key) if m.micro_config.micro_batch_size in sizes]
-            stored = SelectedMeasurements(machine.environment, versions, (), {task: measured}, database)
+            stored = SelectedMeasurements(machine.environment, versions, {task: measured}, database)
             try:
                 (tuned,) = replay([task], self._config, stored).problems
             except InfeasibleError:

@@ -82,27 +82,24 @@ def test_no_command_writes_over_a_database(tuned: Path, layers: Path, tmp_path: 
     shutil.copy(tuned, other)
     for output, expected in ((tuned, "database"), (other, "is an SQLite database")):
         export = ("database", "export", output, "--format", "csv")
-        solve = ("solve", tuned, "--network", layers, "--batch", "2", "--json", output)
+        solve = ("tune", layers, "--stored", "--database", tuned, "--batch", "2", "--json", output)
         for arguments in (export, (*export, "--database", tuned), solve, ("tune", layers, *TUNE, "--json", output)):
             assert expected in fail(*arguments)
-    explained = ("explain", layers, "--budget", "1MiB", "--from", other, "--csv", other)
-    assert "database" in fail(*explained)
     assert rows(tuned) == rows(other) == before
 
 
 def test_two_outputs_cannot_be_one_file(layers: Path, tmp_path: Path, unmeasured: None) -> None:
-    out = tmp_path / "m-curve.csv"
-    explain = ("explain", layers, "--budget", "1MiB")
-    assert "is also '--csv'" in fail(*explain, "--csv", out, "--json", another_spelling(out))
-    assert "is also '--csv'" in fail(*explain, "--csv", tmp_path / "m.csv", "--json", out), "the curve's file"
+    out = tmp_path / "m.lp"
+    tune = ("tune", layers, "--workspace-budget", "1MiB", "--write-lp", out)
+    assert "is also '--write-lp'" in fail(*tune, "--json", another_spelling(out))
     out.symlink_to(layers)
-    assert "is also 'SOURCE'" in fail(*explain, "--csv", tmp_path / "m.csv")
+    assert "is also 'SOURCE'" in fail(*tune)
 
 
 def test_an_output_that_fails_in_the_end_costs_neither_table_nor_rows(
     layers: Path, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is removed while the command measures; the other file is written all the same."""
+    """The folder is removed while the command measures."""
     folder, tune_table = tmp_path / "folder", table_tuning.tune_table
     folder.mkdir()
 
@@ -111,14 +108,12 @@ def test_an_output_that_fails_in_the_end_costs_neither_table_nor_rows(
         return tune_table(*arguments, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(table_tuning, "tune_table", removing)
-    explain = ("explain", layers, *TUNE, "--operations", "forward", "--budget", "1MiB")
-    result = invoke(*explain, "--csv", folder / "out.csv", "--json", tmp_path / "out.json")
+    result = invoke("tune", layers, *TUNE, "--operations", "forward", "--json", folder / "out.json")
     assert result.exit_code == 2
     assert "the folder" in result.stderr
     assert "Traceback" not in result.output
     assert "only" in result.stdout
     assert rows(database)
-    assert json.loads((tmp_path / "out.json").read_text())["problems"]
 
 
 # Standard output and error, in a process of its own: a shell leads them elsewhere.

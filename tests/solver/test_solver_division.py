@@ -102,14 +102,14 @@ def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     """Answers of new processes: sets and dictionaries of text have another order in each."""
     code = """
 from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.solver.curve import time_curve
+from mucudnn.solver.curve import budget_curve
 from mucudnn.solver.division import DivisionProblem, solve_wd
 from mucudnn.solver.reuse import solve_wr
 names = {f"algorithm {i}" for i in range(12)}
 rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
 options = {name: [Configuration((MicroConfig(other, 4),), 50.0 - len(other), len(other)) for other in names]
            for name in names}
-print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items()), time_curve(options))
+print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items()), budget_curve(options))
 """
     answers = {
         subprocess.run(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mucudnn.words.config import BatchSizePolicy
 from mucudnn.words.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mucudnn.bench.sources.layers import Layer, LayerTable
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.running.environment import Environment
@@ -68,21 +67,20 @@ def require_complete(tuning: TableTuning) -> None:
 
 
 def solve_stored(
-    path: Path, table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
-) -> tuple[TableTuning, tuple[str, ...]]:
-    """Choose configurations for a table from stored measurements, without measuring.
+    table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
+) -> TableTuning:
+    """Choose configurations for a table from the measurements in the config's database, without measuring.
 
-    environment: number of the environment to use, or part of its description; None for the only one.
-
-    Notes on unused and missing measurements are printed, and returned with the choices. path: a database or profile.
+    environment: number of the environment to use, or part of its description; None for the only one. Prints what the
+    measurements lack.
     """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
     from mucudnn.database.exports import open_stored
+    from mucudnn.database.rows import default_path
     from mucudnn.database.selection import select_measurements
     from mucudnn.tuning.replay import replay, shortcomings
-    from mucudnn.words.config import BatchSizePolicy
 
-    with open_stored(path) as database:
+    with open_stored(config.database or default_path()) as database:
         tasks = table_tasks(table, config, limits)
         found = select_measurements(
             database,
@@ -92,10 +90,9 @@ def solve_stored(
             strict=config.strict,
             environment=environment,
         )
-        notes = (*found.notes, *shortcomings(tasks, found))
-        for note in notes:
+        for note in shortcomings(tasks, found, BatchSizePolicy(config.policy)):
             click.echo(f"Note: {note}", err=True)
-        return of_table(table, replay(tasks, config, found)), notes
+        return of_table(table, replay(tasks, config, found))
 
 
 def named_layer(table: LayerTable, name: str | None) -> Layer:

@@ -180,7 +180,7 @@ def _no_headroom(value: Any, name: str) -> Any:
     if value == HEADROOM:
         raise InvalidInputError(
             f"{HEADROOM} is free memory in a training step, and this command runs none; give a size, such as 64MiB, or "
-            "none (mucudnn tune, solve and bench training support the headroom)"
+            "none (mucudnn tune and bench training support the headroom)"
         )
     return SETTINGS[name].metadata["check"](value, name)
 
@@ -253,9 +253,10 @@ def _config(**values: Any) -> Config:
     return Config(**{**unoffered, **values})
 
 
-SOLVING = ("policy", "operations", "algorithms", "max_relative_error", "strict")
-"""Fields of a ``Config`` for solving from stored measurements."""
-MEASURING = (*SOLVING, "deterministic", "thorough", "time_limit", "database")
+MEASURING = (
+    *("policy", "operations", "algorithms", "max_relative_error", "strict"),
+    *("deterministic", "thorough", "time_limit", "database"),
+)
 """Fields of a ``Config`` for measuring, without those of the workspace."""
 
 operations, database = setting("operations"), setting("database")

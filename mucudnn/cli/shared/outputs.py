@@ -111,17 +111,15 @@ class Outputs:
             show()
 
 
-def outputs(*kinds: str, second: str = "", required: bool = False) -> Decorator:
+def outputs(*kinds: str, required: bool = False) -> Decorator:
     """Return a decorator that adds some of the options ``--csv``, ``--json``, ``--plot`` and ``--out`` to a command.
 
-    second: word in the name of a second CSV file. required: whether ``--out`` is required.
+    required: whether ``--out`` is required.
 
     kinds: the options. The command gets their values as one argument, ``outputs``.
     """
     every = {
-        "csv": options.option(
-            "csv", OutputFile(second=second), "Also write the numbers to this CSV file.", variable="csv_file"
-        ),
+        "csv": options.option("csv", OutputFile(), "Also write the numbers to this CSV file.", variable="csv_file"),
         "json": options.option("json", OutputFile(), "Also write the results to this JSON file.", variable="json_file"),
         "plot": click.option(
             "--plot",
