@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from statistics import median
 
 from rich.table import Table
 
@@ -14,11 +12,8 @@ from mucudnn.bench.report.tables import long_name, memory_bound, milliseconds, n
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.solver.curve import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
-from mucudnn.tuning.choose import baseline_or_declared, is_gain, is_timed
-from mucudnn.tuning.refresh import Again, Refreshed, has_turned
+from mucudnn.tuning.choose import baseline_or_declared, is_timed
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Measurement, WholeRun
 from mucudnn.words.units import format_bytes, format_seconds
 
 
@@ -183,56 +178,3 @@ def _tuned(row: TunedLayer) -> Record:
         "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
         **asdict(tuned.left_out),
     }
-
-
-def refresh_in_words(refreshed: Refreshed) -> str:
-    """Describe repeated measurements: their number, how many verdicts changed, and how much is left to do."""
-    if not refreshed.doubtful:
-        return f"nothing is doubtful on {refreshed.environment}"
-    again = len(refreshed.measurements) + len(refreshed.whole_runs)
-    turned = sum(has_turned(run) for run in refreshed.whole_runs)
-    parts = [
-        f"{again} of {refreshed.doubtful} measured again: {len(refreshed.measurements)} measurements, "
-        f"{len(refreshed.whole_runs)} whole runs, {turned} verdicts changed"
-    ]
-    if refreshed.disturbed:
-        parts.append(f"{refreshed.disturbed} disturbed again")
-    if refreshed.passed_over:
-        parts.append(f"{refreshed.passed_over} passed over: they cannot win, failed, or cannot run here")
-    if refreshed.left:
-        parts.append(f"{refreshed.left} left as they were")
-    return "; ".join(parts)
-
-
-def measurements_table(refreshed: Refreshed) -> Table:
-    """Return a table of repeated measurements by problem: their number, and the ratios of new to old times."""
-    of_problem: dict[ConvProblem, list[Again[Measurement]]] = defaultdict(list)
-    for one in refreshed.measurements:
-        of_problem[one.problem].append(one)
-    printed = new_table("Measured again", ("problem",), ("measurements", "time now / before", "least", "most"))
-    for problem, several in of_problem.items():
-        ratios = [one.now.step_s / one.before.step_s for one in several if one.before.step_s]
-        ratios = ratios or [1.0]
-        cells = (median(ratios), min(ratios), max(ratios))
-        printed.add_row(str(problem), str(len(several)), *(f"{ratio:.2f}" for ratio in cells))
-    return printed
-
-
-def whole_runs_table(refreshed: Refreshed) -> Table:
-    """Return a table of repeated whole runs: old and new times of baseline and configuration, and the faster one."""
-    columns = ("PyTorch ms before", "now", "its own ms before", "now", "speedup before", "now")
-    printed = new_table("Whole runs again", ("problem", "configuration", "verdict"), columns)
-    for run in refreshed.whole_runs:
-        times = (run.before.baseline_s, run.now.baseline_s, run.before.time_s, run.now.time_s)
-        cells = (*(f"{1000 * time_s:.3f}" for time_s in times), _speedup(run.before), _speedup(run.now))
-        printed.add_row(str(run.problem), str(run.of), _verdict(run), *cells)
-    return printed
-
-
-def _speedup(run: WholeRun) -> str:
-    return f"{run.speedup:.2f} ± {run.noise:.2f}"
-
-
-def _verdict(run: Again[WholeRun]) -> str:
-    now = "faster" if is_gain(run.now) else "not faster"
-    return f"{now}, as before" if not has_turned(run) else f"{now}: changed"

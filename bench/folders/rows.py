@@ -45,7 +45,6 @@ COLUMNS = (
     "load",
     "others_share",
     "throttled_share",
-    "rate_ratio",
 )
 _CONTESTANT = ("contestant", "policy", "limit_bytes")  # Columns that distinguish the rows of a subject.
 PROBLEM_COLUMNS = (

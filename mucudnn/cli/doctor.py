@@ -73,7 +73,7 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """Yield findings on the CPU and its load, PyTorch and its libraries, and the database."""
-    from mucudnn.database.rows import default_path
+    from mucudnn.database.database import default_path
     from mucudnn.measuring.timing.load import watch_of
     from mucudnn.measuring.timing.processor_use import Processors
     from mucudnn.running.environment import current_environment
@@ -81,7 +81,7 @@ def machine() -> Iterator[Finding]:
     here = current_environment()
     yield Finding("CPU", f"{here.device}, {os.cpu_count()} logical cores, PyTorch uses {here.capability}")
     yield cores(here.threads, Processors().allowed_cores())
-    yield load(watch_of("cpu"), here)
+    yield load(watch_of("cpu"))
     yield Finding("torch", here.torch)
     yield Finding("oneDNN", here.library)
     yield compiled()
@@ -98,35 +98,32 @@ def cores(threads: int, allowed: float) -> Finding:
     return Finding("threads", f"{state}: {reason}" if reason else state, remedy)
 
 
-def load(watch: Watch, here: Environment) -> Finding:
-    """Return a finding on the load of the machine: other processes, and the speed of a reference kernel.
+def load(watch: Watch) -> Finding:
+    """Return a finding on the load of the machine: other processes, and a quota.
 
     Measuring the load takes half a second.
     """
-    from mucudnn.database.database import Database
-    from mucudnn.words.errors import MucudnnError
-
-    with suppress(MucudnnError), Database(read_only=True, create=False) as database:
-        watch.best_rate = database.best_rate(here)
     mark = watch.mark()
     watch.pause()
     found = watch.since(mark)
-    remedy = "" if found.is_quiet else "end other processes, or measure later: mucudnn database refresh"
+    remedy = "" if found.is_quiet else "end other processes, or measure later"
     return Finding("load", str(found), remedy)
 
 
 def stored(path: Path, here: Environment) -> Iterator[Finding]:
-    """Yield findings on the database: path, number of doubtful times to measure again, and failed candidates."""
+    """Yield findings on the database: path, number of times measured under load, and failed candidates."""
     from mucudnn.database.database import Database
     from mucudnn.words.errors import MucudnnError
+    from mucudnn.words.results import is_busy
 
-    doubtful = 0
-    failed: list[Row] = []
+    rows: list[Row] = []
     with suppress(MucudnnError), Database(path, read_only=True, create=False) as database:
-        doubtful = len(database.doubtful_rows(here))
-        failed = [row for row in database.rows_that_count(here) if row["kind"] == "failure" and not row["passed_over"]]
-    if doubtful:
-        yield Finding("database", f"{path}: {doubtful} of its times are doubtful", "mucudnn database refresh")
+        rows = database.every_row(here)
+    busy = sum(is_busy(row["load"]) for row in rows)
+    failed = [row for row in rows if row["kind"] == "failure" and not row["passed_over"]]
+    if busy:
+        remedy = "tune when the machine is quiet: they are measured again"
+        yield Finding("database", f"{path}: {busy} of its times were measured under load", remedy)
     else:
         yield Finding("database", str(path))
     if failed:

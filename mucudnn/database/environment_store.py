@@ -19,9 +19,9 @@ P = ParamSpec("P")
 class EnvironmentStore:
     """The database rows of one environment (machine and software).
 
-    ``whole_run``, ``whole_runs``, ``confirmation``, ``best_rate``, ``add_whole_run``, ``add_confirmation`` and
-    ``add_rate`` are the methods of ``Database`` with this environment as the first argument. If the file cannot be
-    written, tuning warns once and continues without writing.
+    ``whole_run``, ``whole_runs``, ``confirmation``, ``add_whole_run`` and ``add_confirmation`` are the methods of
+    ``Database`` with this environment as the first argument. If the file cannot be written, tuning warns once and
+    continues without writing.
 
     In all methods ``versions`` maps algorithm names to versions; results of other versions are ignored. Reading raises
     ``DatabaseError`` if the file is unusable.
@@ -33,18 +33,16 @@ class EnvironmentStore:
         self.whole_run = partial(database.whole_run, environment)
         self.whole_runs = partial(database.whole_runs, environment)
         self.confirmation = partial(database.confirmation, environment)
-        self.best_rate = partial(database.best_rate, environment)
         self.add_whole_run = partial(self._if_writable(database.add_whole_run), environment)
         self.add_confirmation = partial(self._if_writable(database.add_confirmation), environment)
-        self.add_rate = partial(self._if_writable(database.add_rate), environment)
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
-        """Return the valid measurement or failure of each micro-config (algorithm and micro-batch size)."""
+        """Return the measurement or failure of each micro-config (algorithm and micro-batch size)."""
         key = (self.environment, problem, versions)
         return [*self._database.measurements(*key), *self._database.failures(*key)]
 
     def every_measurement(self, versions: Mapping[str, int]) -> Mapping[ConvProblem, Sequence[Measurement]]:
-        """Return, by problem, the valid measurement of each micro-config (algorithm and micro-batch size)."""
+        """Return, by problem, the measurement of each micro-config (algorithm and micro-batch size)."""
         problems = self._database.problems(self.environment)
         return self._database.measurements_of_all(self.environment, problems, versions)
 

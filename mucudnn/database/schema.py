@@ -35,31 +35,28 @@ SIZES = (
     "groups",
 )
 PROBLEM_COLUMNS = ("operation", *SIZES, "dtype", "memory_format")
-# The valid row of a key is the newest undisturbed one, or the newest if all are disturbed
+# The row of a key that counts is the newest undisturbed one, or the newest if all are disturbed. Adding it removes the
+# others; files of earlier builds may still have them.
 KEYS = {
     "measurements": ("environment_id", "problem_id", "algorithm", "version", "micro_batch_size"),
     "verifications": ("environment_id", "problem_id", "configuration"),
-    "confirmations": ("environment_id", "fingerprint"),  # of a whole model, not of one problem
 }
 _RANK = f"iif(load > {BUSY}, '0', '1') || measured_at"
 _KINDS = {
     "measurements": "iif(reason IS NULL, 'measurement', 'failure')",
     "verifications": "'verification'",
-    "confirmations": "'confirmation'",
 }
-_PROCESSOR = ("stolen", "clock_hz")
 _VALUES = {
     "measurements": (
         *("measured_at", *COSTS, "reason", "load", "passed_over", "needed_bytes", "least_s"),
-        *(*SAMPLES["measurement"], *_PROCESSOR),
+        *SAMPLES["measurement"],
     ),
-    "verifications": ("measured_at", *TIMES, "load", *SAMPLES["verification"], *_PROCESSOR),
-    "confirmations": ("measured_at", "findings", "load"),
+    "verifications": ("measured_at", *TIMES, "load", *SAMPLES["verification"]),
 }
 ROW_COLUMNS = (
     *("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, "algorithm", "version", "micro_batch_size"),
     *(*COSTS, "reason", "configuration", "baseline_s", "time_s", "load", "passed_over", "needed_bytes", "least_s"),
-    *("fingerprint", "findings", *SAMPLE_COLUMNS, *_PROCESSOR),
+    *SAMPLE_COLUMNS,
 )
 
 # Exceptions of SQLite and sqlite3 for values that a table rejects
@@ -103,10 +100,6 @@ def _series(column: str) -> str:
     return _checked(column, "BLOB", "length({0}) > 0 AND length({0}) % 8 = 0", "numbers of 8 bytes, or nothing")
 
 
-def _json(column: str, kind: str) -> str:
-    return _checked(column, "TEXT", f"json_valid({{0}}) AND json_type({{0}}) = '{kind}'", f"JSON, an {kind}")
-
-
 def _required(*definitions: str) -> str:
     return ", ".join(each.replace(" CONSTRAINT", " NOT NULL CONSTRAINT", 1) for each in definitions)
 
@@ -123,7 +116,7 @@ _TIME_STAMP = _required(
         "a time in UTC to the microsecond, as 2026-01-31T12:00:00.000000+00:00",
     )
 )
-_FINGERPRINT = _required(_checked("fingerprint", "TEXT", "{0} <> ''", "some text"))
+_CONFIGURATION = _checked(*("configuration", "TEXT", "json_valid({0}) AND json_type({0}) = 'array'"), "JSON, an array")
 _NAME = _checked("algorithm", "TEXT", "{0} <> ''", "the name of an algorithm")
 _BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")]  # sums fit 64 bits
 _PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its arithmetic alone), or nothing")
@@ -142,21 +135,18 @@ CREATE TABLE measurements ({_OWNERS}, {_required(_NAME, _whole("version", 0), _w
     {_TIME_STAMP}, {_real("setup_s")}, {_real("step_s")}, {", ".join(_BYTES)}, {_real("relative_error")},
     {_real("noise")}, {_whole("samples", 1)}, reason TEXT, {_share("load")},
     {_PASSED_OVER}, {_whole("needed_bytes", 0)}, {_real("least_s", "> 0")},
-    {", ".join(map(_series, SAMPLES["measurement"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
+    {", ".join(map(_series, SAMPLES["measurement"]))},
     CONSTRAINT "a measurement has all costs, and a failure none" CHECK (
-        coalesce({", ".join((*COSTS, "load", *SAMPLES["measurement"], *_PROCESSOR))}) IS NULL AND reason IS NOT NULL
+        coalesce({", ".join((*COSTS, "load", *SAMPLES["measurement"]))}) IS NULL AND reason IS NOT NULL
         OR {" AND ".join(f"{name} IS NOT NULL" for name in COSTS)}
         AND coalesce(reason, passed_over, needed_bytes, least_s) IS NULL),
     {_key("measurements")};
-CREATE TABLE verifications ({_OWNERS}, {_required(_json("configuration", "array"))}, {_TIME_STAMP},
+CREATE TABLE verifications ({_OWNERS}, {_required(_CONFIGURATION)}, {_TIME_STAMP},
     {_required(_real("baseline_s", "> 0"), _real("time_s", "> 0"), _real("noise"))}, {_share("load")},
-    {", ".join(map(_series, SAMPLES["verification"]))}, {_share("stolen")}, {_real("clock_hz", "> 0")},
+    {", ".join(map(_series, SAMPLES["verification"]))},
     {_key("verifications")};
-CREATE TABLE confirmations ({_OWNER("environment")}, {_FINGERPRINT}, {_TIME_STAMP},
-    {_required(_json("findings", "object"))}, {_share("load")},
-    {_key("confirmations")};
-CREATE TABLE rates (environment_id INTEGER PRIMARY KEY REFERENCES environments,
-    {_required(_real("rate", "> 0"))}) STRICT;
+CREATE TABLE confirmations (environment_id INTEGER, fingerprint TEXT, measured_at TEXT, findings TEXT, load REAL,
+    PRIMARY KEY (environment_id, fingerprint)) STRICT;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION}
 """.split(";")
@@ -166,40 +156,28 @@ PRAGMA user_version = {VERSION}
 # Rows
 
 
-def latest_valid(table: str, condition: str = "TRUE", columns: str = "*") -> str:
-    """Return SQL for the valid row (newest quiet row, or else newest) of each key in a table, sorted by the key."""
-    key = ", ".join(KEYS[table])
-    # With max(), SQLite takes a group's other columns from the row with the maximum
-    return f"SELECT {columns}, max({_RANK}) FROM {table} WHERE {condition} GROUP BY {key} ORDER BY {key}"
-
-
-def superseded(table: str) -> str:
-    """Return the SQL condition for superseded rows: another row with the same key is the valid one."""
-    key = ", ".join(KEYS[table])
-    return f"({key}, {_RANK}) NOT IN (SELECT {key}, max({_RANK}) FROM {table} GROUP BY {key})"
+def select(table: str, condition: str, columns: str = "*") -> str:
+    """Return SQL for the rows of a table by key; of equal keys, the row that counts is the last one."""
+    return f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY {', '.join(KEYS[table])}, {_RANK}"
 
 
 def count_rows(condition: str) -> str:
-    """Return SQL that counts the rows that meet a condition, by kind of row."""
-    counts = (f"SELECT {_KINDS[table]}, count(*) FROM {table} WHERE {condition} GROUP BY 1" for table in KEYS)
+    """Return SQL that counts the rows that meet a condition, and those measured under load, by kind of row."""
+    busy = f"count(iif(load > {BUSY}, 1, NULL))"
+    counts = (f"SELECT {_KINDS[table]}, count(*), {busy} FROM {table} WHERE {condition} GROUP BY 1" for table in KEYS)
     return " UNION ALL ".join(counts)
 
 
-def select_rows(tables: Iterable[str] = tuple(KEYS), condition: str = "TRUE", *, counting: bool = False) -> str:
-    """Return SQL that selects ``ROW_COLUMNS`` of the rows of ``tables`` that meet a condition, oldest first.
-
-    counting: whether to leave out superseded rows. The condition may use only columns common to all tables.
-    """
+def select_rows(condition: str = "TRUE") -> str:
+    """Return SQL that selects ``ROW_COLUMNS`` of the rows of all tables that meet a condition, oldest first."""
     every = []
-    for table in tables:
-        own = {*ENVIRONMENT_COLUMNS, *KEYS[table], *_VALUES[table]}
-        source = latest_valid(table, condition) if counting else f"SELECT * FROM {table} WHERE {condition}"
-        joined = f"({source}) JOIN environments ON environments.id = environment_id"
-        if "problem_id" in own:
-            own.update(PROBLEM_COLUMNS)
-            joined += " JOIN problems ON problems.id = problem_id"
+    for table in KEYS:
+        own = {*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *KEYS[table], *_VALUES[table]}
+        joined = (
+            f"{table} JOIN environments ON environments.id = environment_id JOIN problems ON problems.id = problem_id"
+        )
         cells = (name if name in own else "NULL" for name in ROW_COLUMNS[1:])
-        every.append(f"SELECT {_KINDS[table]}, {', '.join(cells)} FROM {joined}")
+        every.append(f"SELECT {_KINDS[table]}, {', '.join(cells)} FROM {joined} WHERE {condition}")
     order = (ROW_COLUMNS.index("measured_at"), *range(len(ROW_COLUMNS)))  # a deterministic order
     return f"{' UNION ALL '.join(every)} ORDER BY {', '.join(str(index + 1) for index in order)}"
 
@@ -215,34 +193,34 @@ def add_rows(
 
     @cache
     def environment_id(*values: Any) -> int:
-        return _identify(connection, Environment(*values))
+        return identify(connection, Environment(*values))
 
     @cache
     def problem_id(*values: Any) -> int:
-        return _identify(connection, problem_from(values))
+        return identify(connection, problem_from(values))
 
     found = Counter(added=0, known=0)
     for row in rows:
-        table = {"verification": "verifications", "confirmation": "confirmations"}.get(row["kind"], "measurements")
+        table = "verifications" if row["kind"] == "verification" else "measurements"
         owned = {**row}
         try:
             owned["environment_id"] = environment_id(*map(row.get, ENVIRONMENT_COLUMNS))
-            if "problem_id" in KEYS[table]:
-                owned["problem_id"] = problem_id(*map(row.get, PROBLEM_COLUMNS))
+            owned["problem_id"] = problem_id(*map(row.get, PROBLEM_COLUMNS))
         except (ValueError, TypeError) as error:
             raise InvalidInputError(str(error)) from None
-        columns = (*KEYS[table], *_VALUES[table])
-        added = _insert(connection, table, columns, [*map(owned.get, columns)], replaces)
-        found["added" if added else "known"] += 1
+        columns, key = (*KEYS[table], *_VALUES[table]), ", ".join(KEYS[table])
         if table == "verifications":
             whole_run_from(row["configuration"])
+        added = _insert(connection, table, columns, [*map(owned.get, columns)], replaces)
+        if added:
+            of_key = f"({key}) = ({', '.join('?' * len(KEYS[table]))})"
+            values = [*map(owned.get, KEYS[table])]
+            best = f"(SELECT max({_RANK}) FROM {table} WHERE {of_key})"
+            connection.execute(f"DELETE FROM {table} WHERE {of_key} AND {_RANK} < {best}", values * 2)
+            own = f"SELECT 1 FROM {table} WHERE {of_key} AND measured_at = ?"
+            added = connection.execute(own, [*values, row["measured_at"]]).fetchone() is not None
+        found["added" if added else "known"] += 1
     return found
-
-
-def add_rate(connection: sqlite3.Connection, environment: Environment, rate: float) -> None:
-    """Store a rate of the reference kernel as the best rate of an environment."""
-    values = (_identify(connection, environment), rate)
-    _insert(connection, "rates", ("environment_id", "rate"), values, replaces=True)
 
 
 def _insert(
@@ -269,7 +247,7 @@ def _insertion(table: str, columns: tuple[str, ...], replaces: bool) -> str:
 # Environments and problems
 
 
-def _identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
+def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
     """Return the row id of an environment or a problem, adding its row if missing."""
     table, values = _table(key), named(key)
     _insert(connection, table, (*values,), (*values.values(),))

@@ -84,11 +84,6 @@ class SqliteFile:
         with self._transaction() as connection:
             yield connection
 
-    def compact(self) -> None:
-        """Shrink the file by returning the space of removed rows to the file system."""
-        with self._explained():
-            self._when_free("VACUUM")
-
     def copy_to(self, other: SqliteFile) -> None:
         """Replace the content of ``other`` by a copy of this file's content."""
         with self._explained():

@@ -94,8 +94,8 @@ class Workshop:
             ).problems
         if any(measured.is_disturbed for measured in tuned.measurements):
             say_once(
-                "the machine was busy while convolutions were tuned: run mucudnn database refresh when it is quiet, to "
-                "repeat the doubtful measurements"
+                "the machine was busy while convolutions were tuned: some timings may be too high, and are "
+                "measured again the next time they are needed on a quiet machine"
             )
         return tuned
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.measuring.race import Race
 from mucudnn.measuring.timing.load import Load, Watch
 from mucudnn.words.problem import ConvProblem
@@ -15,8 +14,8 @@ MOST_WAITED_S = 3.0  # total of all waits in a run; results under load are marke
 
 Outcomes = Sequence[WholeRun | Exception | None]
 _BUSY = (
-    "the machine was busy or slow: what was measured meanwhile may be too slow, and is marked: mucudnn database info "
-    "counts it, and mucudnn database refresh measures it again when it is quiet"
+    "other programs were running: some timings may be too high, and are marked; the next tuning on a quiet machine "
+    "measures them again"
 )
 
 
@@ -26,10 +25,8 @@ class Quiet:
     tell: called with the reason of a wait. most_s: limit on the total of all waits, in seconds.
     """
 
-    def __init__(
-        self, watch: Watch, store: EnvironmentStore, tell: Callable[[str], None], most_s: float = MOST_WAITED_S
-    ) -> None:
-        self.watch, self._store, self._tell = watch, store, tell
+    def __init__(self, watch: Watch, tell: Callable[[str], None], most_s: float = MOST_WAITED_S) -> None:
+        self.watch, self._tell = watch, tell
         self._patience_s = most_s
         self._has_begun = self._load_unknown = False
         self._doubtful: set[tuple[ConvProblem, MicroConfig | Configuration]] = set()
@@ -37,9 +34,9 @@ class Quiet:
     def is_now(self) -> bool:
         """Return whether the machine is known to be quiet; this may observe the load for half a second."""
         self._begin()
-        if not self.watch.current().is_known and not self._load_unknown:
+        if self.watch.current().share is None and not self._load_unknown:
             self.watch.pause()
-            self._load_unknown = not self.watch.current().is_known
+            self._load_unknown = self.watch.current().share is None
         return not self._load_unknown and self.watch.current().is_quiet
 
     def wait(self) -> Load:
@@ -93,23 +90,16 @@ class Quiet:
         sound = _undisturbed(results)
         return _undoubted(sound) if len(sound) < len(results) and self.is_now() else [*results]
 
-    def store_rate(self) -> None:
-        """Store the best rate of the reference kernel, to which later runs relate their rates."""
-        if self.watch.best_rate:
-            self._store.add_rate(self.watch.best_rate)
-
     def end(self) -> None:
-        """Store the best rate of the reference kernel, and warn, once in a process, if disturbed results remain."""
-        self.store_rate()
+        """Warn, once in a process, if disturbed results remain."""
         if self._doubtful:
             say_once(_BUSY)
 
     def _begin(self) -> None:
-        """Read the best rate of earlier runs on the first call, and warn if there are more threads than cores."""
+        """Warn on the first call if there are more threads than cores."""
         if self._has_begun:
             return
         self._has_begun = True
-        self.watch.best_rate = max(self.watch.best_rate, self._store.best_rate())
         if shortage := self.watch.shortage():
             say_once(shortage)
 

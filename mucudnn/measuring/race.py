@@ -49,8 +49,7 @@ class Entry:
     def final(self) -> Measurement:
         """Return the candidate's measurement with its raw samples, and the machine's load while they were taken."""
         load = self.watch.since(self.began)
-        samples = (self.setup_samples_s, tuple(self.timer.samples_s))
-        raw = MeasuredSamples(*samples, stolen=load.stolen_share, clock_hz=load.clock_hz)
+        raw = MeasuredSamples(self.setup_samples_s, tuple(self.timer.samples_s))
         return replace(self.measurement(), load=load.share, raw=raw)
 
     def measurement(self) -> Measurement:

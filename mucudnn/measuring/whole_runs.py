@@ -157,8 +157,7 @@ class Machine:
 
 
 def _under(load: Load, run: WholeRun) -> WholeRun:
-    raw = run.raw and replace(run.raw, stolen=load.stolen_share, clock_hz=load.clock_hz)
-    return replace(run, load=load.share, raw=raw)
+    return replace(run, load=load.share)
 
 
 def _fail(error: Exception) -> None:

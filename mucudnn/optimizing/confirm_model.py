@@ -107,7 +107,7 @@ def _confirmed(
         ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
         with Database(config.database) as database:
             store = EnvironmentStore(database, current_environment(device_type))
-            quiet = Quiet(watch_of(device_type), store, lambda text: progress(text, 1.0))
+            quiet = Quiet(watch_of(device_type), lambda text: progress(text, 1.0))
             its_step = step or OwnStep(sample_input)
             steps = ModelSteps(model, modules, its_step, config, put_in, device_type, quiet, ranks)
             fingerprint = None if step else _fingerprint(store, steps, sample_input)

@@ -150,7 +150,7 @@ class Report:
         if busy:
             yield filled(
                 f"* {busy} of {len(every)} choices were measured on a busy machine, and their speedups are doubtful: "
-                "mucudnn database refresh measures them again when it is quiet"
+                "tuning on a quiet machine measures them again"
             )
         for confirmation in self.confirmations:
             yield filled(f"{confirmation.heading}: {confirmation}")

@@ -57,7 +57,7 @@ class Benchmarker:
         self.config, self.machine, self.store = config, machine, store
         self.progress, self.at = progress or silent, 0.0
         patience_s = 0.0 if in_passing else MOST_WAITED_S
-        self.quiet = Quiet(machine.watch, store, lambda text: self.progress(text, self.at), patience_s)
+        self.quiet = Quiet(machine.watch, lambda text: self.progress(text, self.at), patience_s)
         self.in_passing = in_passing
         self.ranks = ranks or Alone()
         self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
@@ -79,9 +79,7 @@ class Benchmarker:
         """Let the proving process free its memory, and warn if disturbed results remain."""
         if self.machine.prover is not None:
             self.machine.prover.rest()
-        if self.in_passing:
-            self.quiet.store_rate()
-        else:
+        if not self.in_passing:
             self.quiet.end()
         self.progress("done", 1.0)
 

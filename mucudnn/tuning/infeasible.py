@@ -73,7 +73,7 @@ def _but_for(task: Task, failed: _Failed | None) -> str:
     names = sorted(first)
     lines = [f"    {name} {first[name].micro_config.micro_batch_size} failed: {first[name].reason}" for name in names]
     if any(source_of(name) != name for name in names):
-        lines.append("    mucudnn database prune --failures has stored failures tried again")
+        lines.append("    stored failures are not tried again; Config(database=...) with a new file tries all")
     return "".join(f"\n{line}" for line in lines)
 
 

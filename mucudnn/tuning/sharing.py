@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import fields
 from itertools import chain
 
-from mucudnn.database.copying import CopyingDatabase, network_file_system
+from mucudnn.database.copying import CopyingDatabase
 from mucudnn.database.database import Database
 from mucudnn.database.schema import Row
 from mucudnn.database.sqlite_file import MEMORY
@@ -38,7 +38,7 @@ def sharing(
     with closing(CopyingDatabase(file)) as known:
         shared = Sharing(team, known)
         problems = dict.fromkeys(task.problem for task in tasks)
-        shared.exchange_rows(file.rows_that_count(machine.environment, problems))
+        shared.exchange_rows(file.every_row(machine.environment, problems))
         yield shared, known
 
 
@@ -128,8 +128,7 @@ def _place(file: Database) -> str:
     """Return a name of the database file that is equal on all ranks that share the file."""
     if file.path == MEMORY:
         return f"{socket.gethostname()}:{os.getpid()}"
-    path = file.path.absolute().resolve()
-    return str(path) if network_file_system(path) else f"{socket.gethostname()}:{path}"
+    return f"{socket.gethostname()}:{file.path.absolute().resolve()}"
 
 
 def _in_words(task: Task) -> str:

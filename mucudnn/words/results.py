@@ -16,8 +16,6 @@ from mucudnn.words.values import instance, plain, settle, several, text, whole
 # Largest load at which a measurement is trusted. An idle desktop takes 5 % of a core, kernel ticks blur the reading by
 # as much, and lasting disturbances take a third or more.
 BUSY = 0.15
-NOISY = 0.25  # noise above which a measurement is doubtful under any load
-NOISY_UNWATCHED = 0.1  # the same if the load is unknown
 
 
 def source_of(algorithm: str) -> str:
@@ -34,11 +32,6 @@ def package_of(algorithm: str) -> str | None:
 def is_busy(load: float | None) -> bool:
     """Whether the load (lost fraction of speed) makes a measurement doubtful; an unknown load does not."""
     return load is not None and load > BUSY
-
-
-def is_doubtful(noise: float, load: float | None) -> bool:
-    """Whether a measurement should be repeated: under load, or much noisier than on a quiet machine."""
-    return is_busy(load) or noise > (NOISY_UNWATCHED if load is None else NOISY)
 
 
 @dataclass(frozen=True, slots=True, order=True)

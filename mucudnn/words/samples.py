@@ -1,4 +1,4 @@
-"""Raw samples: the individual timings behind a measurement or a whole run, with the state of the processor.
+"""Raw samples: the individual timings behind a measurement or a whole run.
 
 Samples are kept apart from the results (``results.py``): choices need only medians; samples show how good a median is.
 """
@@ -13,29 +13,18 @@ from statistics import quantiles
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSamples:
-    """Samples of a measurement, in the order in which they were taken: seconds of setups and of steps of the algorithm.
-
-    stolen: fraction of the cores' time that the hypervisor gave to other guests, from 0 to 1. clock_hz: clock rate of
-    the fastest core. stolen and clock_hz are None if unknown.
-    """
+    """Samples of a measurement in chronological order: seconds of the algorithm's setups and of its steps."""
 
     setup_samples_s: tuple[float, ...]
     step_samples_s: tuple[float, ...]
-    stolen: float | None = None
-    clock_hz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PairedSamples:
-    """Timings of a configuration's complete calls and its baseline's, in seconds; same index means same round.
-
-    stolen, clock_hz: as in ``MeasuredSamples``.
-    """
+    """Timings of a configuration's complete calls and its baseline's, in seconds; same index means same round."""
 
     baseline_samples_s: tuple[float, ...]
     time_samples_s: tuple[float, ...]
-    stolen: float | None = None
-    clock_hz: float | None = None
 
     @property
     def speedups(self) -> list[float]:

@@ -21,7 +21,7 @@ from support.effort import how_many
 from support.processes import forking, run_command
 
 from mucudnn.database.database import Database
-from mucudnn.database.exports import export_csv
+from mucudnn.database.exports import export_json_lines
 from mucudnn.running.environment import Environment
 from mucudnn.words.results import Failure, MicroConfig
 
@@ -50,7 +50,7 @@ def run(arguments: Iterable[object], log: Path) -> None:
 
 
 def filled(path: Path, environments: Iterable[Environment], rows_each: int) -> None:
-    """Every second row is superseded; one of a hundred is a failure."""
+    """One of a hundred rows is a failure."""
     with Database(":memory:") as source:
         source.add(HERE, PROBLEM, 1, FAST)
         source.add_failure(HERE, PROBLEM, 1, Failure(MicroConfig("fft", 8), "too large"))
@@ -61,7 +61,7 @@ def filled(path: Path, environments: Iterable[Environment], rows_each: int) -> N
             for size in range(rows_each):
                 kind = failed if size % 100 == 99 else one
                 at = f"2026-01-31T12:00:{number % 60:02}.{size:06}+00:00"
-                yield {**kind, "device": environment.device, "micro_batch_size": size // 2 + 1, "measured_at": at}
+                yield {**kind, "device": environment.device, "micro_batch_size": size + 1, "measured_at": at}
 
     with Database(path) as database:
         database.add_exported(rows())
@@ -93,8 +93,8 @@ def prepare_merge(folder: Path) -> None:
 
 def prepare_import(folder: Path) -> None:
     prepare_merge(folder)
-    with Database(folder / "source.sqlite") as source, (folder / "source.csv").open("w", newline="") as stream:
-        export_csv(source, stream)
+    with Database(folder / "source.sqlite") as source, (folder / "source.jsonl").open("w") as stream:
+        export_json_lines(source, stream)
 
 
 def prepare_export(folder: Path) -> None:
@@ -102,16 +102,11 @@ def prepare_export(folder: Path) -> None:
     (folder / "target.csv").write_text("the old one\n" * 1000)
 
 
-def prepare_prune(folder: Path) -> None:
-    filled(folder / "target.sqlite", one_environment("target"), SIZE)
-
-
 CASES = {
     "tune": Case(prepare_tune, ("tune", "layers.csv", *TUNE, "--database", "target.sqlite"), grows=True),
     "merge": Case(prepare_merge, ("database", "merge", "source.sqlite", "--database", "target.sqlite")),
-    "import": Case(prepare_import, ("database", "merge", "source.csv", "--database", "target.sqlite")),
+    "import": Case(prepare_import, ("database", "merge", "source.jsonl", "--database", "target.sqlite")),
     "export": Case(prepare_export, ("database", "export", "target.csv", "--database", "source.sqlite"), "target.csv"),
-    "prune": Case(prepare_prune, ("database", "prune", "--failures", "--database", "target.sqlite")),
 }
 
 

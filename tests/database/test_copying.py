@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD
 
-from mucudnn.database import copying
-from mucudnn.database.copying import CopyingDatabase, network_file_system
+from mucudnn.database.copying import CopyingDatabase
 from mucudnn.database.database import Database
 from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun
 
@@ -53,18 +50,16 @@ def test_everything_that_is_added_is_copied_with_its_time_stamp(file: Database) 
     with CopyingDatabase(file) as database:
         database.add_failure(*HERE, Failure(MicroConfig("gemm", 3), "too slow"))
         database.add_whole_run(ENVIRONMENT, FORWARD, configuration.micro_configs, VERSIONS, WholeRun(2.0, 1.0, 0.0))
-        database.add_rate(ENVIRONMENT, 7.0)
-        rows = [one.rows_that_count(ENVIRONMENT) for one in (database, file)]
+        rows = [one.every_row(ENVIRONMENT) for one in (database, file)]
         assert rows[0] == rows[1]
         assert len(rows[0]) == 3
-        assert file.best_rate(ENVIRONMENT) == 7.0
 
 
 def test_rows_of_others_are_taken_and_copied_where_it_is_asked_for(file: Database, tmp_path: Path) -> None:
     with Database(tmp_path / "other.sqlite") as other, CopyingDatabase(file) as database:
         other.add(*HERE, measured(8))
         for copies in (False, True):
-            rows = other.rows_that_count(ENVIRONMENT, [FORWARD])
+            rows = other.every_row(ENVIRONMENT, [FORWARD])
             database.take(rows, copies=copies)
             assert sizes(database) == [1, 8]
             assert sizes(file) == ([1, 8] if copies else [1])
@@ -81,39 +76,3 @@ def test_a_file_that_cannot_be_written_is_left_alone_after_a_word(path: Path, fi
         database.close()
 
 
-def test_a_network_folder_is_written_by_the_one_that_copies(file: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "network_file_system", lambda path: "nfs4")
-    with pytest.warns(UserWarning, match=r"in a network folder \(nfs4\): ranks keep measurements in memory"):
-        database = CopyingDatabase(file)
-    database.add(*HERE, measured(2))
-    assert sizes(database) == [1, 2]
-    assert sizes(file) == [1]
-    database.take(database.fresh_rows(), copies=True)
-    assert sizes(file) == [1, 2]
-    database.close()
-
-
-def test_the_innermost_mount_tells_whether_it_is_a_network_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    (tmp_path / "here").symlink_to(there)
-    mounts = {"/": "ext4", "/home": "nfs4", "/home/local": "xfs", str(there.resolve()): "nfs"}
-    monkeypatch.setattr(
-        psutil, "disk_partitions", lambda all: [SimpleNamespace(mountpoint=m, fstype=t) for m, t in mounts.items()]
-    )
-    places = {
-        "/home/me": "nfs4",
-        "/home/local": None,
-        "/homes": None,
-        str(tmp_path / "here"): "nfs",
-    }
-    for folder, expected in places.items():
-        assert network_file_system(Path(folder) / "measurements.sqlite") == expected
-
-    def fail(all: bool) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(psutil, "disk_partitions", fail)
-    assert network_file_system(tmp_path / "measurements.sqlite") is None

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, VERSIONS, change, fill, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
 
-from mucudnn.database import rows, schema
-from mucudnn.database.database import Database
-from mucudnn.database.exports import export_csv, export_json_lines
-from mucudnn.database.rows import EnvironmentRows, MergeCounts, default_path
+from mucudnn.database import database as module
+from mucudnn.database import schema
+from mucudnn.database.database import Database, EnvironmentRows, MergeCounts, default_path
+from mucudnn.database.exports import export_json_lines
 from mucudnn.words import warning
 from mucudnn.words.errors import DatabaseError
 from mucudnn.words.problem import MemoryFormat, Operation
@@ -95,7 +93,7 @@ def test_where_the_default_file_cannot_be_made_measurements_are_kept_in_memory(
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(warning, "_said", set())
-    monkeypatch.setattr(rows, "_kept", threading.local())
+    monkeypatch.setattr(module, "_kept", threading.local())
     with pytest.warns(RuntimeWarning, match=r"cannot be created: .* this process ends; name a file with Config\("):
         database = Database()
     with database:
@@ -141,9 +139,8 @@ def test_default_file_of_another_schema_version_is_left_alone(monkeypatch: pytes
 
 
 def test_exports_have_every_row_and_value(path: Path) -> None:
-    as_csv, as_json = io.StringIO(), io.StringIO()
+    as_json = io.StringIO()
     with Database(path) as database:
-        export_csv(database, as_csv)
         export_json_lines(database, as_json)
     records = [json.loads(line) for line in as_json.getvalue().splitlines()]
     assert [record["kind"] for record in records] == ["measurement", "failure", "verification"]
@@ -151,9 +148,6 @@ def test_exports_have_every_row_and_value(path: Path) -> None:
     assert records[1]["reason"] == "out of memory"
     assert (records[2]["baseline_s"], json.loads(records[2]["configuration"])) == (2.0, [["gemm", 1, 8, 1]])
     assert all((r["device"], r["stride_w"], r["memory_format"]) == ("AMD EPYC", 2, "contiguous") for r in records)
-    texts = [{name: str(value) for name, value in record.items() if value != ""} for record in records]
-    lines = list(csv.DictReader(io.StringIO(as_csv.getvalue())))
-    assert [{name: text for name, text in line.items() if text} for line in lines] == texts
 
 
 def test_merge_is_the_union(path: Path, tmp_path: Path) -> None:
@@ -166,46 +160,29 @@ def test_merge_is_the_union(path: Path, tmp_path: Path) -> None:
         with pytest.raises(DatabaseError, match="diary"):
             union.merge(tmp_path / "diary")
         assert union.merge(other.path) == MergeCounts(added=2, known=0)
-        assert union.merge(path) == MergeCounts(added=3, known=0)
+        assert union.merge(path) == MergeCounts(added=2, known=1)
         assert union.merge(path) == MergeCounts(added=0, known=3)
         assert union.measurements(HERE, PROBLEM, VERSIONS) == (newer,)  # by its time, although it was merged first
         assert union.measurements(elsewhere, PROBLEM, VERSIONS) == (FAST,)
-        assert union.info() == (EnvironmentRows(elsewhere, 1, 0, 0, 0, 0), EnvironmentRows(HERE, 2, 1, 1, 0, 0))
+        assert union.info() == (EnvironmentRows(elsewhere, 1, 0, 0, 0), EnvironmentRows(HERE, 1, 1, 1, 0))
     assert rows_of(path, HERE, PROBLEM) == FULL
 
 
-def test_prune(tmp_path: Path) -> None:
-    """Five rows, one of them superseded and one from elsewhere."""
-    elsewhere = replace(HERE, threads=1)
-    cases: list[tuple[dict[str, Any], int, tuple[object, ...]]] = [
-        ({}, 1, FULL),
-        ({"environments": [HERE]}, 2, FULL),
-        ({"environments": [HERE, elsewhere]}, 1, FULL),
-        ({"environments": [replace(HERE, threads=9)]}, 5, ((), (), None)),
-        ({"versions": {"gemm": 1}}, 2, ((FAST,), (), FULL[2])),
-        ({"versions": {"fft": 1}}, 4, ((), (FAILED,), None)),
-        ({"versions": {}}, 5, ((), (), None)),
-    ]
-    for number, (choice, removed, left) in enumerate(cases):
-        path = fill(tmp_path / f"{number}.sqlite")
-        with Database(path) as database:
-            database.add(HERE, PROBLEM, 1, FAST)
-            database.add(elsewhere, PROBLEM, 1, FAST)
-            assert database.prune(**choice, dry_run=True) == removed
-            assert rows_of(path, HERE, PROBLEM) == FULL
-            assert database.prune(**choice) == removed
-            assert rows_of(path, HERE, PROBLEM) == left
-            assert database.prune(**choice) == 0
-
-
-def test_no_version_of_an_engine_is_pruned(path: Path) -> None:
-    """No list of names has them; whole runs with one go by the versions of the algorithms beside it."""
-    engine = replace(FAST, micro_config=MicroConfig("cudnn:67 k2=5", 8))
-    versions = {"cudnn:67 k2=5": 91900, "gemm": 1}
+def test_a_file_of_an_earlier_build_keeps_its_results_and_what_else_it_has_is_ignored(path: Path) -> None:
+    """It has all rows that were superseded, two more columns, and a table of rates."""
+    for table in schema.KEYS:
+        change(path, f"ALTER TABLE {table} ADD COLUMN stolen REAL")
+        change(path, f"ALTER TABLE {table} ADD COLUMN clock_hz REAL")
+    key = ", ".join(schema.KEYS["measurements"])
+    earlier = f"{key}, '2020-01-01T00:00:00.000000+00:00', 1, 9, 1, 1, 1, 1, 1 FROM measurements WHERE reason IS NULL"
+    names = f"{key}, measured_at, {', '.join(schema.COSTS)}"
+    change(path, f"INSERT INTO measurements ({names}) SELECT {earlier}")
+    change(path, "CREATE TABLE rates (environment_id INTEGER PRIMARY KEY, rate REAL)")
     with Database(path) as database:
-        database.add(HERE, PROBLEM, 91900, engine)
-        database.add_whole_run(HERE, PROBLEM, [engine.micro_config], versions, VERIFIED)
-        database.add_whole_run(HERE, PROBLEM, [engine.micro_config, FAST.micro_config], versions, VERIFIED)
-        assert database.prune(versions={"gemm": 2}) == 4  # gemm, fft, and whole runs with gemm
-        assert database.measurements(HERE, PROBLEM, versions) == (engine,)
-        assert database.whole_run(HERE, PROBLEM, [engine.micro_config], versions) == VERIFIED
+        assert len(database.every_row()) == 4
+    assert rows_of(path, HERE, PROBLEM) == FULL
+    newer = replace(FAST, step_s=1.0)
+    with Database(path) as database:
+        database.add(HERE, PROBLEM, 1, newer)
+        assert database.measurements(HERE, PROBLEM, VERSIONS) == (newer,)
+        assert len(database.every_row()) == 3

@@ -20,7 +20,7 @@ from support.effort import how_many
 from mucudnn.database import schema
 from mucudnn.database.database import Database
 from mucudnn.database.environment_store import EnvironmentStore
-from mucudnn.database.exports import export_csv, export_json_lines
+from mucudnn.database.exports import export_json_lines
 from mucudnn.running.environment import Environment
 from mucudnn.words.errors import DatabaseError, InvalidInputError
 from mucudnn.words.results import WholeRun
@@ -50,8 +50,6 @@ REFUSED = [  # a statement with a parameter, and what that is
     ("UPDATE measurements SET step_samples_s = ? WHERE reason IS NULL", b""),
     ("UPDATE measurements SET setup_samples_s = ? WHERE reason IS NULL", b"\0" * 9),
     ("UPDATE measurements SET setup_samples_s = ? WHERE reason IS NULL", "[1.0]"),
-    ("UPDATE measurements SET stolen = ? WHERE reason IS NULL", 2),
-    ("UPDATE measurements SET clock_hz = ? WHERE reason IS NOT NULL", 2e9),
     ("UPDATE environments SET threads = ?", "many"),
     ("UPDATE environments SET device = ?", NO_TEXT),
     ("UPDATE problems SET c = ?", "many"),
@@ -165,7 +163,7 @@ def exercise(path: Path) -> None:
     """Every public method: it works, or it warns, or it raises mucudnn's own error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for use in (read_everything, write_everything, export_everything, merge_everything, prune_everything):
+        for use in (read_everything, write_everything, export_everything, merge_everything):
             copy = path.with_name("copy.sqlite")
             for name in ("", "-wal", "-shm"):
                 Path(f"{copy}{name}").unlink(missing_ok=True)
@@ -198,15 +196,9 @@ def write_everything(path: Path) -> None:
 
 def export_everything(path: Path) -> None:
     with Database(path, read_only=True) as database:
-        export_csv(database, io.StringIO())
         export_json_lines(database, io.StringIO())
 
 
 def merge_everything(path: Path) -> None:
     with Database(":memory:") as database:
         database.merge(path)
-
-
-def prune_everything(path: Path) -> None:
-    with Database(path) as database:
-        database.prune(environments=[HERE], versions=VERSIONS, failures=True)

@@ -135,7 +135,7 @@ def test_another_thread_is_refused(path: Path) -> None:
     refusals = []
 
     def use() -> None:
-        for action in (lambda: add(database, 1), lambda: database.failures(HERE, PROBLEM, VERSIONS), database.prune):
+        for action in (lambda: add(database, 1), lambda: database.failures(HERE, PROBLEM, VERSIONS), database.info):
             with pytest.raises(DatabaseError, match=r"was opened by another thread.*open it again here") as refusal:
                 action()
             refusals.append(refusal)

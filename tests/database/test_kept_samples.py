@@ -32,20 +32,20 @@ def readable(value: object) -> object:
 
 
 def kept_in(database: Database) -> list[dict[str, Any]]:
-    """What rows have of samples and processors, by kind."""
-    names = ("setup_samples_s", "step_samples_s", "baseline_samples_s", "time_samples_s", "stolen", "clock_hz")
+    """What rows have of samples, by kind."""
+    names = ("setup_samples_s", "step_samples_s", "baseline_samples_s", "time_samples_s")
     return [{"kind": row["kind"]} | {name: readable(row[name]) for name in names} for row in database.every_row()]
 
 
 NOTHING = dict.fromkeys(("setup_samples_s", "step_samples_s", "baseline_samples_s", "time_samples_s"))
 KEPT = [
     {
-        **{"kind": "measurement", **NOTHING, "stolen": 0.25, "clock_hz": 2.4e9},
+        **{"kind": "measurement", **NOTHING},
         **{"setup_samples_s": [*SAMPLES.setup_samples_s], "step_samples_s": [*SAMPLES.step_samples_s]},
     },
-    {"kind": "failure", **NOTHING, "stolen": None, "clock_hz": None},
+    {"kind": "failure", **NOTHING},
     {
-        **{"kind": "verification", **NOTHING, "stolen": 0.0, "clock_hz": 2.4e9},
+        **{"kind": "verification", **NOTHING},
         **{"baseline_samples_s": [*PAIRS.baseline_samples_s], "time_samples_s": [*PAIRS.time_samples_s]},
     },
 ]

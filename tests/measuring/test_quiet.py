@@ -12,7 +12,6 @@ from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.database.database import Database
-from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.measuring import quiet
 from mucudnn.measuring.timing.load import Watch
 from mucudnn.tuning.tuner import Tuning
@@ -39,7 +38,7 @@ def busy_bench(**changes: float) -> BusyBench:
 
 def tuned_busy(bench: BusyBench) -> Tuning:
     with pytest.warns(
-        RuntimeWarning, match="the machine was busy or slow: .* mucudnn database refresh measures it again"
+        RuntimeWarning, match="other programs were running: .* the next tuning on a quiet machine measures"
     ):
         return bench.tune()
 
@@ -74,8 +73,6 @@ def test_what_was_disturbed_is_measured_again_in_the_same_run() -> None:
     assert chosen(bench.tune()) == "quick"
     results = bench.database.measurements(ENVIRONMENT, FORWARD, VERSIONS)
     assert not any(m.is_disturbed for m in results)
-    rows = bench.database.info()[0].measurements
-    assert rows > len(results), "those that were disturbed are kept, too"
 
 
 def test_a_verdict_under_load_is_not_believed_when_it_is_quiet() -> None:
@@ -83,10 +80,8 @@ def test_a_verdict_under_load_is_not_believed_when_it_is_quiet() -> None:
     assert chosen(tuned_busy(bench)) == "native"
     bench.processors.others = 0.0
     bench.processors.rest(2.0)
-    before = bench.database.info()[0]
+    assert bench.database.info()[0].busy > 0
     assert chosen(bench.tune()) == "quick"
-    after = bench.database.info()[0]
-    assert after.measurements > before.measurements
     steps = bench.steps
     assert chosen(bench.tune()) == "quick"
     assert bench.steps == steps, "all is known, and nothing is doubtful"
@@ -135,10 +130,9 @@ def test_a_stored_verdict_under_load_is_not_believed_though_measurements_are() -
 
 def test_whole_runs_under_load_are_made_again_once() -> None:
     processors = SharedProcessors(others=1.0, quiet_from_s=3.0)
-    store = EnvironmentStore(Database(":memory:"), ENVIRONMENT)
     told, one = list[str](), Configuration((MicroConfig("quick", 8),), 1.0, 0)
     watch = processors.watch()
-    waiting, compared = quiet.Quiet(watch, store, told.append), list[float]()
+    waiting, compared = quiet.Quiet(watch, told.append), list[float]()
 
     def compare(configurations: Sequence[Configuration]) -> list[WholeRun]:
         mark = watch.mark()
@@ -182,19 +176,6 @@ def test_more_threads_than_cores_are_said_once(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(RuntimeWarning, match=r"torch uses 4 threads, .* torch.set_num_threads\(2\)"):
         bench.tune()
     bench.tune(FORWARD.with_operation(FORWARD.operation))
-
-
-def test_the_best_rate_is_kept_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = BusyBench(SharedProcessors())
-    fast = replace(bench.machine, watch=bench.processors.watch(rate=lambda: 100.0))
-    monkeypatch.setattr(BusyBench, "machine", fast)
-    bench.tune()
-    assert bench.database.best_rate(ENVIRONMENT) == 100.0
-    slow = replace(fast, watch=bench.processors.watch(rate=lambda: 50.0))
-    monkeypatch.setattr(BusyBench, "machine", slow)
-    other = replace(FORWARD, c=4)
-    with pytest.warns(RuntimeWarning, match="the machine was busy or slow"):
-        bench.tune(other)
 
 
 def test_many_tunings_are_warned_of_once() -> None:

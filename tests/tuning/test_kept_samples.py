@@ -9,9 +9,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from support.clock.busy_bench import BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
-from support.clock.shared_machine import SharedProcessors
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.snapshots import assert_as_stored, printed
 
@@ -81,16 +79,6 @@ def test_every_whole_run_can_be_computed_from_its_samples_round_by_round(noisy: 
         assert row["time_s"] == median(times)
         ratios = [b / t for b, t in zip(baseline, times, strict=True)]
         assert row["noise"] == uncertainty(ratios) > 0
-
-
-def test_what_the_processors_did_meanwhile_is_kept() -> None:
-    bench = BusyBench(SharedProcessors(stolen=0.5, hz=2.4e9))
-    bench.processors.work(1.0)
-    bench.tune()
-    rows = [row for row in bench.database.every_row() if row["kind"] in ("measurement", "verification")]
-    assert {row["clock_hz"] for row in rows} == {2.4e9}
-    shares = [row["stolen"] for row in rows]
-    assert shares == [pytest.approx(0.25)] * len(rows)
 
 
 def test_measurements_to_choose_from_carry_no_samples(noisy: NoisyBench) -> None:

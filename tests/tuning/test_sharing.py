@@ -83,18 +83,6 @@ def test_a_rank_that_cannot_write_works_from_memory_and_says_so(run: Run) -> Non
     assert found[0]["told"] == found[2]["told"] == []
 
 
-def test_a_file_in_a_network_folder_is_written_by_one_rank_when_all_have_measured(
-    run: Run,
-) -> None:
-    found = run(scenarios.network_folder)
-    assert only(found, "configurations") == only(run(scenarios.reuse), "configurations")
-    assert only(found, "rows_while_measuring") == [0]
-    assert only(found, "rows") == only(run(scenarios.reuse), "rows")
-    for one in found:
-        (told,) = one["told"]
-        assert "network folder (nfs4)" in told
-
-
 @pytest.mark.parametrize(
     ("scenario", "expected"),
     [
@@ -181,5 +169,5 @@ def test_a_restart_goes_on_with_what_was_measured(tmp_path: Path) -> None:
     assert only(found, "before") > 0
     with Database(tmp_path / "all.sqlite") as database:
         (rows,) = database.info()
-        counting = [row for row in database.rows_that_count(ENVIRONMENT) if row["kind"] == "measurement"]
+        counting = [row for row in database.every_row(ENVIRONMENT) if row["kind"] == "measurement"]
     assert rows.measurements == len(counting), "something was measured twice"

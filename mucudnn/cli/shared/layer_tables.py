@@ -75,8 +75,8 @@ def solve_stored(
     measurements lack.
     """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
+    from mucudnn.database.database import default_path
     from mucudnn.database.exports import open_stored
-    from mucudnn.database.rows import default_path
     from mucudnn.database.selection import select_measurements
     from mucudnn.tuning.replay import replay, shortcomings
 

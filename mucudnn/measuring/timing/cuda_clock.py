@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import torch
 
-from mucudnn.measuring.timing.throttling import current_reasons, throttling
 from mucudnn.measuring.timing.timer import Clock, StoppingRule, WallClock
 
 _L2_FACTOR = 2  # the flush writes this many times the cache size
-_CHECK_EVERY_S = 10.0
 _CYCLES_PER_S = 2e9  # an upper bound for all devices
 _LEAD = 2.0  # the device waits this many times the previous launch time
 _LONGEST_WAIT_S = 0.02  # the first call may include compilation
@@ -39,8 +36,7 @@ class CudaClock(SynchronizedClock):
     The device is kept waiting until all calls are launched, so that it never waits for a launch while it is timed. The
     launch time is known from the previous call; ``Timer`` makes a warm-up call first.
 
-    Events have a resolution of about 0.5 us, and there may be a thousand candidates, so samples are short and few. The
-    clock warns if the device throttles itself.
+    Events have a resolution of about 0.5 us, and there may be a thousand candidates, so samples are short and few.
 
     An empty pass takes 1.4 us on an H200, which every pass includes.
     """
@@ -52,9 +48,7 @@ class CudaClock(SynchronizedClock):
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()
         self._flushed = torch.empty(_L2_FACTOR * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
-        self._uuid = f"GPU-{properties.uuid}"
         self._launch_s: WeakKeyDictionary[Callable[[], object], float] = WeakKeyDictionary()  # seconds for one call
-        self._next_check_s = time.perf_counter()
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
         passes = [min(calls_per_pass, calls - done) for done in range(0, calls, calls_per_pass)]
@@ -64,7 +58,6 @@ class CudaClock(SynchronizedClock):
         events = [self._start_pass(function, size) for size in passes]
         launch_s = (time.perf_counter() - began_s) / calls
         self._launch_s[function] = min(launch_s, self._launch_s.get(function, launch_s))
-        self._check()  # while the device works
         events[-1][1].synchronize()
         return float(sum(start.elapsed_time(end) for start, end in events)) / 1000
 
@@ -76,13 +69,6 @@ class CudaClock(SynchronizedClock):
             function()
         end.record()
         return start, end
-
-    def _check(self) -> None:
-        if time.perf_counter() < self._next_check_s:
-            return
-        if reasons := throttling(current_reasons(self._uuid)):
-            warnings.warn(f"the GPU's clocks are throttled ({reasons}): what is measured now is too slow", stacklevel=2)
-        self._next_check_s = time.perf_counter() + _CHECK_EVERY_S
 
 
 def wall_clock(device: str) -> Clock:

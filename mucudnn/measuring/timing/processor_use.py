@@ -17,7 +17,7 @@ import psutil
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _COUNTED = 8  # user to steal; guest time is already included in the first two
-_US_PER_S, _HZ_PER_MHZ = 1e6, 1e6
+_US_PER_S = 1e6
 # Errors of psutil if the system or a container hides its files, and ours on empty files.
 _UNREADABLE = (OSError, NotImplementedError, ValueError, TypeError, LookupError)
 
@@ -28,8 +28,7 @@ class ProcessorUse:
 
     busy_s: time used by all processes, and by the hypervisor, on the cores that this process may use. own_s: time used
     by this process. throttled_s: time for which a container limit stopped this process. cores: number of cores that
-    this process may use. threads: torch's threads. stolen_s: the part of ``busy_s`` that a hypervisor gave to other
-    machines.
+    this process may use. threads: torch's threads.
     """
 
     now_s: float = 0.0
@@ -38,7 +37,6 @@ class ProcessorUse:
     throttled_s: float | None = None
     cores: int = 0
     threads: int = 0
-    stolen_s: float | None = None
 
 
 class Processors:
@@ -56,26 +54,14 @@ class Processors:
 
         cores = _affinity()
         own = resource.getrusage(resource.RUSAGE_SELF)
-        busy_s, stolen_s = _busy_and_stolen_s(cores)
         return ProcessorUse(
             now_s=time.perf_counter(),
-            busy_s=busy_s,
+            busy_s=_busy_s(cores),
             own_s=own.ru_utime + own.ru_stime,
             throttled_s=max((t for group in self._groups if (t := _throttled_s(group)) is not None), default=None),
             cores=len(cores),
             threads=torch.get_num_threads(),
-            stolen_s=stolen_s,
         )
-
-    def clock_hz(self) -> float | None:
-        """Return the current clock rate of the fastest core in Hz; None if the system does not report it.
-
-        A virtual machine often reports the nominal rate instead of the real one.
-        """
-        with suppress(*_UNREADABLE):
-            clock_hz: float = max(core.current for core in psutil.cpu_freq(percpu=True)) * _HZ_PER_MHZ
-            return clock_hz or None
-        return None
 
     def allowed_cores(self) -> float:
         """Return how many cores this process may keep busy: the cores that it may run on, or a lower quota."""
@@ -90,16 +76,14 @@ def _affinity() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _busy_and_stolen_s(cores: frozenset[int]) -> tuple[float | None, float | None]:
-    """Return the busy seconds of these cores together, and the stolen ones (given to other virtual machines)."""
+def _busy_s(cores: frozenset[int]) -> float | None:
+    """Return the busy seconds of these cores together, those that a hypervisor gave to other machines included."""
     with suppress(*_UNREADABLE):
         every = psutil.cpu_times(percpu=True)
         if len(every) != len(cores):  # if some cores are offline, the last numbers are missing
             every = [every[core] for core in cores]
-        busy_s = sum(sum(times[:_COUNTED]) - times.idle - getattr(times, "iowait", 0.0) for times in every)
-        stolen_s = sum(times.steal for times in every) if hasattr(every[0], "steal") else None
-        return busy_s, stolen_s
-    return None, None
+        return float(sum(sum(times[:_COUNTED]) - times.idle - getattr(times, "iowait", 0.0) for times in every))
+    return None
 
 
 def _throttled_s(group: Path) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,7 +13,6 @@ from mucudnn.measuring.timing import processor_use
 from mucudnn.measuring.timing.processor_use import Processors
 
 Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
-OldTimes = namedtuple("OldTimes", "user nice system idle iowait irq softirq")
 THREE_CORES = [
     Times(1.0, 0.1, 1.0, 30.0, 0.5, 0.05, 0.1, 0.15, 0.4, 0.0),
     Times(2.0, 0.1, 1.0, 30.0, 0.5, 0.05, 0.1, 0.15, 0.0, 0.0),
@@ -49,38 +47,18 @@ def test_busy_is_what_the_allowed_cores_did_by_anybody(tmp_path: Path, proc: Pat
     """Neither idle, nor waiting for a disk; guests are counted once; the time that a hypervisor took is gone, too."""
     use = Processors(proc, tmp_path).use()
     assert use.busy_s == pytest.approx((1.0 + 0.1 + 1.0 + 0.05 + 0.1 + 0.15) + (2.0 + 0.1 + 1.0 + 0.05 + 0.1 + 0.15))
-    assert use.stolen_s == pytest.approx(0.15 + 0.15)
     assert use.cores == 2
     assert use.threads == torch.get_num_threads()
     assert use.throttled_s is None
-
-
-def test_an_old_kernel_that_counts_nothing_stolen_makes_that_unknown(
-    tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [OldTimes(1, 2, 3, 4, 5, 6, 7)] * 2)
-    use = Processors(proc, tmp_path).use()
-    assert (use.busy_s, use.stolen_s) == (2 * (1 + 2 + 3 + 6 + 7), None)
 
 
 def test_all_online_cores_count_by_any_numbers_and_others_that_are_missing_are_unknown(
     tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({0, 2, 4}))
-    assert Processors(proc, tmp_path).use().stolen_s == pytest.approx(0.3)
+    assert Processors(proc, tmp_path).use().busy_s == pytest.approx(9.9)
     monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({2, 4}))
     assert Processors(proc, tmp_path).use().busy_s is None
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"), [([1200.5, 2400.25], 2400.25e6), ([0.0, 0.0], None), ([], None), (None, None)]
-)
-def test_the_clock_is_that_of_the_fastest_core(
-    told: list[float] | None, expected: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = None if told is None else [SimpleNamespace(current=mhz) for mhz in told]
-    monkeypatch.setattr(psutil, "cpu_freq", lambda percpu: found)
-    assert Processors().clock_hz() == expected
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, NotImplementedError, ValueError, TypeError, IndexError])
@@ -91,11 +69,9 @@ def test_what_cannot_be_read_is_unknown_and_nothing_fails(
         raise error
 
     monkeypatch.setattr(psutil, "cpu_times", fail)
-    monkeypatch.setattr(psutil, "cpu_freq", fail)
     processors = Processors(tmp_path / "no proc", tmp_path / "no cgroups")
     use = processors.use()
-    assert (use.busy_s, use.stolen_s, use.throttled_s, use.cores) == (None, None, None, 2)
-    assert processors.clock_hz() is None
+    assert (use.busy_s, use.throttled_s, use.cores) == (None, None, 2)
     assert use.own_s > 0
     assert processors.allowed_cores() == 2.0
 

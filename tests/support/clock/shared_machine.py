@@ -12,10 +12,7 @@ from mucudnn.measuring.timing.processor_use import ProcessorUse
 
 @dataclass(slots=True)
 class SharedProcessors:
-    """Cores of which others use ``others`` from ``busy_from_s`` until ``quiet_from_s``.
-
-    stolen: cores of those ``others`` that a hypervisor takes. hz: the processor's clock.
-    """
+    """Cores of which others use ``others`` from ``busy_from_s`` until ``quiet_from_s``."""
 
     cores: int = 2
     threads: int = 2
@@ -27,9 +24,6 @@ class SharedProcessors:
     busy_s: float = 0.0
     own_s: float = 0.0
     throttled_s: float = 0.0
-    stolen: float = 0.0
-    stolen_s: float = 0.0
-    hz: float | None = None
 
     def is_busy(self) -> bool:
         return self.busy_from_s <= self.seconds < self.quiet_from_s and self.others > 0
@@ -47,21 +41,13 @@ class SharedProcessors:
         self.busy_s += own_s + seconds * self.others * self.is_busy()
         self.own_s += own_s
         self.throttled_s += seconds * self.throttled
-        self.stolen_s += seconds * self.stolen
         self.seconds += seconds
 
     def now(self) -> float:
         return self.seconds
 
     def use(self) -> ProcessorUse:
-        known = (self.seconds, self.busy_s, self.own_s, self.throttled_s, self.cores, self.threads)
-        return ProcessorUse(*known, stolen_s=self.stolen_s)
+        return ProcessorUse(self.seconds, self.busy_s, self.own_s, self.throttled_s, self.cores, self.threads)
 
-    def watch(
-        self,
-        rate: Callable[[], float] | None = None,
-        cores: Callable[[], float] | None = None,
-        best_rate: float = 0.0,
-    ) -> Watch:
-        clocks = {"clock": self.now, "sleep": self.rest}
-        return Watch(self.use, rate, cores, lambda: self.hz, best_rate=best_rate, **clocks)
+    def watch(self, cores: Callable[[], float] | None = None) -> Watch:
+        return Watch(self.use, cores, clock=self.now, sleep=self.rest)

@@ -40,7 +40,7 @@ def tune_and_die(rank: int, folder: Path, victim: int | None, group: dist.Proces
 
     bench = Bench()
     database = Database(folder / "all.sqlite")
-    before = len(database.rows_that_count(bench.machine.environment))
+    before = len(database.every_row(bench.machine.environment))
     of = {"database": database, "machine": bench.machine, "process_group": group}
     try:
         tuning = tune(PROBLEMS, BATCH, NO_LIMIT, progress=die, **of)

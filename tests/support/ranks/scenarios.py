@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.ranks.group import error_of
 
 import mucudnn
-from mucudnn.database import copying
 from mucudnn.database.database import Database
-from mucudnn.tuning import sharing, workspaces
+from mucudnn.tuning import workspaces
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
@@ -40,7 +39,7 @@ def tuned(bench: Bench, path: Path | None, config: Config = NO_LIMIT, **given: A
     except MucudnnError as error:
         return {"error": str(error), "steps": bench.steps}
     finally:
-        rows = [] if path is None else database.rows_that_count(bench.machine.environment)
+        rows = [] if path is None else database.every_row(bench.machine.environment)
     configurations = [f"{one.problem} {one.configuration}" for one in tuning.problems]
     return {"choices": choices(tuning), "configurations": configurations, "steps": bench.steps, "rows": len(rows)}
 
@@ -89,24 +88,6 @@ def read_only(rank: int, folder: Path) -> Found:
     return {**found, "told": [str(one.message) for one in told]}
 
 
-def network_folder(rank: int, folder: Path) -> Found:
-    """All ranks have a file on a server, as the list of what is mounted would tell."""
-    path, bench, rows_while_measuring = folder / "all.sqlite", Bench(), set()
-
-    def look(text: str, fraction: float) -> None:
-        if fraction == 1:  # all have measured
-            return
-        with closing(Database(path, read_only=True)) as database:
-            rows_while_measuring.add(len(database.rows_that_count(bench.machine.environment)))
-
-    with ExitStack() as patches, warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for module in (sharing, copying):
-            patches.enter_context(patch.object(module, "network_file_system", lambda path: "nfs4"))
-        found = tuned(bench, path, progress=look)
-    return {**found, "told": [str(one.message) for one in told], "rows_while_measuring": [*rows_while_measuring]}
-
-
 def other_threads(rank: int, folder: Path) -> Found:
     return with_another(rank, threads=2)
 
@@ -150,7 +131,7 @@ def failing(rank: int, folder: Path) -> Found:
     )
     dist.barrier()
     with closing(Database(path)) as database:
-        return {"error": error, "rows": len(database.rows_that_count(bench.machine.environment))}
+        return {"error": error, "rows": len(database.every_row(bench.machine.environment))}
 
 
 def infeasible(rank: int, folder: Path) -> Found:
