@@ -255,7 +255,6 @@ COMMAND_LINES = (
         "has no backward_data to tune; choose",
     ),
     ("scale alexnet --up-to 65537", "65537: it must be at most 65536"),
-    ("database export rows.txt", "add --format csv or --format json-lines"),
     ("database merge no.sqlite", "no.sqlite"),
     ("frobnicate", "No such command 'frobnicate'"),
 )

@@ -209,9 +209,9 @@ def add_rows(
         except (ValueError, TypeError) as error:
             raise InvalidInputError(str(error)) from None
         columns, key = (*KEYS[table], *_VALUES[table]), ", ".join(KEYS[table])
+        added = _insert(connection, table, columns, [*map(owned.get, columns)], replaces)
         if table == "verifications":
             whole_run_from(row["configuration"])
-        added = _insert(connection, table, columns, [*map(owned.get, columns)], replaces)
         if added:
             of_key = f"({key}) = ({', '.join('?' * len(KEYS[table]))})"
             values = [*map(owned.get, KEYS[table])]

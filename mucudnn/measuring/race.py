@@ -158,17 +158,21 @@ class Race(ABC):
         """Measure the missing candidates on the workbench until the deadline, and yield their results."""
 
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
-        """Prove foreign candidates (run them in a separate process) in one batch; yield failures of barred ones.
+        """Prove foreign candidates (run them in a separate process); yield failures of barred ones.
 
-        Candidates of an ``AlgorithmSource`` are proven later, one by one, within the time limit.
+        They are proven in one batch, or one by one until the time limit. Candidates of an ``AlgorithmSource`` are
+        proven later, before their first sample.
         """
         wanted = [c for c in candidates if c.is_foreign and not c.from_source]
         if not wanted or (proofs := wanted[0].proofs) is None:
             return
-        proofs.ask(wanted)
-        for candidate in wanted:
-            if (error := proofs.error_of(candidate)) is not None:
-                yield from self._failed(candidate, error)
+        for batch in [wanted] if self.time_limit_s is None else [[candidate] for candidate in wanted]:
+            if self._is_late() and not any(map(self.is_baseline, batch)):
+                continue
+            proofs.ask(batch)
+            for candidate in batch:
+                if (error := proofs.error_of(candidate)) is not None:
+                    yield from self._failed(candidate, error)
 
     def _is_late(self) -> bool:
         return self.machine.clock.now() > self.deadline

@@ -42,7 +42,8 @@ class ThoroughRace(Race):
 
     def _run(self) -> Iterator[Measurement | Failure]:
         missing = self.missing()
-        yield from self._prove(c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit)
+        ahead = [c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit]
+        yield from self._prove(c for c in ahead if self.time_limit_s is None or self.is_baseline(c))
         yield from self._first_samples(missing)
         for entry in list(self.entries.values()):
             if self._is_beaten(entry.measurement()):
@@ -56,7 +57,7 @@ class ThoroughRace(Race):
     def _first_samples(self, candidates: Sequence[Candidate]) -> Iterator[Measurement | Failure]:
         """Take one sample of each candidate worth measuring; yield the results of those that get no further sample."""
         for candidate in candidates:
-            in_time = candidate.algorithm.is_torchs_own or not self._is_late() or not self._has_answer()
+            in_time = self.is_baseline(candidate) or not self._is_late() or not self._has_answer()
             if candidate.micro_config in self._tried or not in_time or not self._is_wanted(candidate):
                 continue
             self._tried.add(candidate.micro_config)

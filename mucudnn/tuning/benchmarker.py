@@ -34,6 +34,9 @@ from mucudnn.words.torch_settings import TORCHS_OWN
 
 Priors = dict[Environment, Prior]
 
+_FEWEST_ROUNDS = QUICK.least + 1  # with a first one that may not count
+_RACED = 2 / 3  # of the time limit; whole runs, and what a candidate takes beyond the limit, have the rest
+
 
 class Benchmarker:
     """Benchmarker of tasks under one config. Each result is stored at once, and stored results are reused.
@@ -63,6 +66,8 @@ class Benchmarker:
         self.versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(machine, config)}
         self.ready: list[TunedProblem] = []
         self._measured: dict[ConvProblem, dict[MicroConfig, Measurement]] = {}  # in this tuning
+        self._due_s: float | None = None  # when the time of all problems begun so far ends
+        self._race_ends_s: float | None = None  # None without a time limit
         self._priors = {} if priors is None else priors
 
     def tuning(self) -> Tuning:
@@ -110,14 +115,14 @@ class Benchmarker:
         """
         self.at = start
         self.progress(f"{job.task}: measuring", start)
+        self._begin_race()
         measured = self._measured.setdefault(job.task.problem, {})
         job.results |= measured  # tasks of one problem differ in limits
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
-            every = self._thorough_race(job, limit_bytes)
-            results = self.quiet.measured(every) if thoroughly else self._results(job, limit_bytes)
-            for done, result in enumerate(results):
+            every = self.quiet.measured(self._thorough_race(job, limit_bytes))
+            for done, result in enumerate(every if thoroughly else self._results(job, limit_bytes)):
                 self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 if isinstance(result, Measurement):
@@ -129,6 +134,13 @@ class Benchmarker:
             race = self._race(job, limit_bytes)
             hurried = race.hurried() if isinstance(race, ThoroughRace) else ()
             job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
+
+    def _begin_race(self) -> None:
+        """Give the next race its part of the time limit, less what earlier problems took beyond theirs."""
+        if (limit_s := self.config.time_limit_s) is not None:
+            now_s = self.machine.clock.now()
+            self._due_s = limit_s + (now_s if self._due_s is None else self._due_s)
+            self._race_ends_s = now_s + _RACED * max(0.0, min(limit_s, self._due_s - now_s))
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
         """Measure the job's missing candidates in a quick race, then in a thorough race if none fits the limit."""
@@ -158,7 +170,7 @@ class Benchmarker:
             "stored": job.measurements(),
             "stored_failures": job.failures(),
             "max_relative_error": job.error_bound,
-            "time_limit_s": self.config.time_limit_s,
+            "time_limit_s": self._race_ends_s and max(0.0, self._race_ends_s - self.machine.clock.now()),
             "may_keep": job.task.problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
         }
 
@@ -192,11 +204,24 @@ class Benchmarker:
         """
         if job.barred is not None:  # there is no baseline to compare with
             return dict.fromkeys(configurations)
-        unknown = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
-        if unknown:
+        missing = [c for c in configurations if c.micro_configs not in job.outcomes] if job.is_own else []
+        if unknown := self._in_time(missing, is_first=not job.outcomes):
             made = self._verify(job.task, unknown)
             job.outcomes |= {configuration.micro_configs: outcome for configuration, outcome in made.items()}
         return {c: job.outcomes.get(c.micro_configs) for c in configurations}
+
+    def _in_time(self, configurations: Sequence[Configuration], *, is_first: bool) -> Sequence[Configuration]:
+        """Return the first configurations whose whole runs end within the time limit, at least one if none was run."""
+        if self._due_s is None or self.config.workspace_budget_bytes is not None:
+            return configurations
+        left_s = self._due_s - self.machine.clock.now()
+        kept: list[Configuration] = []
+        for configuration in configurations:
+            in_a_round_s = configuration.time_s + sum(max(c.time_s, configuration.time_s) for c in kept)
+            if not (is_first and not kept) and _FEWEST_ROUNDS * (in_a_round_s + configuration.time_s) > left_s:
+                break
+            kept.append(configuration)
+        return kept
 
     def _verify(self, task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
         """Return whole runs of configurations, compared with torch's own: stored ones, or made now."""
@@ -206,7 +231,7 @@ class Benchmarker:
             for c in configurations
         }
         missing = [c for c, run in known.items() if run is None]
-        rounds = THOROUGH if self.config.thorough else QUICK
+        rounds = THOROUGH if self.config.thorough and self.config.time_limit_s is None else QUICK
         compare = partial(
             self.machine.compare,
             problem,

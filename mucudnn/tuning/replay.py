@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Protocol
 
@@ -14,10 +14,8 @@ from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes
 from mucudnn.tuning.result import TunedProblem, Tuning, allowed
 from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
+from mucudnn.words.results import Configuration, Measurement, WholeRun
 from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 class Stored(Protocol):
@@ -49,49 +47,66 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     bounds = {task: config.error_bound(task.problem.dtype, stored.environment.numerics) for task in tasks}
     permitted = {task: allowed(known, bounds[task]) for task, known in measured.items()}
     divided: Divided | None = None
-    choices: dict[Task, TunedProblem] = {}
-    too_large: dict[Task, int | None] = {}
+    choices: Mapping[Task, TunedProblem]
     if config.workspace_budget_bytes is not None:
         divided = divide(permitted, config.workspace_budget_bytes, look_up)
-        choices |= divided.choices
-    for task, known in permitted.items() if divided is None else ():
-        try:
-            choices[task] = choose(task, known, look_up)
-        except InfeasibleError:
-            too_large[task] = smallest_bytes(known, task.batch_size)
-    if too_large:
-        raise infeasible(too_large)
+        choices = divided.choices
+    else:
+        _require_feasible(permitted)
+        choices = {task: choose(task, permitted[task], look_up) for task in tasks}
     problems = [choices[task].knowing(measured[task], error_bound=bounds[task]) for task in tasks]
     return Tuning(config, stored.environment, tuple(problems), divided)
 
 
 def shortcomings(tasks: Sequence[Task], stored: Stored, policy: BatchSizePolicy) -> tuple[str, ...]:
-    """Return what the measurements lack: PyTorch's own undivided, and larger candidates that were not measured."""
+    """Return what the measurements lack: PyTorch's own undivided, and larger micro-batches of the fastest algorithm."""
     from mucudnn.kernels.registry import algorithms
 
-    known = {one.name: one for one in algorithms(stored.environment.device_type)}
+    known = {one.name: one for one in algorithms(stored.environment.device_type) if not one.is_torchs_own}
     without_baseline, without_larger = 0, 0
     for task in tasks:
-        measured = {m.micro_config: m.prepared_bytes + m.scratch_bytes for m in stored.measurements(task)}
+        measured = {m.micro_config: m for m in stored.measurements(task)}
         without_baseline += task.baseline not in measured
-        most = max((size for of, size in measured.items() if of.algorithm in known), default=0)
-        limit = inf if task.limit_bytes is None else task.limit_bytes
-        names = {of.algorithm for of in measured if of.algorithm in known and of.algorithm != TORCHS_OWN}
-        sizes = micro_batch_sizes(policy, task.batch_size)
-        unmeasured = (MicroConfig(name, n) for name in names for n in sizes if MicroConfig(name, n) not in measured)
-        without_larger += any(most < _needed_bytes(known[of.algorithm], task, of) <= limit for of in unmeasured)
+        ours = [of for of in measured if of.algorithm in known]
+        if ours:
+            fastest = min(ours, key=lambda of: measured[of].step_s / of.micro_batch_size)
+            sizes = [of.micro_batch_size for of in ours if of.algorithm == fastest.algorithm]
+            larger = [size for size in micro_batch_sizes(policy, task.batch_size) if size > max(sizes)]
+            limit = inf if task.limit_bytes is None else task.limit_bytes
+            without_larger += any(_needed_bytes(known[fastest.algorithm], task, size) <= limit for size in larger)
     return tuple(
         f"{count} of {len(tasks)} convolutions: {what}; mucudnn tune without --stored measures what may be faster"
         for count, what in (
             (without_baseline, "PyTorch's own undivided was not measured at this batch size"),
-            (without_larger, "candidates with more workspace than all that were measured fit this limit"),
+            (without_larger, "the fastest algorithm was not measured in larger micro-batches, which fit this limit"),
         )
         if count
     )
 
 
-def _needed_bytes(algorithm: Algorithm, task: Task, micro_config: MicroConfig) -> int:
-    if algorithm.supports_micro_batch(task.problem, micro_config.micro_batch_size) is not None:
-        return 0
-    workspace = algorithm.workspace(task.problem, micro_config.micro_batch_size)
+def _needed_bytes(algorithm: Algorithm, task: Task, micro_batch_size: int) -> float:
+    if algorithm.supports_micro_batch(task.problem, micro_batch_size) is not None:
+        return inf
+    workspace = algorithm.workspace(task.problem, micro_batch_size)
     return workspace.prepared_bytes + workspace.scratch_bytes
+
+
+def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
+    doubtful = {task: known for task, known in measured.items() if not _surely_fits(task, known)}
+    smallest = {task: smallest_bytes(known, task.batch_size) for task, known in doubtful.items()}
+    too_large = {
+        task: size
+        for task, size in smallest.items()
+        if size is None or (task.limit_bytes is not None and size > task.limit_bytes)
+    }
+    if too_large:
+        raise infeasible(too_large)
+
+
+def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
+    """Whether equal micro-batches of one algorithm fit the task's limit, a check that needs no solver."""
+    limit = inf if task.limit_bytes is None else task.limit_bytes
+    dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
+    return (
+        task.in_headroom or task.baseline_exempt or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
+    )

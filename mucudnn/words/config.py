@@ -134,8 +134,9 @@ class Config:
     deterministic: use only algorithms that give the same bits on every run. On a GPU torch's own convolution is
     measured with torch's deterministic setting on. When it runs later, only torch's setting counts; ``optimize`` warns
     if it is off.
-    time_limit: most seconds of measuring per problem, above 0, as a number or text such as ``"60s"``; None measures
-    until the noise is small.
+    time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``; None measures until the noise
+    is small. Two thirds are for measuring candidates, the rest for whole runs; what a problem takes beyond its time,
+    since PyTorch's own and one that fits are always measured, is taken from the next ones.
     database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
     strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
     no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
@@ -211,7 +212,7 @@ class Config:
     )
     deterministic: bool = _setting(False, flag, "Use only algorithms that give the same bits on every run.")
     time_limit: float | str | None = _setting(
-        None, _time, "Most time to measure one problem, such as 60s or 2min.", "TIME"
+        None, _time, "Most time to tune one problem, such as 60s or 2min.", "TIME"
     )
     database: Path | str | None = _setting(
         None, _file, "SQLite file of the measurements; default: in your cache folder.", "FILE"

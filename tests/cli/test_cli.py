@@ -14,7 +14,6 @@ from typing import Any
 import click
 import pytest
 from support.command_line import TUNE, commands, invoke, one_layer
-from support.database_rows import FAST, HERE, PROBLEM, fill
 from support.places import TESTS
 from support.processes import loaded_by
 
@@ -23,10 +22,8 @@ from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.suites.training import benchmark as training
 from mucudnn.cli import doctor
-from mucudnn.database.database import Database
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.results import MicroConfig
 
 
 @pytest.fixture
@@ -79,23 +76,6 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monke
     assert result.exit_code == 0, result.output
     for expected in ("CPU", "threads", "oneDNN", "cuDNN", "pip install 'mucudnn[cuda]'", "native", "gemm", "fft"):
         assert expected in result.output
-
-
-def test_prune_leaves_what_the_gpu_of_this_machine_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, path = replace(HERE, device="NVIDIA H200", numerics="tf32"), fill(tmp_path / "rows.sqlite")
-    engine, torchs_search = (replace(FAST, micro_config=MicroConfig(n, 8)) for n in ("cudnn:67", "native-benchmark-10"))
-    with Database(path) as opened:
-        opened.add(gpu, PROBLEM, 91900, engine)
-        opened.add(gpu, PROBLEM, 1, torchs_search)
-        opened.add(replace(gpu, numerics="no-tf32"), PROBLEM, 91900, engine)
-    monkeypatch.setattr("mucudnn.running.environment.current_environment", {"cpu": HERE, "cuda": gpu}.__getitem__)
-    result = invoke("database", "prune", "--other-environments", "--other-versions", "--database", path)
-    assert result.output == "2 rows removed\n"  # an old failure of fft, and what was measured without TF32
-    with Database(path) as opened:
-        assert opened.measurements(gpu, PROBLEM, {"cudnn:67": 91900, "native-benchmark-10": 1}) == (
-            engine,
-            torchs_search,
-        )
 
 
 def test_warnings_are_one_line_without_code(monkeypatch: pytest.MonkeyPatch) -> None:

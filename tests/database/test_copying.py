@@ -74,5 +74,3 @@ def test_a_file_that_cannot_be_written_is_left_alone_after_a_word(path: Path, fi
         assert sizes(database) == [1, 2]
         assert sizes(file) == [1]
         database.close()
-
-

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAST, FULL, HERE, PROBLEM, VERSIONS, fill
+from support.database_rows import FAST, HERE, PROBLEM, VERSIONS, fill
 
 from mucudnn.database import schema
 from mucudnn.database.database import Database

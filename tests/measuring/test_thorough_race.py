@@ -112,7 +112,7 @@ def test_an_algorithm_above_the_error_bound_is_measured_once_with_one_sample() -
 def test_the_time_limit_ends_the_race_but_torch_is_measured() -> None:
     results = results_of(fake("native", 1.0), fake("other", 0.9), time_limit_s=0.5)
     assert {name for name, _ in results} == {"native"}
-    assert {size for _, size in results} == set(SIZES)
+    assert {size for _, size in results} == {min(SIZES), max(SIZES)}, "the first that fits, and the baseline"
 
 
 def test_nothing_is_measured_twice() -> None:

@@ -17,7 +17,7 @@ from mucudnn.database.database import Database
 from mucudnn.database.selection import select_measurements
 from mucudnn.kernels import registry
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.replay import replay
+from mucudnn.tuning.replay import replay, shortcomings
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune, tune_tasks
 from mucudnn.words.config import BatchSizePolicy, Config
@@ -122,6 +122,19 @@ def test_what_does_not_fit_names_the_tasks_and_what_would(config: Callable[[int]
             replay(tasks(too_little), too_little, stored)
         assert caught.value.smallest_feasible_bytes == least
         assert len(replay(tasks(enough), enough, stored).problems) == len(PROBLEMS)
+
+
+def test_larger_candidates_that_were_not_measured_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """quick needs 100 bytes, and 10 a sample: of 8 samples 180."""
+    bench = Bench()
+    monkeypatch.setattr(registry, "algorithms", lambda device_type: (bench.native, bench.quick))
+    bench.tune(config=Config(workspace_limit=150, thorough=True))
+    stored, policy = Stored(bench.database), BatchSizePolicy.POWER_OF_TWO
+    assert shortcomings([Task(FORWARD, BATCH, 150)], stored, policy) == ()
+    (told,) = shortcomings([Task(FORWARD, BATCH, 1000)], stored, policy)
+    assert told.startswith("1 of 1 convolutions: the fastest algorithm was not measured in larger micro-batches")
+    bench.tune(config=Config(workspace_limit=1000, thorough=True))
+    assert shortcomings([Task(FORWARD, BATCH, 1000)], stored, policy) == ()
 
 
 # Algorithms of other packages in tuning: measured, checked at every size, stored, chosen; and none can break it.
