@@ -183,12 +183,3 @@ def test_copies_are_tuned_and_state_dicts_go_both_ways(kind: str) -> None:
     assert_exact(ours, fresh, x)
     fresh.load_state_dict(torchs.state_dict())
     assert torch.equal(fresh.weight, cast(nn.Conv2d, torchs).weight)
-
-
-@each_kind
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward mode uses it
-def test_transforms_and_forward_mode_stay_with_torch(kind: str) -> None:
-    torchs, ours, x = pair(kind)
-    direction = torch.randn_like(x)
-    torch.testing.assert_close(*[torch.func.jvp(module, (x,), (direction,)) for module in (ours, torchs)])
-    torch.testing.assert_close(*[torch.vmap(module)(x.unsqueeze(1)) for module in (ours, torchs)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
-from mucudnn.running import operators, workspace
+from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
@@ -118,32 +117,6 @@ def test_python_and_cpp_may_lack_memory_and_other_errors_are_raised(
         return
     with pytest.raises(type(error), match=str(error)):
         call()
-
-
-def test_what_was_allocated_and_kept_is_free_when_torchs_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result that was begun, the copies of operands, and the workspace of the calls before."""
-    call, live = Call(Operation.FORWARD, "gemm"), []
-    call.choices = Choices.of(call.choices.configurations)  # keeps its workspace
-    call.x = torch.randn(N, 4, 8, 9).transpose(2, 3)  # a copy of which is taken
-    call()
-    kept = workspace._of_this_thread.workspace
-    assert kept.buffer is not None
-    begun: list[weakref.ref[Tensor]] = []
-
-    def begin(executable: Executable, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
-        begun.extend(map(weakref.ref, (x, y)))
-        raise cpu_lacks_memory()
-
-    def torchs_own(*arguments: Any) -> Tensor:
-        live.append([tensor() for tensor in begun])
-        return torch_convolution(*arguments)
-
-    monkeypatch.setattr(Executable, "execute", begin)
-    monkeypatch.setattr(operators, "torch_convolution", torchs_own)
-    with pytest.warns(RuntimeWarning, match="no memory"):
-        call()
-    assert live == [[None, None]]
-    assert kept.buffer is None
 
 
 def cpu_lacks_memory() -> RuntimeError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from support.problems.solver_cases import Options, configuration, least_bytes
 
 from mucudnn.solver.curve import budget_curve, limit_curve
-from mucudnn.solver.division import Division, DivisionProblem, solve_wd
-from mucudnn.words.errors import InfeasibleError, InvalidInputError
+from mucudnn.solver.division import solve_wd
+from mucudnn.words.errors import InfeasibleError
 
 MIB = 2**20
 
@@ -71,21 +70,6 @@ def test_budgets_that_are_asked_for_are_on_it() -> None:
         budget_curve(STAIRS, budgets=[64 * MIB - 1])
 
 
-def test_where_the_time_ends_for_some_points_it_still_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = random_options(3, problems=30, most=20)
-    budgets = range(least_bytes(options), least_bytes(options) + 400, 3)
-    exact = budget_curve(options, points=2, budgets=budgets)
-    divide = DivisionProblem.divide
-
-    def hurried_at_times(choices: DivisionProblem[str], budget: int, time_limit_s: float | None) -> Division[str]:
-        return divide(choices, budget, 0.0 if budget % 2 else time_limit_s)
-
-    monkeypatch.setattr(DivisionProblem, "divide", hurried_at_times)
-    hurried = budget_curve(options, points=2, budgets=budgets)
-    assert [p.time_s for p in hurried] == sorted((p.time_s for p in hurried), reverse=True)
-    assert all(best.time_s <= quick.time_s for quick, best in zip(hurried, exact, strict=True))
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_every_limit_has_the_sum_of_the_fastest_within_it(seed: int) -> None:
     options = random_options(seed)
@@ -104,17 +88,3 @@ def test_every_limit_has_the_sum_of_the_fastest_within_it(seed: int) -> None:
 
 def test_a_network_without_problems_takes_no_time() -> None:
     assert [p.time_s for p in budget_curve({})] == [p.time_s for p in limit_curve({}, {})] == [0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"points": 1}, "points is 1"),
-        ({"budgets": [-1]}, "budget is -1 bytes"),
-        ({"budgets": [1.5]}, r"budget is 1\.5 bytes"),
-        ({"time_limit_s": -1.0}, r"time limit is -1\.0"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        budget_curve(STAIRS, **arguments)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pulp
 import pytest
@@ -21,7 +20,7 @@ from support.problems.solver_cases import Options, configuration, correlated, ha
 import mucudnn.solver.knapsack as knapsack
 from mucudnn.solver.account import Status
 from mucudnn.solver.division import DivisionProblem, solve_wd
-from mucudnn.words.errors import InfeasibleError, InvalidInputError
+from mucudnn.words.errors import InfeasibleError
 from mucudnn.words.results import Configuration
 
 
@@ -120,21 +119,6 @@ print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items())
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize(
-    ("time_s", "workspace_bytes", "message"),
-    [
-        (-1.0, 0, "p: time_s of a 8 is -1.0"),
-        (math.nan, 0, "p: time_s of a 8 is nan"),
-        (math.inf, 0, "p: time_s of a 8 is inf"),
-        (1.0, -1, "p: workspace_bytes of a 8 is -1"),
-        (1.0, 1.5, r"p: workspace_bytes of a 8 is 1\.5"),
-    ],
-)
-def test_options_that_cannot_be_are_named_and_refused(time_s: float, workspace_bytes: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        solve_wd({"p": [configuration("a", time_s, workspace_bytes)]}, None)
-
-
 def test_the_account_tells_how_it_was_found() -> None:
     found = hard_division()
     told = json.loads(json.dumps(found.to_json()))
@@ -177,18 +161,6 @@ def test_the_programs_know_the_optimum_without_the_search(name: str, monkeypatch
     assert found.objective_s == pytest.approx(best.objective_s, rel=1e-6)
     assert found.bound_s <= best.objective_s
     assert "more than 0 partial sums" in found.notes[-1]
-
-
-@pytest.mark.usefixtures("without_search", "without_highs")
-@pytest.mark.parametrize("program", ["/nowhere/cbc", "/bin/false", "/bin/true"])
-def test_a_missing_or_broken_program_is_said_and_done_without(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = hard_division()
-    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", program)
-    found = hard_division()
-    assert found.assignment == expected.assignment
-    assert found.solver == "exact search"
-    assert "CBC failed (PulpSolverError: " in found.notes[0]
-    assert found.notes[0] in str(found)
 
 
 @pytest.mark.usefixtures("without_search", "without_highs")

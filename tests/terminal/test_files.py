@@ -127,15 +127,6 @@ def test_what_cannot_be_written_is_known_before(made: Callable[[Path], Path], ex
     assert only(tmp_path) == before
 
 
-def test_asking_leaves_no_trace(tmp_path: Path) -> None:
-    require_writable(tmp_path / "new")
-    (tmp_path / "old").write_text("kept")
-    require_writable(tmp_path / "old")
-    require_writable(Path("/dev/null"))
-    assert only(tmp_path) == ["old"]
-    assert (tmp_path / "old").read_text() == "kept"
-
-
 def test_devices_and_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
     write_json(Path("/dev/null"), {})
     assert not Path("/dev/null").is_file()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from support.problems.nets import DataDependent, conv_net
-from support.problems.tuned_by_hand import tune_by_hand
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -153,19 +152,6 @@ def conv_body() -> nn.Module:
     return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
 
 
-def test_saved_tensors_that_were_replaced_are_found_by_shape() -> None:
-    """Also behind a convolution of the same shapes that is no module's."""
-
-    class Offloaded(nn.Sequential):
-        def forward(self, x: Tensor) -> Any:
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t.clone()):
-                return nn.functional.conv2d(super().forward(x), torch.ones(4, 4, 3, 3, requires_grad=True), padding=1)
-
-    model = Offloaded(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)))
-    calls = trace_step(model, torch.randn(2, 4, 9, 9)).calls
-    assert [call.name for call in calls if call.operation is Operation.BACKWARD_FILTER] == ["2", "1", "0"]
-
-
 def test_other_convolutions_are_no_calls() -> None:
     class Others(nn.Module):
         def __init__(self) -> None:
@@ -205,39 +191,6 @@ def test_an_optimized_model_is_traced_alike(torch_format: torch.memory_format) -
         (c.name, c.problem, c.in_use_bytes) for c in torchs.calls
     ]
     assert ours.peak_bytes == torchs.peak_bytes
-
-
-class EveryKind(nn.Module):
-    """Convolutions in one and two dimensions, and transposed ones, of which the first is recomputed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.along, self.image = nn.Conv1d(3, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1)
-        self.up = nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1)
-        self.out = nn.ConvTranspose2d(4, 2, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Any:
-        y = torch.relu(self.along(x)).unflatten(2, (6, 6))
-        return self.out(checkpoint(lambda y: torch.relu(self.up(y)), self.image(y), use_reentrant=False))
-
-
-def test_modules_of_every_kind_are_traced_and_optimized_alike() -> None:
-    model, x = EveryKind(), torch.randn(4, 3, 36)
-    torchs = trace_step(model, x)
-    operations: dict[str, list[Operation]] = {}
-    for call in torchs.calls:
-        operations.setdefault(call.name, []).append(call.operation)
-    y, dx, dw = Operation
-    assert operations == {"along": [y, dw], "image": [y, dx, dw], "up": [dx, dx, y, dw], "out": [dx, y, dw]}
-    of_model = {call.name: call for call in trace(model, x)}
-    for call in torchs.calls:
-        assert call.problem == of_model[call.name].problem.with_operation(call.operation)
-    ours = trace_step(tune_by_hand(model, x), x)
-    names = [event.operator for event in ours.events]
-    assert sum("mucudnn.conv_transpose2d" in name for name in names) == 3
-    assert [(c.name, c.problem, c.in_use_bytes) for c in ours.calls] == [
-        (c.name, c.problem, c.in_use_bytes) for c in torchs.calls
-    ]
 
 
 def test_errors_of_the_model_are_its_own_and_an_output_must_be_floating() -> None:

@@ -43,13 +43,3 @@ def test_what_is_no_such_file_is_refused(folder: ResultFolder, tmp_path: Path) -
         file.write_text(json.dumps(lacking if isinstance(change, str) else {**whole, **change}))
         with pytest.raises(InvalidInputError, match=told):
             read_result_file(file)
-
-
-def test_a_bad_row_is_told_by_its_number_and_the_others_are_there(folder: ResultFolder, tmp_path: Path) -> None:
-    record = json.loads(json.dumps(folder.to_json()))
-    record["rows"][0]["samples_s"] = ["soon"]
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps(record))
-    found = read_result_file(file)
-    assert len(found.lines) == len(folder.lines) - 1
-    assert f"{file}, row 1: samples_s is ['soon'], not" in found.problems[0]

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from mucudnn.measuring.timing import cold_caches, peak_rate
-from mucudnn.measuring.timing import kept_heap as module
 from mucudnn.measuring.timing.cold_caches import ColdClock, last_level_bytes
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 
@@ -97,14 +96,6 @@ def test_what_is_freed_stays_in_the_heap_meanwhile() -> None:
     inside, after = map(int, subprocess.run(program, check=True, capture_output=True, text=True).stdout.split())
     assert inside >= 20 * 2**24
     assert after <= 64 * 2**20
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "0"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")]
-)
-def test_what_the_user_has_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, value)
-    assert module._mallopt() is None
 
 
 # The rate of matrix products: measured a few times, and only where it bounds anything.

@@ -5,7 +5,6 @@ It yields after the steps at whose end all ranks are meant to have the same para
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 from unittest.mock import patch
@@ -14,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms import Join
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
-from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
-from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -99,47 +97,23 @@ def gradients_accumulated(model: Net) -> Steps:
         yield wrapped.parameters()
 
 
-def hooked(hook: Callable[..., Any], state: Callable[[], object] = lambda: None) -> Way:
-    def train(model: Net) -> Steps:
-        wrapped = DistributedDataParallel(model)
-        wrapped.register_comm_hook(state(), hook)
-        return trained(wrapped)
-
-    return train
+def with_a_hook(model: Net) -> Steps:
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    yield from trained(wrapped)
 
 
-def bf16(state, bucket):  # type: ignore[no-untyped-def]  # torch takes no annotations that are strings
-    """Torch's hook under another name: by its own torch lets it register with NCCL only, but gloo does as well."""
-    return default_hooks.bf16_compress_hook(state, bucket)
-
-
-def low_rank() -> powerSGD_hook.PowerSGDState:
-    return powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=WARMUP_STEPS)
-
-
-def averaged_now_and_then(averager: Callable[[], ModelAverager]) -> Way:
+def averaged_now_and_then(model: Net) -> Steps:
     """After some steps that communicate gradients each rank trains alone, and parameters are averaged each period."""
+    from torch.distributed.optim import PostLocalSGDOptimizer  # here: torch warns when it is imported
 
-    def train(model: Net) -> Steps:
-        from torch.distributed.optim import PostLocalSGDOptimizer  # here: torch warns when it is imported
-
-        wrapped = DistributedDataParallel(model)
-        state = post_localSGD_hook.PostLocalSGDState(None, None, WARMUP_STEPS, post_local_gradient_allreduce=False)
-        wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        optimizer = PostLocalSGDOptimizer(sgd(wrapped), averager())
-        for step, parameters in enumerate(trained(wrapped, optimizer)):
-            if step < WARMUP_STEPS or (step - WARMUP_STEPS) % PERIOD == 0:
-                yield parameters
-
-    return train
-
-
-def of_all_ranks() -> ModelAverager:
-    return PeriodicModelAverager(PERIOD, WARMUP_STEPS)
-
-
-def of_groups_of_ranks() -> ModelAverager:
-    return HierarchicalModelAverager(OrderedDict([(PERIOD, dist.get_world_size())]), WARMUP_STEPS)
+    wrapped = DistributedDataParallel(model)
+    state = post_localSGD_hook.PostLocalSGDState(None, None, WARMUP_STEPS, post_local_gradient_allreduce=False)
+    wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    optimizer = PostLocalSGDOptimizer(sgd(wrapped), PeriodicModelAverager(PERIOD, WARMUP_STEPS))
+    for step, parameters in enumerate(trained(wrapped, optimizer)):
+        if step < WARMUP_STEPS or (step - WARMUP_STEPS) % PERIOD == 0:
+            yield parameters
 
 
 def zero(model: Net) -> Steps:
@@ -214,11 +188,8 @@ WAYS: Mapping[str, Way] = {
     "gradient_as_bucket_view": ddp(gradient_as_bucket_view=True),
     "find_unused_parameters": part_unused_on_one_rank,
     "no_sync": gradients_accumulated,
-    "fp16": hooked(default_hooks.fp16_compress_hook),
-    "bf16": hooked(bf16),
-    "powersgd": hooked(powerSGD_hook.powerSGD_hook, low_rank),
-    "post-local-sgd": averaged_now_and_then(of_all_ranks),
-    "hierarchical-sgd": averaged_now_and_then(of_groups_of_ranks),
+    "fp16": with_a_hook,
+    "post-local-sgd": averaged_now_and_then,
     "zero": zero,
     "fully_shard": parameters_sharded,
     "compiled_ddp": compiled_outside,
