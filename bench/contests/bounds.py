@@ -7,10 +7,8 @@ algorithms need fewer multiplications and can be faster than the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isfinite
-from statistics import geometric_mean
 
 from mucudnn.words.problem import ITEM_BYTES, ConvProblem
 
@@ -65,11 +63,3 @@ def kind_of_layer(problem: ConvProblem) -> str:
     if problem.c <= _FIRST_LAYER_CHANNELS:
         return "first layer"
     return "strided" if max(problem.stride) > 1 else f"{problem.r}x{problem.s}"
-
-
-def means_by_kind(over_bound: Iterable[tuple[ConvProblem, float]]) -> dict[str, float]:
-    """Return the geometric mean of time over lower bound by kind of layer. over_bound: problems with their ratios."""
-    by_kind: dict[str, list[float]] = {}
-    for problem, value in over_bound:
-        by_kind.setdefault(kind_of_layer(problem), []).append(value)
-    return {kind: geometric_mean(values) for kind, values in by_kind.items()}

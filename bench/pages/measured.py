@@ -40,7 +40,8 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     ``speedup_low``, ``speedup_high`` over these; ``spread``, the interquartile range over the median. For convolutions
     also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's peak rates, and
     ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, with each tensor moved once;
-    ``same_as``, ``UNDIVIDED`` if the row has the same configuration as the undivided contestant; and for each machine
+    ``over_undivided``, of mucudnn, the time of the undivided contestant under the same limit over the row's, and
+    ``same_as``, ``UNDIVIDED`` if both have the same configuration; and for each machine
     of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For whole models
     ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
@@ -50,7 +51,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     rows = rows.astype({name: float for name in _METRICS if name in rows})
     if not has_problems(rows):
         return _with_models(rows)
-    return _with_published(_with_bounds(_with_same(rows), folder.header.limits))
+    return _with_published(_with_bounds(_with_undivided(rows), folder.header.limits))
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
@@ -94,13 +95,15 @@ def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) 
     return rows.assign(**pandas.DataFrame(list(records), index=rows.index))
 
 
-def _with_same(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add the column ``same_as``: ``UNDIVIDED`` if the undivided row under this limit has the same configuration."""
-    keys = ["turns", "memory_format", "limit_bytes", "configuration"]
-    undivided = rows[rows["contestant"] == UNDIVIDED].dropna(subset=["configuration"])[keys]
-    found = rows[keys].merge(undivided.drop_duplicates().assign(same_as=UNDIVIDED), how="left")["same_as"]
-    is_other = rows["policy"].notna() & (rows["contestant"] != UNDIVIDED)
-    return rows.assign(same_as=found.set_axis(rows.index).where(is_other))
+def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Add ``over_undivided`` and ``same_as`` to the rows of mucudnn, by the undivided row under the same limit."""
+    keys, names = ["turns", "dtype", "memory_format", "limit_bytes"], {"time_s": "their_s", "configuration": "theirs"}
+    undivided = rows[rows["contestant"] == UNDIVIDED].rename(columns=names)[[*keys, *names.values()]]
+    undivided = rows[keys].merge(undivided.drop_duplicates(keys), how="left", on=keys).set_axis(rows.index)
+    is_ours = rows["contestant"] == "mucudnn"
+    is_same = is_ours & rows["configuration"].notna() & (rows["configuration"] == undivided["theirs"])
+    same = pandas.Series([UNDIVIDED if same else None for same in is_same], rows.index, dtype=object)
+    return rows.assign(over_undivided=(undivided["their_s"] / rows["time_s"]).where(is_ours), same_as=same)
 
 
 def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -254,17 +257,20 @@ def _most(rows: _Operations, name: str) -> float:
 def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return a row for each timed combination of contestant, policy and limit. rows: the result of ``measured``.
 
-    Columns: those of ``CONTESTANT``; ``problems``, the number of timed problems; ``speedup`` over torch, a geometric
-    mean, with its interval; for convolutions also the speedup of each operation, such as ``speedup_forward``, and the
-    geometric mean ``over_bound``; ``total_s``, the sum of times multiplied by the number of occurrences, and
-    ``torch_s``, torch's sum for the same problems; and ``busy``, the number of problems timed on a busy machine.
+    Convolutions have rows of their own in each dtype and memory format. Columns: those of ``CONTESTANT``; ``problems``,
+    the number of timed problems; ``speedup`` over torch, a geometric mean, with its interval; for convolutions also the
+    speedup of each operation, such as ``speedup_forward``, the geometric means ``over_bound`` and ``over_undivided``,
+    the latter with its extremes ``_least`` and ``_most``, and ``same``, the number of configurations that are the
+    undivided ones; ``total_s``, the sum of times multiplied by the number of occurrences, and ``torch_s``, torch's sum
+    for the same problems; and ``busy``, the number of problems timed on a busy machine.
     """
     if rows.empty:
         return pandas.DataFrame()
     timed = rows.dropna(subset=["time_s"])
     timed = timed.assign(torch_s=[median(samples) if samples else nan for samples in timed["torch_samples_s"]])
-    groups = timed.groupby(list(CONTESTANT), dropna=False, sort=False)
-    return pandas.DataFrame([dict(zip(CONTESTANT, key, strict=True)) | _summary(group) for key, group in groups])
+    keys = [*(("dtype", "memory_format") if has_problems(timed) else ()), *CONTESTANT]
+    groups = timed.groupby(keys, dropna=False, sort=False)
+    return pandas.DataFrame([dict(zip(keys, key, strict=True)) | _summary(group) for key, group in groups])
 
 
 def _summary(group: pandas.DataFrame) -> dict[str, Any]:
@@ -278,7 +284,9 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
     if has_problems(group):
         by_operation = {name: group[group["operation"] == name]["speedup"] for name in OPERATIONS}
         record |= {f"speedup_{OPERATIONS[name]}": _geometric_mean(values) for name, values in by_operation.items()}
-        record["over_bound"] = _geometric_mean(group["over_bound"])
+        record |= {name: _geometric_mean(group[name]) for name in ("over_bound", "over_undivided")}
+        gains, same = group["over_undivided"], int(group["same_as"].notna().sum())
+        record |= {"over_undivided_least": gains.min(), "over_undivided_most": gains.max(), "same": same or None}
     return record
 
 

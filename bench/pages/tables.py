@@ -9,6 +9,7 @@ from itertools import groupby
 import pandas
 
 from mucudnn.bench.folders.rows import COLUMNS
+from mucudnn.bench.pages.drawing import series_label
 from mucudnn.bench.pages.measured import OPERATIONS, PUBLISHED, machines_of
 
 
@@ -82,7 +83,8 @@ _SPEEDUP = (
     Column("speedup_low", _INTERVAL, "from", ".3f"),
     Column("speedup_high", _INTERVAL, "to", ".3f"),
 )
-_SAME = Column("same_as", "configuration", "same configuration as")
+_SAME = Column("same", "configuration", "same configuration, timed once")
+_GAIN = "speedup over the best undivided, geometric mean"
 _OURS = (
     Column("workspace_bytes", "mucudnn", "workspace, MiB", ".3f", 1 / _MIB),
     Column("relative_error", "mucudnn", "relative error", ".1e"),
@@ -133,16 +135,22 @@ _OF_MODELS = (
 )
 _MEAN = "speedup over PyTorch, geometric mean"
 _SUMMARY = (
+    Column("dtype", "tensors", "dtype"),
+    Column("memory_format", "tensors", "memory format"),
     *_CONTESTANT,
     Column("problems", "contestant", "timed", ".0f"),
-    Column("speedup", _MEAN, "all", ".3f"),
+    Column("speedup", _MEAN, "speedup", ".3f"),
     Column("speedup_low", _MEAN, "from", ".3f"),
     Column("speedup_high", _MEAN, "to", ".3f"),
     Column("busy", _MEAN, "timed on a busy machine", ".0f"),
     *(Column(f"speedup_{name}", _MEAN, name.replace("_", " "), ".3f") for name in OPERATIONS.values()),
+    Column("over_undivided", _GAIN, "over undivided", ".3f"),
+    Column("over_undivided_least", _GAIN, "least", ".3f"),
+    Column("over_undivided_most", _GAIN, "most", ".3f"),
+    Column("same", _GAIN, "same configuration", ".0f"),
     Column("over_bound", "limit", "time / bound, geometric mean", ".3f"),
-    Column("total_s", "sum of times, ms", "all", *_MS),
-    Column("torch_s", "sum of times, ms", "PyTorch for the same", *_MS),
+    Column("total_s", "sum of times", "sum, ms", *_MS),
+    Column("torch_s", "sum of times", "PyTorch for the same, ms", *_MS),
 )
 
 
@@ -155,6 +163,9 @@ def layer_table(rows: pandas.DataFrame) -> TextTable:
     """Format the rows of ``layer_rows`` as a table, with DeepBench's columns before mucudnn's own."""
     caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     columns = (*_LAYERS, *_published(rows, "total, ms, published elsewhere"))
+    if len(rows):
+        timed = [f"{name}_{of}" for name in OPERATIONS.values() for of in ("configuration", "s")]
+        rows = _once(rows, ["layer", *DEEPBENCH, "memory_format", *timed, "total_s"])
     return _table("layers", "Layers", caption, columns, rows)
 
 
@@ -172,7 +183,23 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
         columns += _others(rows, {*COLUMNS, *subject, *(column.key for column in columns), "count"})
     columns.append(Column("failure", "no time", "why there is none"))
     caption = "Each operation of each layer, and each contestant: medians of the samples."
-    return _table("problems", "Operations", caption, columns, rows.assign(samples=rows["samples_s"].map(len)))
+    rows = _once(rows.assign(samples=rows["samples_s"].map(len)), [*subject, "configuration", "time_s"])
+    return _table("problems", "Operations", caption, columns, rows)
+
+
+def _once(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.DataFrame:
+    """Return one row for each configuration of a subject, with the column ``same``: the others that chose it.
+
+    keys: the columns in which such rows are equal, the time last.
+    """
+    if "policy" not in rows:
+        return rows
+    subjects = pandas.Series([str(of) for of in rows[keys].itertuples(index=False, name=None)], rows.index)
+    again = rows["policy"].notna() & rows[keys[-1]].notna() & subjects.duplicated()
+    every = zip(*(rows[again][name] for name in ("contestant", "policy", "limit_bytes")), strict=True)
+    names = pandas.Series([series_label(*each) for each in every], rows.index[again], dtype=object)
+    same = {key: "; ".join(of) for key, of in names.groupby(subjects[again], sort=False)}
+    return rows[~again].assign(same=subjects[~again].map(same))
 
 
 def _published(rows: pandas.DataFrame, group: str) -> list[Column]:

@@ -11,27 +11,27 @@ from rich.table import Table
 
 from mucudnn.bench.contests.variants import TORCH, shown_name
 from mucudnn.bench.folders.reading import ResultFolder
+from mucudnn.bench.pages.measured import measured, summary_rows
+from mucudnn.bench.pages.reports import printed_table
+from mucudnn.bench.pages.tables import summary_table
 from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
 from mucudnn.bench.suites.convolutions.contest import UNDIVIDED
-from mucudnn.words.problem import Operation
 from mucudnn.words.results import BUSY
-from mucudnn.words.units import format_bytes
 
 _KIND = ["dtype", "memory_format"]
-_PROBLEM = ["turns", *_KIND]  # All dtypes and memory formats of a problem are timed interleaved.
 _CONTESTANT = ["contestant", "policy", "limit_bytes"]
 
 
 def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of the layers if mucudnn chose under one policy and limit, a table of means, and texts.
+    """Yield a table of the layers if mucudnn chose under one policy and limit, a summary, and texts.
 
     The last text compares PyTorch with mucudnn, each in the better memory format.
     """
-    rows = compared(folder)
+    rows = measured(folder)
     ours = _ours(rows)
     if len(ours[_CONTESTANT].drop_duplicates()) == 1:
         yield _layers_table(folder, rows)
-    yield _means_table(folder, rows)
+    yield printed_table(summary_table(summary_rows(rows)))
     yield left_out_in_words(folder)
     for name, failed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
         yield f"{shown_name(str(name))}: no time in {len(failed)} rows, as {failed['failure'].iloc[0]}"
@@ -43,19 +43,6 @@ def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
     for dtype in dtypes:
         told = _in_words(rows[rows["dtype"] == dtype])
         yield f"{dtype}: {told}" if told and len(dtypes) > 1 else told
-
-
-def compared(folder: ResultFolder) -> pandas.DataFrame:
-    """Return the rows with the times of torch and of the best undivided algorithm under the same limit beside them.
-
-    Additional columns: ``torch_s``, torch's median, or the least that it takes if it is too slow to measure;
-    ``undivided_s`` and ``undivided_configuration``. Unknown values are NaN.
-    """
-    rows = folder.rows.astype({"limit_bytes": float, "least_s": float})
-    torch_s = rows[_PROBLEM].assign(torch_s=rows["time_s"].fillna(rows["least_s"]))[rows["contestant"] == TORCH]
-    names = {"time_s": "undivided_s", "configuration": "undivided_configuration"}
-    undivided = rows[rows["contestant"] == UNDIVIDED].rename(columns=names)[[*_PROBLEM, "limit_bytes", *names.values()]]
-    return rows.merge(torch_s, how="left", on=_PROBLEM).merge(undivided, how="left", on=[*_PROBLEM, "limit_bytes"])
 
 
 def _ours(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -73,13 +60,13 @@ def _layers_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
         columns += [*(f"{shown_name(name)} ms {of}" for name in names), "speedup"]
     title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
     printed = new_table(title, ("layer", "operation", "faster configuration"), columns)
-    keys = [*_PROBLEM, "contestant"]
+    keys = ["turns", *_KIND, "contestant"]
     found = dict(zip(rows[keys].itertuples(index=False, name=None), rows.to_dict("records"), strict=True))
     for turns in rows["turns"].unique():
         every = [[found[turns, *kind, name] for name in names] for kind in kinds]
         faster = min((each[-1] for each in every), key=lambda row: np.nan_to_num(row["time_s"], nan=np.inf))
-        left = [_known(faster[key], str) for key in ("layer", "operation", "configuration", "count")]
-        printed.add_row(*left, *(cell for each in every for cell in _cells(each)))
+        left = [_known(faster[key], str) for key in ("layer", "operation", "configuration")]
+        printed.add_row(*left, f"{faster['count']:.0f}", *(cell for each in every for cell in _cells(each)))
     printed.caption = "same: the best undivided configuration is mucudnn's, and was timed once"
     return printed
 
@@ -88,57 +75,13 @@ def _cells(rows: Sequence[Mapping[Hashable, Any]]) -> Iterator[str]:
     """Yield the times of a problem's contestants, mucudnn last, and its speedup."""
     ours = rows[-1]
     for row in rows:
-        is_same = row["contestant"] == UNDIVIDED and row["configuration"] == ours["configuration"]
+        is_same = row["contestant"] == ours["same_as"]
         yield "same" if is_same else _known(row["time_s"], milliseconds)
-    yield _known(ours["torch_s"] / ours["time_s"], ratio)
-
-
-def _means_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
-    """Return a table with a line for each dtype, memory format, contestant, policy and limit.
-
-    Sums count each convolution as often as it occurs; their ratio is over the problems that both were timed on.
-    """
-    printed = new_table(
-        f"{folder.header.source}: speedups over PyTorch and over the best undivided, geometric means",
-        ("dtype", "memory format", "contestant", "policy", "workspace limit"),
-        (
-            *("problems", "ms", "speedup", "mean", *(one.replace("_", " ") for one in Operation)),
-            *("over undivided", "least", "most"),
-        ),
-    )
-    for _, group in rows.groupby([*_KIND, *_CONTESTANT], dropna=False, sort=False):
-        timed, first = group.dropna(subset=["time_s"]), group.iloc[0]
-        both = timed[timed["torch_s"].notna() & (timed["contestant"] != TORCH)]
-        over = both["torch_s"] / both["time_s"]
-        torch_s, ours_s = ((both["count"] * both[name]).sum() for name in ("torch_s", "time_s"))
-        ours = _ours(timed)
-        gains = ours["undivided_s"] / ours["time_s"]
-        is_same = len(ours) > 0 and (ours["configuration"] == ours["undivided_configuration"]).all()
-        gain = ["same"] if is_same else [_mean(gains), _known(gains.min(), ratio), _known(gains.max(), ratio)]
-        printed.add_row(
-            *(first["dtype"], first["memory_format"], shown_name(first["contestant"])),
-            *((first["policy"], _limit(first["limit_bytes"])) if isinstance(first["policy"], str) else ("", "")),
-            *(str(len(timed)), _known((timed["count"] * timed["time_s"]).sum(min_count=1), milliseconds)),
-            _known(torch_s / ours_s if ours_s else np.nan, ratio),
-            *(_mean(of) for of in (over, *(over[both["operation"] == one] for one in Operation))),
-            *gain,
-        )
-    measured = len(rows[list(folder.header.subject_columns)].drop_duplicates())
-    printed.caption = f"{measured} of {folder.header.wanted} problems are measured"
-    return printed
-
-
-def _limit(limit: float) -> str:
-    return format_bytes(None if pandas.isna(limit) else int(limit))
+    yield _known(ours["speedup"], ratio)
 
 
 def _known(value: Any, written: Callable[[Any], str]) -> str:
     return "" if pandas.isna(value) else written(value)
-
-
-def _mean(ratios: pandas.Series[float]) -> str:
-    """Format the geometric mean of ratios, in which a speedup of 2 and one of 1/2 cancel."""
-    return _known(float(np.exp(np.log(ratios.astype(float)).mean())), ratio)
 
 
 def _in_words(rows: pandas.DataFrame) -> str:
@@ -149,7 +92,9 @@ def _in_words(rows: pandas.DataFrame) -> str:
     """
     choice, ours = ["memory_format", *_CONTESTANT], _ours(rows)
     timed = ours.groupby(choice, dropna=False)["time_s"].transform("count")
-    rows = pandas.concat([rows[rows["contestant"] == TORCH].assign(time_s=rows["torch_s"]), ours[timed == timed.max()]])
+    torchs = rows[rows["contestant"] == TORCH]
+    torchs = torchs.assign(time_s=torchs["time_s"].fillna(torchs["least_s"].astype(float)))
+    rows = pandas.concat([torchs, ours[timed == timed.max()]])
     rows = rows[rows["time_s"].notna().groupby(rows["turns"]).transform("all")]
     rows = rows.assign(s=rows["count"] * rows["time_s"])
     total_s = rows.groupby(choice, dropna=False)["s"].sum().reset_index()

@@ -172,17 +172,21 @@ def test_where_one_kind_of_layer_does_not_fit_its_operations_are_those_of_anothe
     assert Balance(met_forward).next_of(every)[1].operation is not Operation.FORWARD
 
 
-def test_the_table_has_means_of_speedups(made_up_machine: MadeUpMachine) -> None:
-    means, *_ = convolutions_tables(run(made_up_machine, 400, None))
-    cells = list(zip(*(column._cells for column in means.columns), strict=True))
-    assert [row[2:5] for row in cells] == [
-        ("PyTorch", "", ""),
-        ("undivided", "undivided", "400 B"),
-        ("undivided", "undivided", "no limit"),
-        ("mucudnn", "power-of-two", "400 B"),
-        ("mucudnn", "power-of-two", "no limit"),
+def test_the_summary_has_means_of_speedups(made_up_machine: MadeUpMachine) -> None:
+    summary, *_ = convolutions_tables(run(made_up_machine, 400, None))
+    titles = [column.header for column in summary.columns]
+    lines = [dict(zip(titles, cells, strict=True)) for cells in zip(*(c._cells for c in summary.columns), strict=True)]
+    limit = "workspace limit, MiB"
+    assert [(line["contestant"], line["policy"], bool(line[limit])) for line in lines] == [
+        ("torch", "", False),
+        ("undivided", "undivided", True),
+        ("undivided", "undivided", False),
+        ("mucudnn", "power-of-two", True),
+        ("mucudnn", "power-of-two", False),
     ]
-    assert cells[3][5:] == ("1", "164.00", "1.95×", "1.95×", "1.95×", "", "", "1.48×", "1.48×", "1.48×")
+    within = lines[3]
+    assert (within["sum, ms"], within["forward"], within["over undivided"]) == ("164.0000", "1.951", "1.476")
+    assert [line["same configuration"] for line in lines] == ["", "", "", "", "1"]
 
 
 @pytest.fixture
