@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, importable, model_of
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for
+from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.tracing.convolutions import problem_operation, trace
 from mucudnn.words.errors import InvalidInputError
@@ -193,7 +193,7 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
     Batch sizes of the calls are multiplied by ``batch``, because some models fold other axes into the batch axis.
     """
     with blamed_in_computing(source, (1, *input_shape)):
-        calls = trace(model, arguments_for(source, torch.zeros(1, *input_shape)))
+        calls = trace(model, torch.zeros(1, *input_shape))
     return [
         Layer(
             (call.name,),

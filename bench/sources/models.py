@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from mucudnn.bench.sources.networks import NETWORKS, arguments_for, build, input_shape_of
+from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring import operands
 from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
@@ -36,8 +36,7 @@ def load_model(
     """Return the model that ``source`` names, on the CPU, and the shape (C, H, W) of one sample.
 
     dtype, memory_format: of the parameters. initialised: whether the parameters of built-in networks are drawn from
-    torch's random state; if not, which is faster, their values are arbitrary. ``networks.arguments_for`` makes the
-    arguments to call the model with.
+    torch's random state; if not, which is faster, their values are arbitrary.
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source`` does.
     """
@@ -92,8 +91,8 @@ def seeded_model(
     input_shape: tuple[int, int, int] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
-) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the model that ``source`` names, on a device, and the arguments to call it with.
+) -> tuple[nn.Module, Tensor]:
+    """Return the model that ``source`` names, on a device, and images to call it with.
 
     Weights and inputs are the same every time, because they are drawn on the CPU with a fixed seed. Raises
     ``InvalidInputError`` as ``load_model`` does.
@@ -102,16 +101,16 @@ def seeded_model(
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape), dtype=getattr(torch, dtype_name(dtype)))
     x = x.to(device=device, memory_format=TORCH_FORMATS[memory_format])
-    return model.to(device=device), arguments_for(source, x)
+    return model.to(device=device), x
 
 
-def settle_statistics(model: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-    """Set the running statistics of batch norms from one batch, the first of the arguments.
+def settle_statistics(model: nn.Module, images: Tensor) -> None:
+    """Set the running statistics of batch norms from one batch of images.
 
     With the initial statistics, mean 0 and variance 1, activations fade from layer to layer, and outputs hardly depend
     on the convolutions, so that comparing outputs would be pointless.
     """
-    update_bn([arguments], model)
+    update_bn([images], model)
 
 
 def _user_model(source: str) -> nn.Module:

@@ -10,7 +10,6 @@ import torch
 
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.sources.models import blamed_in_training, load_model
-from mucudnn.bench.sources.networks import arguments_for
 from mucudnn.distributed import team_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.environment import Environment
@@ -180,7 +179,7 @@ def table_with_headroom(
     sample = torch.zeros(batch or 1, *shape, dtype=getattr(torch, dtype))
     sample = sample.to(device=device, memory_format=TORCH_FORMATS[memory_format])
     with blamed_in_training(source, sample.shape):
-        headroom = find_headroom(model.to(device=device), arguments_for(source, sample))
+        headroom = find_headroom(model.to(device=device), sample)
     if not headroom.timeline.calls:
         raise InvalidInputError(f"{source} runs no convolution in a training step: there is no headroom to use")
     return module_by_module(table), headroom

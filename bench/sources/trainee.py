@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
+from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.measuring.operands import input_shape
 
 Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
@@ -24,11 +25,11 @@ class TrainedStep:
 
 
 class Trainee:
-    """A model in training, with its optimizer (stochastic gradient descent with momentum) and training objective."""
+    """A model in training, with its optimizer (stochastic gradient descent with momentum) and the loss."""
 
-    def __init__(self, model: nn.Module, learning_rate: float = 0.01, objective: Objective = CLASSIFICATION) -> None:
+    def __init__(self, model: nn.Module, learning_rate: float = 0.01, loss: Loss = F.cross_entropy) -> None:
         self.model = model
-        self.objective = objective
+        self.loss = loss
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
         self._scaler: torch.amp.GradScaler | None = None
 
@@ -39,20 +40,20 @@ class Trainee:
         """
         torch.manual_seed(seed)
         start = time.perf_counter()
-        loss = self.learn((images,), labels).item()  # This waits for the GPU.
+        loss = self.learn(images, labels).item()  # This waits for the GPU.
         return TrainedStep(time.perf_counter() - start, loss)
 
-    def learn(self, arguments: tuple[Tensor, ...], target: Tensor, autocast: torch.dtype | None = None) -> Tensor:
+    def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
         """Run one training step without waiting for the device, and return the loss.
 
-        arguments: of the model. target: the value that the objective compares the output with. autocast: dtype for
-        torch's autocast of forward pass and loss, or None. In float16 the loss is scaled (``torch.amp.GradScaler``).
+        autocast: dtype for torch's autocast of forward pass and loss, or None. In float16 the loss is scaled
+        (``torch.amp.GradScaler``).
         """
         self.optimizer.zero_grad()
-        with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
-            loss = self.objective.loss(self.model(*arguments), target)
+        with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
+            loss = self.loss(self.model(images), labels)
         if autocast is torch.float16:
-            self._scaler = self._scaler or torch.amp.GradScaler(arguments[0].device.type)
+            self._scaler = self._scaler or torch.amp.GradScaler(images.device.type)
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             self._scaler.step(self.optimizer)
             self._scaler.update()

@@ -10,10 +10,10 @@ from typing import Any
 from support.clock.ticking import TickingClock
 from support.in_threads import InThreads
 from torch import nn
+from torch.nn import functional as F
 
 from mucudnn.bench.contests.variants import Precision, Variant
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.sources.networks.objectives import CLASSIFICATION
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measured_rows
 from mucudnn.bench.suites.training.step_job import Setting, Subject
@@ -38,6 +38,6 @@ def measured_variants(
     options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
     options = replace(options, apart=InThreads, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
     (batch,) = labelled_batches(1, 2, (3, 6, 6))
-    subject = Subject(model or tiny(), batch, CLASSIFICATION)
+    subject = Subject(model or tiny(), batch, F.cross_entropy)
     settings = [Setting("tiny", 2, "cpu", *each, options.how) for each in product(precisions, memory_formats)]
     return [row for setting in settings for row in measured_rows(setting, subject, options)]

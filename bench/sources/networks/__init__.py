@@ -15,25 +15,21 @@ from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import did_you_mean
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from mucudnn.bench.sources.networks.objectives import Objective
+    from torch import nn
 
 INPUT_SHAPE = (3, 224, 224)  # shape of most networks' images
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A built-in network: how to build it, and its training objective.
+    """A built-in network. factory: takes the number of classes, of which ``num_classes`` is the published number.
 
-    factory: takes the number of classes. num_classes: the published number; ignored by networks that do not classify.
-    input_shape: (C, H, W) of one image. objective: name of its training objective in ``objectives``.
+    input_shape: (C, H, W) of one image.
     """
 
     factory: Callable[[int], nn.Module]
     num_classes: int = 1000
     input_shape: tuple[int, int, int] = INPUT_SHAPE
-    objective: str = "CLASSIFICATION"
 
 
 def _loaded(module: str, name: str) -> Callable[[int], nn.Module]:
@@ -65,10 +61,7 @@ NETWORKS = MappingProxyType(
 def build(name: str, num_classes: int | None = None) -> nn.Module:
     """Build a built-in network with torch's default initialisation, in training mode.
 
-    ``arguments_for`` makes the network's arguments from images, (N, C, H, W). num_classes: by default the published
-    number; ignored by networks that do not classify.
-
-    Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
+    num_classes: by default the published number. Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
 
     >>> import torch
     >>> build("resnet18", num_classes=10)(torch.zeros(2, *input_shape_of("resnet18"))).shape
@@ -87,23 +80,6 @@ def input_shape_of(name: str) -> tuple[int, int, int]:
     (3, 32, 32)
     """
     return _find(name).input_shape
-
-
-def arguments_for(source: str, x: Tensor) -> tuple[Tensor, ...]:
-    """Return the arguments to call a model with for images x, (N, C, H, W); only x for a user's own model.
-
-    >>> import torch
-    >>> [tuple(argument.shape) for argument in arguments_for("resnet18", torch.zeros(2, 3, 32, 32))]
-    [(2, 3, 32, 32)]
-    """
-    return objective_for(source).arguments(x)
-
-
-def objective_for(source: str) -> Objective:
-    """Return the training objective of the model that ``source`` names; a user's own model learns to return zeros."""
-    objectives = import_module(f"{__name__}.objectives")
-    found: Objective = getattr(objectives, NETWORKS[source].objective if source in NETWORKS else "SMALL_OUTPUTS")
-    return found
 
 
 def _find(name: str) -> Network:

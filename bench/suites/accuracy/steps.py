@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.contests.variants import TORCH
@@ -26,8 +27,8 @@ from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import write_missing
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import new_table, ratio
-from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, Objective
-from mucudnn.bench.sources.trainee import labelled_batches
+from mucudnn.bench.sources.networks.objectives import Loss
+from mucudnn.bench.sources.trainee import Batch, labelled_batches
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.reference import relative_l2_error
 from mucudnn.modules.tuned_module import TunedModule
@@ -50,14 +51,14 @@ def benchmark_step(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     device: str = "cpu",
-    objective: Objective = CLASSIFICATION,
+    loss: Loss = F.cross_entropy,
     progress: Progress = silent,
 ) -> None:
     """Compare training steps of ``model`` with float64; write rows of errors into the folder ``out``.
 
     A folder that has the rows is left as it is. model: left unchanged; its first argument is x: (N, *input_shape).
     error_bounds: values of ``max_relative_error``, with a row for each. dtype, memory_format: of all steps but the
-    exact one. objective: the loss, of images with labels from ten classes.
+    exact one. loss: of images with labels from ten classes.
 
     Raises the errors of ``open_folder``, ``optimize`` and the model.
     """
@@ -69,15 +70,15 @@ def benchmark_step(
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         progress("float64", 0.0)
         ((images, labels),) = labelled_batches(1, batch_size, input_shape)
-        batch = tree_map(lambda t: t.to(device), (objective.arguments(images), objective.target(images, labels)))
+        batch = images.to(device), labels.to(device)
         own = copy.deepcopy(model).to(device).train()
         for module in own.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-        exact = _step(own, batch, objective, torch.float64, torch.contiguous_format)
+        exact = _step(own, batch, loss, torch.float64, torch.contiguous_format)
         for number, (name, chosen) in enumerate(variants.items(), start=1):
             progress(name, number / (len(variants) + 1))
-            found = _step(own, batch, objective, getattr(torch, dtype), TORCH_FORMATS[memory_format], chosen)
+            found = _step(own, batch, loss, getattr(torch, dtype), TORCH_FORMATS[memory_format], chosen)
             yield _compared(Row(subject, name), found, exact)
 
     columns = ("network", "batch_size", "dtype", "memory_format")
@@ -97,31 +98,28 @@ class _Step:
 
 def _step(
     model: nn.Module,
-    batch: tuple[tuple[Tensor, ...], Tensor],
-    objective: Objective,
+    batch: Batch,
+    loss: Loss,
     dtype: torch.dtype,
     memory_format: torch.memory_format,
     config: Config | None = None,
 ) -> _Step:
     """Run one training step of a copy of the model in this dtype and memory format; return its results.
 
-    batch: the model's arguments, and the target. config: of mucudnn's convolutions; None for torch's.
+    config: of mucudnn's convolutions; None for torch's.
     """
     own = copy.deepcopy(model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
-    (images, *others), target = tree_map(
-        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, batch
-    )
-    arguments = (images.contiguous(memory_format=memory_format), *others)
+    images, labels = batch[0].to(dtype=dtype, memory_format=memory_format), batch[1]
     if config is not None:
-        own = mucudnn.optimize(own, arguments, config, progress=False)
+        own = mucudnn.optimize(own, images, config, progress=False)
     torch.manual_seed(0)
     with _DrawnInFloat32():
-        output = own(*arguments)
-        loss = objective.loss(output, target)
-    loss.backward()  # type: ignore[no-untyped-call]
+        output = own(images)
+        found = loss(output, labels)
+    found.backward()  # type: ignore[no-untyped-call]
     values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
     gradients = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
-    return _Step(values, loss.detach(), gradients, own)
+    return _Step(values, found.detach(), gradients, own)
 
 
 class _DrawnInFloat32(TorchFunctionMode):

@@ -31,7 +31,7 @@ from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import bound_in_words, milliseconds, new_table, ratio, spread
 from mucudnn.bench.scaling.local_batches import Convolutions
 from mucudnn.bench.sources.models import blamed_in_training
-from mucudnn.bench.sources.networks.objectives import Objective
+from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.distributed.link import gathered
@@ -93,7 +93,7 @@ def measure_data_parallel(
     setting: Setting,
     model: nn.Module,
     input_shape: tuple[int, int, int],
-    objective: Objective,
+    loss: Loss,
     config: Config,
     *,
     rounds: int = 9,
@@ -108,13 +108,13 @@ def measure_data_parallel(
 
     Raises ``InvalidInputError`` if the model cannot be trained, and the errors of ``mucudnn.optimize`` and torch.
     """
-    batch = _Batch.of_this_rank(setting, input_shape, objective)
+    batch = _Batch.of_this_rank(setting, input_shape, loss)
     clock = clock or wall_clock(setting.device)
     torchs = copy.deepcopy(model).to(setting.device).train()
-    with blamed_in_training(setting.source, batch.arguments[0].shape):  # errors of the model are reported before ours
-        Trainee(copy.deepcopy(torchs), objective=objective).learn(batch.arguments, batch.target)
+    with blamed_in_training(setting.source, batch.images.shape):  # errors of the model are reported before ours
+        Trainee(copy.deepcopy(torchs), loss=loss).learn(batch.images, batch.labels)
     tuning = share_of(progress, 0.0, _TUNING)
-    ours = mucudnn.optimize(copy.deepcopy(torchs), batch.arguments, config, progress=tuning)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), batch.images, config, progress=tuning)
     models = {Convolutions.TORCH: torchs, Convolutions.MUCUDNN: ours}
     alone = {which: _Alone(model, batch, clock) for which, model in models.items()}
     together = [
@@ -134,25 +134,25 @@ def measure_data_parallel(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """One batch of training data: all arguments of the model, the target, and the objective."""
+    """One batch of training data, and the loss."""
 
-    arguments: tuple[Tensor, ...]
-    target: Tensor
-    objective: Objective
+    images: Tensor
+    labels: Tensor
+    loss: Loss
 
     @classmethod
-    def of_this_rank(cls, setting: Setting, input_shape: tuple[int, int, int], objective: Objective) -> _Batch:
+    def of_this_rank(cls, setting: Setting, input_shape: tuple[int, int, int], loss: Loss) -> _Batch:
         """Return a batch of random samples for this rank, with labels that can be learnt."""
         ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
         images = images.to(setting.device, getattr(torch, setting.dtype))
         images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
-        return cls(objective.arguments(images), objective.target(images, labels.to(setting.device)), objective)
+        return cls(images, labels.to(setting.device), loss)
 
     def step_of(self, trainee: Trainee) -> Callable[[], None]:
         """Return a function that trains with this batch for one step; gradients are None before and after the step."""
 
         def step() -> None:
-            trainee.learn(self.arguments, self.target)
+            trainee.learn(self.images, self.labels)
             trainee.optimizer.zero_grad()
 
         return step
@@ -163,8 +163,8 @@ class _Alone:
 
     def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
-        self._step, self._clock = batch.step_of(Trainee(own, objective=batch.objective)), clock
-        self._splitter = StepSplitter(own, self._step, clock, device=batch.target.device.type)
+        self._step, self._clock = batch.step_of(Trainee(own, loss=batch.loss)), clock
+        self._splitter = StepSplitter(own, self._step, clock, device=batch.labels.device.type)
         self._samples_s: list[float] = []
         self._step()
 
@@ -204,7 +204,7 @@ class _Together:
         wire = Wire(setting.communication, setting.period)
         self.which, self._cap, self._clock = which, bucket_cap_mb, clock
         self._model = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
-        trainee = Trainee(self._model, objective=batch.objective)
+        trainee = Trainee(self._model, loss=batch.loss)
         trainee.optimizer = wire.connect(self._model, trainee.optimizer)
         self._step, self._steps = batch.step_of(trainee), wire.steps_to_equality
         self._bytes = wire.bytes_of_step(self._model)

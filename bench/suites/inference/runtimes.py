@@ -71,7 +71,7 @@ def require_installed(runtime: Runtime) -> None:
 class RuntimeJob:
     """A picklable job for another process: loads the model and prepares it for calls in one runtime.
 
-    subject: returns the model and its arguments. config: for mucudnn's tuning. A call of the job returns the function
+    subject: returns the model and its input. config: for mucudnn's tuning. A call of the job returns the function
     to time, which runs the model once; the model's outputs as arrays, in order; and a function that splits the seconds
     of a call by kind of layer.
 
@@ -79,7 +79,7 @@ class RuntimeJob:
     """
 
     runtime: Runtime
-    subject: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
+    subject: Callable[[], tuple[nn.Module, Tensor]]
     threads: int
     config: Config
 
@@ -87,8 +87,8 @@ class RuntimeJob:
         require_installed(self.runtime)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(False)
-        model, arguments = self.subject()
-        outputs = _PREPARE[self.runtime](model.eval(), arguments, self)
+        model, x = self.subject()
+        outputs = _PREPARE[self.runtime](model.eval(), x, self)
         found, grown_bytes = resident_growth(outputs)
         memory = {"grown_bytes": grown_bytes}
         if self.runtime not in _PACKAGES:  # others have allocators of their own
@@ -109,46 +109,46 @@ class RuntimeJob:
         return lambda _: times.sample()
 
 
-def _torch(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
-    return partial(_outputs_of, model, arguments)
+def _torch(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
+    return partial(_outputs_of, model, x)
 
 
-def _mucudnn_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
-    return _compiled(mucudnn.optimize(model, arguments, job.config, progress=False), arguments)
+def _mucudnn_compile(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
+    return _compiled(mucudnn.optimize(model, x, job.config, progress=False), x)
 
 
-def _torch_compile(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+def _torch_compile(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
     import torch._inductor.config as inductor
 
     inductor.freezing = True  # This affects only the current process.
-    return _compiled(model, arguments)
+    return _compiled(model, x)
 
 
-def _compiled(model: nn.Module, arguments: tuple[Tensor, ...]) -> _Outputs:
+def _compiled(model: nn.Module, x: Tensor) -> _Outputs:
     compiled: Any = torch.compile(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled(*arguments)
-    return partial(_outputs_of, compiled, arguments)
+        compiled(x)
+    return partial(_outputs_of, compiled, x)
 
 
-def _mucudnn(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
-    return partial(_outputs_of, mucudnn.optimize(model, arguments, job.config, progress=False), arguments)
+def _mucudnn(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
+    return partial(_outputs_of, mucudnn.optimize(model, x, job.config, progress=False), x)
 
 
-def _onnx_runtime(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+def _onnx_runtime(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
     with TemporaryDirectory() as folder:
-        file = _exported(model, arguments, Path(folder))
+        file = _exported(model, x, Path(folder))
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    inputs = {one.name: array for one, array in zip(session.get_inputs(), _arrays(arguments), strict=True)}
+    inputs = {session.get_inputs()[0].name: x.contiguous().numpy()}
     return lambda: session.run(None, inputs)
 
 
-def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) -> _Outputs:
+def _openvino(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
     import openvino
 
     core = openvino.Core()
@@ -158,8 +158,8 @@ def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) 
         "PERFORMANCE_HINT": "LATENCY",
     }
     with TemporaryDirectory() as folder:
-        compiled = core.compile_model(core.read_model(str(_exported(model, arguments, Path(folder)))), "CPU", options)
-    request, inputs = compiled.create_infer_request(), _arrays(arguments)
+        compiled = core.compile_model(core.read_model(str(_exported(model, x, Path(folder)))), "CPU", options)
+    request, inputs = compiled.create_infer_request(), [x.contiguous().numpy()]
 
     def outputs() -> _Arrays:
         results = request.infer(inputs, share_inputs=True, share_outputs=True)
@@ -168,7 +168,7 @@ def _openvino(model: nn.Module, arguments: tuple[Tensor, ...], job: RuntimeJob) 
     return outputs
 
 
-_PREPARE: Mapping[Runtime, Callable[[nn.Module, tuple[Tensor, ...], RuntimeJob], _Outputs]] = MappingProxyType(
+_PREPARE: Mapping[Runtime, Callable[[nn.Module, Tensor, RuntimeJob], _Outputs]] = MappingProxyType(
     {
         Runtime.TORCH: _torch,
         Runtime.TORCH_COMPILE: _torch_compile,
@@ -180,22 +180,17 @@ _PREPARE: Mapping[Runtime, Callable[[nn.Module, tuple[Tensor, ...], RuntimeJob],
 )
 
 
-def _outputs_of(model: Callable[..., Any], arguments: tuple[Tensor, ...]) -> _Arrays:
-    return [leaf.numpy() for leaf in tree_leaves(model(*arguments)) if isinstance(leaf, Tensor)]
+def _outputs_of(model: Callable[[Tensor], Any], x: Tensor) -> _Arrays:
+    return [leaf.numpy() for leaf in tree_leaves(model(x)) if isinstance(leaf, Tensor)]
 
 
-def _arrays(tensors: Sequence[Tensor]) -> _Arrays:
-    """Return the model's inputs as contiguous arrays, which runtimes other than torch require."""
-    return [tensor.contiguous().numpy() for tensor in tensors]
-
-
-def _exported(model: nn.Module, arguments: tuple[Tensor, ...], folder: Path) -> Path:
-    """Write the model as an ONNX file, with the shapes of the arguments, by torch's graph exporter."""
+def _exported(model: nn.Module, x: Tensor, folder: Path) -> Path:
+    """Write the model as an ONNX file, with the shape of x, by torch's graph exporter."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # The exporter warns about missing optional packages.
     file = folder / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, arguments, file, dynamo=True, verbose=False)
+        torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
     return file
 
 
@@ -206,7 +201,7 @@ READY_S, SAMPLE_S = 3600.0, 600.0  # timeouts of a runtime's preparation and of 
 
 def compare_runtimes(
     model: nn.Module,
-    arguments: tuple[Tensor, ...],
+    x: Tensor,
     config: Config,
     out: Path,
     *,
@@ -220,19 +215,18 @@ def compare_runtimes(
 ) -> None:
     """Prepare each runtime in its own process, one after the other, then time their calls of the model, interleaved.
 
-    The rows are written into the folder ``out``; nothing is measured if it has them. arguments: all arguments of the
-    model, first x (N, C, H, W) in ``memory_format``, for torch and mucudnn. config: for mucudnn's tuning; its
-    operations are ignored. runtimes: torch is always added, as the reference for outputs. job: makes the job of a
-    runtime. pause_s: seconds between samples.
+    The rows are written into the folder ``out``; nothing is measured if it has them. x: (N, C, H, W), in
+    ``memory_format``. config: for mucudnn's tuning; its operations are ignored. runtimes: torch is always added, as the
+    reference for outputs. job: makes the job of a runtime. pause_s: seconds between samples.
 
     A runtime that is not installed, fails, is killed or times out gets a row with the reason, and the others continue.
     Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails, and the errors of ``open_folder``.
     """
     config = replace(config, operations=(Operation.FORWARD,))
     asked = [runtime for runtime in Runtime if runtime in runtimes or runtime is Runtime.TORCH]
-    subject = {"network": name, "batch_size": len(arguments[0]), "memory_format": str(memory_format)}
+    subject = {"network": name, "batch_size": len(x), "memory_format": str(memory_format)}
     settings = {
-        "input_shape": list(arguments[0].shape),
+        "input_shape": list(x.shape),
         "rounds": rounds,
         "runtimes": [str(runtime) for runtime in asked],
         **config_record(config),
@@ -240,13 +234,13 @@ def compare_runtimes(
     header = Header("inference", name, settings, current_environment(), subject_columns=tuple(subject), wanted=1)
     with open_folder(out, header) as folder:
         if not folder.known(subject):
-            folder.add(_measured(subject, (model, arguments), asked, config, rounds, job, pause_s, progress))
+            folder.add(_measured(subject, (model, x), asked, config, rounds, job, pause_s, progress))
         folder.write_summary()
 
 
 def _measured(
     subject: Subject,
-    called: tuple[nn.Module, tuple[Tensor, ...]],
+    called: tuple[nn.Module, Tensor],
     runtimes: Sequence[Runtime],
     config: Config,
     rounds: int,

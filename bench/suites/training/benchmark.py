@@ -28,7 +28,8 @@ from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import FolderWriter, open_folder
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
-from mucudnn.bench.sources.networks import NETWORKS, input_shape_of, objective_for
+from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
+from mucudnn.bench.sources.networks.objectives import loss_for
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.training.step_job import COLUMNS, SPLIT_ON, Setting, StepJob, StepParts, Subject
 from mucudnn.measuring.operands import input_shape
@@ -148,10 +149,8 @@ def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape
         return shape
     model, shape = load_model(source, input_shape=input_size)
     ((images, labels),) = labelled_batches(1, batch_size, shape)
-    objective = objective_for(source)
     with blamed_in_training(source, images.shape):
-        trainee = Trainee(copy.deepcopy(model).train(), objective=objective)
-        trainee.learn(objective.arguments(images), objective.target(images, labels))
+        Trainee(copy.deepcopy(model).train(), loss=loss_for(source)).learn(images, labels)
     return shape
 
 
@@ -171,7 +170,7 @@ def _measure_source(
     torch.manual_seed(0)  # parameters do not depend on earlier models
     model, _ = load_model(source, input_shape=shape)
     (batch,) = labelled_batches(1, settings[0].batch_size, shape)
-    subject = Subject(model.train(), batch, objective_for(source))
+    subject = Subject(model.train(), batch, loss_for(source))
     with importable(source):  # The processes inherit the import path.
         for index, setting in enumerate(settings):
             if time.monotonic() > end_s:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import mucudnn
 from mucudnn.bench.contests.apart import Ready
 from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.contests.step_parts import KindTimes, StepSplit, StepSplitter
 from mucudnn.bench.contests.variants import How, Precision, Variant
-from mucudnn.bench.sources.networks.objectives import Objective
+from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Batch, Trainee
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.timer import Clock, Runner, T, here
@@ -55,13 +55,12 @@ class Subject:
 
     model: nn.Module
     batch: Batch
-    objective: Objective
+    loss: Loss
 
-    def on_device(self, setting: Setting) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return all arguments of the model and the target, on the setting's device, images in its memory format."""
+    def on_device(self, setting: Setting) -> Batch:
+        """Return the batch on the setting's device, images in its memory format."""
         images, labels = (tensor.to(setting.device) for tensor in self.batch)
-        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
-        return self.objective.arguments(images), self.objective.target(images, labels)
+        return images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format]), labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +130,16 @@ class StepJob:
         autocast: torch.dtype | None = getattr(torch, setting.precision) if setting.precision.is_half else None
         torch_format = TORCH_FORMATS[setting.memory_format]
         own = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
-        arguments, target = subject.on_device(setting)
+        images, labels = subject.on_device(setting)
         if self.variant.is_ours and not self._is_enabled:
             with torch.autocast(setting.device, autocast, enabled=autocast is not None):
-                own = mucudnn.optimize(own, arguments, self.config, progress=False)
+                own = mucudnn.optimize(own, images, self.config, progress=False)
         called: Any = torch.compile(own) if self.variant.is_compiled else own
-        trainee = Trainee(called, objective=subject.objective)
+        trainee = Trainee(called, loss=subject.loss)
 
         def step() -> None:
             with searching(self.variant is Variant.TORCH_BENCHMARK):
-                trainee.learn(arguments, target, autocast)
+                trainee.learn(images, labels, autocast)
             trainee.optimizer.zero_grad()
 
         return own, step

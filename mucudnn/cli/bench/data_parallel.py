@@ -64,7 +64,7 @@ class _Measuring:
         import torch.distributed as dist
 
         from mucudnn.bench.sources.models import importable, load_model
-        from mucudnn.bench.sources.networks import objective_for
+        from mucudnn.bench.sources.networks.objectives import loss_for
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
         from mucudnn.words.progress import progress_bar, silent
 
@@ -74,7 +74,7 @@ class _Measuring:
         model, shape = load_model(source, input_shape=self.input_shape, dtype=self.setting.dtype, memory_format=format_)
         with progress_bar() as progress, importable(source):
             return measure_data_parallel(
-                *(self.setting, model, shape, objective_for(source), self.config),
+                *(self.setting, model, shape, loss_for(source), self.config),
                 rounds=self.rounds,
                 progress=silent if dist.get_rank() else progress,
             )

@@ -60,13 +60,13 @@ def inference(
     from mucudnn.bench.suites.inference.runtimes import compare_runtimes
     from mucudnn.words.progress import progress_bar
 
-    model, arguments = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)
+    model, x = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)
     if source in NETWORKS:
-        settle_statistics(model, arguments)
+        settle_statistics(model, x)
     # Child processes inherit the path.
     with outputs.shown(inference_tables) as folder, importable(source), progress_bar() as progress:
         compare_runtimes(
-            *(model.eval(), arguments, config, folder),
+            *(model.eval(), x, config, folder),
             name=source,
             memory_format=memory_format,
             rounds=rounds,

@@ -79,7 +79,7 @@ def metrics(
 
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import blamed_in_training, importable, model_of
-    from mucudnn.bench.sources.networks import objective_for
+    from mucudnn.bench.sources.networks.objectives import loss_for
     from mucudnn.bench.suites.accuracy.layers import benchmark_layer, layer_tables
     from mucudnn.bench.suites.accuracy.steps import benchmark_step, step_tables
     from mucudnn.measuring.whole_runs import Machine
@@ -119,6 +119,6 @@ def metrics(
             dtype=sizes["dtype"],
             memory_format=sizes["memory_format"],
             device=device,
-            objective=objective_for(source),
+            loss=loss_for(source),
             progress=progress,
         )

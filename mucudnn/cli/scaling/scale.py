@@ -178,23 +178,22 @@ def _measured_steps(
     """
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
-    from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.solver.policies import micro_batch_sizes
     from mucudnn.words.config import BatchSizePolicy
     from mucudnn.words.progress import progress_bar
 
-    model, (x, *_) = seeded_model(source, up_to, device, **sizes)
+    model, x = seeded_model(source, up_to, device, **sizes)
     every = micro_batch_sizes(BatchSizePolicy(config.policy), up_to)
     chosen = [every[round(i * (len(every) - 1) / (_STEPS - 1))] for i in range(_STEPS)]
     model.train()
     with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
         if is_ours:
-            optimize(model, arguments_for(source, x), replace(config, confirm=False), progress=progress)
+            optimize(model, x, replace(config, confirm=False), progress=progress)
         return measure_steps(
             model,
-            lambda n: arguments_for(source, x[:n]),
+            lambda n: (x[:n],),
             chosen,
             wall_clock(device),
             rounds=rounds,

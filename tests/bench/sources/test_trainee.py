@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.networks import objective_for
-from mucudnn.bench.sources.networks.objectives import CLASSIFICATION, SMALL_OUTPUTS
+from mucudnn.bench.sources.networks.objectives import loss_for, mean_square
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 
 SHAPE = (3, 8, 8)
@@ -28,12 +25,12 @@ def test_streams_have_other_images_of_the_same_classes() -> None:
 
 
 def test_networks_learn_what_they_are_for_and_models_of_users_to_give_zeros() -> None:
-    assert objective_for("resnet18") is CLASSIFICATION
-    assert objective_for("package.module:factory") is SMALL_OUTPUTS
+    assert loss_for("resnet18") is nn.functional.cross_entropy
+    assert loss_for("package.module:factory") is mean_square
     x = torch.randn(2, *SHAPE)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
-    trainee = Trainee(model, objective=SMALL_OUTPUTS)
-    losses = [trainee.learn((x,), torch.zeros(2)).item() for _ in range(20)]
+    trainee = Trainee(model, loss=mean_square)
+    losses = [trainee.learn(x, torch.zeros(2)).item() for _ in range(20)]
     assert losses[-1] < losses[0] / 2
 
 
@@ -41,14 +38,14 @@ def test_networks_learn_what_they_are_for_and_models_of_users_to_give_zeros() ->
 def test_half_precision_learns_too(autocast: torch.dtype) -> None:
     """In float16 the gradients of a tiny loss are zero unless it is scaled."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
-    trainee = Trainee(model, 1e4, objective=replace(SMALL_OUTPUTS, loss=lambda *of: 1e-6 * SMALL_OUTPUTS.loss(*of)))
+    trainee = Trainee(model, 1e4, loss=lambda *of: 1e-6 * mean_square(*of))
     before = [parameter.clone() for parameter in model.parameters()]
     for _ in range(3):
-        trainee.learn((torch.randn(2, *SHAPE),), torch.zeros(2), autocast)
+        trainee.learn(torch.randn(2, *SHAPE), torch.zeros(2), autocast)
     assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 def test_the_loss_is_that_of_all_outputs() -> None:
     a, b = torch.tensor([1.0, 3.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
     ignored = torch.ones(1), "text"
-    assert SMALL_OUTPUTS.loss({"a": a, "b": (b, ignored)}, torch.zeros(1)).item() == 5 + 4
+    assert mean_square({"a": a, "b": (b, ignored)}, torch.zeros(1)).item() == 5 + 4

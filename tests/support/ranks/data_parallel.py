@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.sources.networks.objectives import SMALL_OUTPUTS
+from mucudnn.bench.sources.networks.objectives import mean_square
 from mucudnn.bench.suites.data_parallel import benchmark, wire
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest
 from mucudnn.bench.suites.data_parallel.wire import Wire
@@ -87,7 +87,7 @@ def steps(communication: Communication, clock: TickingClock, database: Path) -> 
         ),
         net(clock),
         (3, 8, 8),
-        SMALL_OUTPUTS,
+        mean_square,
         Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",), database=database, confirm=False),
         rounds=ROUNDS,
         clock=clock,

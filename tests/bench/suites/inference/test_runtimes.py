@@ -43,7 +43,7 @@ def tiny() -> nn.Sequential:
 
 
 def compared(out: Path, job: Any, *runtimes: Runtime) -> ResultFolder:
-    compare_runtimes(tiny(), (X,), Config(), out, name="tiny", rounds=2, runtimes=runtimes, job=job, pause_s=0.0)
+    compare_runtimes(tiny(), X, Config(), out, name="tiny", rounds=2, runtimes=runtimes, job=job, pause_s=0.0)
     return read_folder(out)
 
 
@@ -119,7 +119,7 @@ def test_each_runtime_computes_what_the_model_does(
     model, x = tiny().to(memory_format=memory_format), X.contiguous(memory_format=memory_format)
     expected = model(x).detach().numpy()
     config = Config(time_limit="10ms", fuse=True, cache_budget="1MiB")
-    ready = RuntimeJob(runtime, lambda: (model, (x,)), 1, config)()
+    ready = RuntimeJob(runtime, lambda: (model, x), 1, config)()
     for outputs in (ready.found, ready.call()):
         assert relative_difference(outputs, [expected]) < 1e-5  # type: ignore[arg-type]
 
