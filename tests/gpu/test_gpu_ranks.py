@@ -18,7 +18,7 @@ from support.ranks import training
 from support.ranks.group import Ranks
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS
 
-from mucudnn.bench.folders.reading import read_result_file
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.words.communication import Communication
 
 # A warning of a driver or a library is no failure of a convolution.
@@ -79,10 +79,10 @@ def test_over_nccl_autocast_is_as_near_to_float64_as_torch(over_nccl: Found) -> 
     ],
 )
 def test_ranks_are_equal_and_steps_are_split(device: str, communication: Communication, tmp_path: Path) -> None:
-    ranks, out = min(2, torch.cuda.device_count()) if device == "cuda" else 1, tmp_path / "out.json"
+    ranks, out = min(2, torch.cuda.device_count()) if device == "cuda" else 1, tmp_path / "out"
     how = ("--device", device, "--ranks", ranks, "--communication", communication.value)
-    result = invoke(*TRAINED, *QUICK, *how, "--json", out)
+    result = invoke(*TRAINED, *QUICK, *how, "--out", out)
     assert result.exit_code == 0, (result.output, result.exception)
-    for line in read_result_file(out).lines:
+    for line in read_folder(out).lines:
         assert (line["ranks"], line["equal"]) == (ranks, line["compared"])
         assert min(line[name] for name in ("forward_convolutions_s", "backward_convolutions_s", "rest_s")) > 0
