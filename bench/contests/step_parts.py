@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self
 
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.bench.contests.bounds import kind_of_layer
 from mucudnn.measuring.timing.timer import Clock, Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
-from mucudnn.words.problem import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +48,15 @@ class StepSplit:
 
 
 class StepSplitter:
-    """A recorder that splits the time of a model's training steps into convolutions and the rest.
+    """A recorder that splits the time of training steps into convolutions and the rest.
 
     Its samples are interleaved with those of a ``Timer``. runner: runs the steps and reads the clock.
     """
 
-    def __init__(
-        self, model: nn.Module, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu"
-    ) -> None:
+    def __init__(self, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu") -> None:
         """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.step, self.clock, self.runner = step, clock, runner
-        self.times, self.samples = InPlaceTimes(model, device), list[StepSplit]()
+        self.times, self.samples = InPlaceTimes(device), list[StepSplit]()
         self._is_warm = False
 
     def sample(self, steps: int) -> None:
@@ -78,10 +74,10 @@ class StepSplitter:
             elapsed_s = self.runner(lambda: self.clock.time(self.step, steps))
         forward_s = backward_s = 0.0
         for place, spent in self.times.take().items():
-            if Operation.FORWARD in place.operations:
-                forward_s += spent.time_s
-            else:
+            if place.in_backward:
                 backward_s += spent.time_s
+            else:
+                forward_s += spent.time_s
         return StepSplit(forward_s / steps, backward_s / steps, (elapsed_s - forward_s - backward_s) / steps)
 
 
@@ -118,17 +114,11 @@ class KindTimes:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        call: Callable[[], object],
-        clock: Clock,
-        runner: Runner = here,
-        *,
-        is_compiled: bool = False,
+        self, call: Callable[[], object], clock: Clock, runner: Runner = here, *, is_compiled: bool = False
     ) -> None:
         """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
-        self.times, self.samples = InPlaceTimes(model, "cpu"), list[dict[str, float]]()
+        self.times, self.samples = InPlaceTimes("cpu"), list[dict[str, float]]()
 
     def sample(self) -> dict[str, float]:
         """Call the model once; return the seconds of each kind of layer and of the rest.

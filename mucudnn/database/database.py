@@ -6,7 +6,6 @@ files is the union of their rows, and processes that share a file cannot undo ea
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import struct
@@ -350,22 +349,6 @@ class Database:
 
     def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
         return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
-
-    # Confirmations, which are in no export
-
-    def add_confirmation(
-        self, environment: Environment, fingerprint: str, findings: Mapping[str, Any], load: float | None = None
-    ) -> None:
-        """Commit findings from timing a model's steps. fingerprint: identifies the model and its tuned choices."""
-        with self._file.writing() as connection:
-            values = (schema.identify(connection, environment), fingerprint, now(), json.dumps(findings), load)
-            connection.execute("REPLACE INTO confirmations VALUES (?, ?, ?, ?, ?)", values)
-
-    def confirmation(self, environment: Environment, fingerprint: str) -> tuple[str, dict[str, Any]] | None:
-        """Return time stamp and findings of a model's confirmation (timed steps); None if there is none."""
-        condition = f"{self._of(environment)} AND fingerprint = ? ORDER BY measured_at"
-        rows = self._file.read(f"SELECT measured_at, findings FROM confirmations WHERE {condition}", [fingerprint])
-        return (rows[-1]["measured_at"], json.loads(rows[-1]["findings"])) if rows else None
 
 
 def _key(micro_config: MicroConfig, version: int) -> dict[str, Any]:

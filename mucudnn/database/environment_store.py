@@ -19,8 +19,8 @@ P = ParamSpec("P")
 class EnvironmentStore:
     """The database rows of one environment (machine and software).
 
-    ``whole_run``, ``whole_runs``, ``confirmation``, ``add_whole_run`` and ``add_confirmation`` are the methods of
-    ``Database`` with this environment as the first argument. If the file cannot be written, tuning warns once and
+    ``whole_run``, ``whole_runs`` and ``add_whole_run`` are the methods of ``Database`` with this environment as the
+    first argument. If the file cannot be written, tuning warns once and
     continues without writing.
 
     In all methods ``versions`` maps algorithm names to versions; results of other versions are ignored. Reading raises
@@ -32,9 +32,7 @@ class EnvironmentStore:
         self._writable = True
         self.whole_run = partial(database.whole_run, environment)
         self.whole_runs = partial(database.whole_runs, environment)
-        self.confirmation = partial(database.confirmation, environment)
         self.add_whole_run = partial(self._if_writable(database.add_whole_run), environment)
-        self.add_confirmation = partial(self._if_writable(database.add_confirmation), environment)
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
         """Return the measurement or failure of each micro-config (algorithm and micro-batch size)."""

@@ -145,8 +145,6 @@ CREATE TABLE verifications ({_OWNERS}, {_required(_CONFIGURATION)}, {_TIME_STAMP
     {_required(_real("baseline_s", "> 0"), _real("time_s", "> 0"), _real("noise"))}, {_share("load")},
     {", ".join(map(_series, SAMPLES["verification"]))},
     {_key("verifications")};
-CREATE TABLE confirmations (environment_id INTEGER, fingerprint TEXT, measured_at TEXT, findings TEXT, load REAL,
-    PRIMARY KEY (environment_id, fingerprint)) STRICT;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION}
 """.split(";")

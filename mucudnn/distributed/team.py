@@ -115,6 +115,10 @@ class Team:
         """Select the messages of the ranks on this kind of device from the messages of all ranks."""
         return [gathered[rank] for rank in self._mates]
 
+    def of_rank_0(self, message: T) -> T:
+        """Return the message of rank 0, which decides for all."""
+        return self.gather(message)[0]
+
     def anywhere(self, holds: bool) -> bool:
         """Return whether ``holds`` is true on any rank."""
         return any(self.gather(holds))

@@ -15,9 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
 from mucudnn.running import definition, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
@@ -33,39 +31,37 @@ _FORWARD, _DATA, _FILTER = _ALONE.values()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of a convolution in a step of the model: its module, its problem, and the operations of one call.
+    """Place of a convolution in a step of the model: its problem, the operations of one call, and the pass.
 
-    module: name of the module that owns the filter; None if unknown, as for filters cast by autocast. problem: the
-    forward problem; None if no problem describes the call. operations: operations that one call computes; torch
-    computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
+    problem: the forward problem; None if no problem describes the call. operations: operations that one call computes;
+    torch computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
     """
 
-    module: str | None
     problem: ConvProblem | None
     batch_size: int
     operations: tuple[Operation, ...]
+    in_backward: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Number of calls at one place (a module's convolution in a step of the model), and their total seconds."""
+    """Number of calls at one place of a step, and their total seconds."""
 
     calls: int
     time_s: float
 
 
 class InPlaceTimes:
-    """Recorder of a model's convolutions on one type of device, active within ``recording``.
+    """Recorder of the convolutions on one type of device, active within ``recording``.
 
-    ``take`` returns the times of the recorded calls. Modules are identified by the addresses of their filters. Raises
-    ``UnavailableError`` if this torch does not give access to its kernels.
+    ``take`` returns the times of the recorded calls. Raises ``UnavailableError`` if this torch does not give access to
+    its kernels.
     """
 
-    def __init__(self, model: nn.Module, device_type: str) -> None:
+    def __init__(self, device_type: str) -> None:
         self.device_type = device_type
         self._on_cpu = device_type == "cpu"
         self._now: Callable[[], Any] = time.perf_counter if self._on_cpu else _event
-        self._modules = {w.data_ptr(): name for name, w in _filters(model)}
         self._places: dict[tuple[Any, ...], Place] = {}
         self._calls: list[tuple[Place, int, Any, Any]] = []
         self._thread = _OfThisThread()
@@ -151,16 +147,13 @@ class InPlaceTimes:
         groups: int,
     ) -> Place:
         """Look up the place of a call, which takes 1 to 2 microseconds, most of the overhead of recording."""
-        memory = w.data_ptr()
-        key: tuple[Any, ...]
-        key = (operations, memory, x.shape, x.stride(), x.dtype, tuple(stride), tuple(padding), tuple(dilation), groups)
-        module = self._modules.get(memory)
-        if module is None:  # the address may be reused by another filter
-            key = (*key, w.shape, w.stride())
+        in_backward = torch._C._current_graph_task_id() >= 0
+        geometry = tuple(stride), tuple(padding), tuple(dilation), groups
+        key = (operations, in_backward, x.shape, x.stride(), x.dtype, w.shape, w.stride(), geometry)
         place = self._places.get(key)
         if place is None:
             problem = _forward_problem(x, w, stride, padding, dilation, groups)
-            place = self._places[key] = Place(module, problem, len(x) if x.dim() else 0, operations)
+            place = self._places[key] = Place(problem, len(x) if x.dim() else 0, operations, in_backward)
         return place
 
 
@@ -183,14 +176,6 @@ def _forward_problem(
 def _pair(sizes: Sequence[int]) -> tuple[int, int]:
     height, width = sizes
     return height, width
-
-
-def _filters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and filter of each module, except parametrized ones, which make a new filter per call."""
-    for name, module in model.named_modules():
-        w = module._parameters.get("weight") if isinstance(module, _ConvNd) else None
-        if w is not None and not is_lazy(w):
-            yield name, w
 
 
 class _OfThisThread(threading.local):

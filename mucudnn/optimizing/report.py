@@ -80,7 +80,7 @@ class Report:
         return "\n".join(
             (
                 *(f"{_named(name)}: {chosen}" for name, chosen in self.layers),
-                *(f"{one.heading}: {one.details()}" for one in self.confirmations),
+                *(f"confirmed: {one.details()}" for one in self.confirmations),
                 *(f"not confirmed: {reason}" for reason in self.unconfirmed),
                 *self._untuned_in_words(),
             )
@@ -153,7 +153,7 @@ class Report:
                 "tuning on a quiet machine measures them again"
             )
         for confirmation in self.confirmations:
-            yield filled(f"{confirmation.heading}: {confirmation}")
+            yield filled(f"confirmed: {confirmation}")
             yield from _named_in("PyTorch's own restored, as it is faster in the step,", confirmation.put_back)
             yield from _named_in(
                 "slower in the step, but PyTorch's own is above the workspace limit,", confirmation.kept

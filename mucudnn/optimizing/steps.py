@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median, median_low
 
 from torch import nn
 
@@ -52,30 +51,13 @@ class StepTimes:
     def convolutions_s(self) -> float:
         return sum(spent.time_s for spent in self.convolutions.values())
 
-    @classmethod
-    def of_ranks(cls, own: StepTimes, ranks: Team) -> StepTimes:
-        """Combine the times of a step that ranks ran together; ranks on the same kind of device get equal results.
-
-        The step time is the maximum over ranks on this kind of device, since ranks wait for each other; a convolution's
-        time is the median. The load of the machine, stored with the times, is the maximum over all ranks.
-        """
-        every = ranks.gather(own)
-        of_kind = ranks.of_kind(every)
-        load = max((times.load for times in every if times.load is not None), default=None)
-        spent: dict[Place, list[Spent]] = {}
-        for times in of_kind:
-            for place, one in times.convolutions.items():
-                spent.setdefault(place, []).append(one)
-        medians = {
-            place: Spent(median_low(one.calls for one in each), median(one.time_s for one in each))
-            for place, each in spent.items()
-        }
-        return cls(max(times.time_s for times in of_kind), medians, load)
-
 
 @dataclass
 class ModelSteps:
-    """Runner of a model's steps, with access to the choices of its tuned modules. modules: tuned modules by name."""
+    """Runner of a model's steps, with access to the choices of its tuned modules. modules: tuned modules by name.
+
+    ranks: the processes that run the steps together, in which rank 0 decides.
+    """
 
     model: nn.Module
     modules: Mapping[str, TunedModule]
@@ -92,7 +74,7 @@ class ModelSteps:
 
     @cached_property
     def _times(self) -> InPlaceTimes:
-        return InPlaceTimes(self.model, self.device_type)
+        return InPlaceTimes(self.device_type)
 
     @property
     def tuned(self) -> TunedModules:
@@ -118,8 +100,7 @@ class ModelSteps:
             begun_s = self._clock.now()
             self.step(self.model)
             time_s = self._clock.now() - begun_s
-        own = StepTimes(time_s, self._times.take() if recorded else {}, watch.since(mark).share)
-        return StepTimes.of_ranks(own, self.ranks)
+        return StepTimes(time_s, self._times.take() if recorded else {}, watch.since(mark).share)
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         """Return whether the workspace of torch's convolution for this problem is within the limit."""
@@ -143,12 +124,12 @@ class Rounds:
 
     @classmethod
     def run(cls, steps: ModelSteps, *, recorded: bool) -> Rounds:
-        """Run interleaved steps until their result is clear or time is up.
+        """Run interleaved steps until their result is clear to rank 0 or time is up.
 
         Returns the undisturbed rounds, or the disturbed ones if there are too few.
         """
         quiet, disturbed = cls(), cls()
-        while steps.ranks.anywhere(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
+        while steps.ranks.of_rank_0(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
             is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # alternate which side comes first
             turns = (True, False) if is_odd else (False, True)
             both = {ours: steps.run(ours=ours, recorded=recorded) for ours in turns}
@@ -198,10 +179,6 @@ class Rounds:
             RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
             for times in self.every
         )
-
-
-def runs_ours(module: TunedModule) -> bool:
-    return module.choices is not None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from math import inf
 from statistics import median
 from typing import Self
 
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import is_busy
 from mucudnn.words.samples import uncertainty
 from mucudnn.words.units import format_seconds
@@ -49,38 +49,18 @@ class InTurns:
     def in_words(self) -> str:
         return f"{self.speedup:.2f} ± {self.uncertainty:.2f}"
 
-
-@dataclass(frozen=True, slots=True)
-class InPlace:
-    """Times of a convolution call within the model's own step, summed over equal layers: torch's own and ours.
-
-    operations: operations that the call computes; torch computes dx and dw in one call, so they are compared together.
-    loses: whether ours is slower and torch's own is to replace it.
-    """
-
-    operations: tuple[Operation, ...]
-    call: InTurns
-    loses: bool = False
-
     def __str__(self) -> str:
-        together = ", with ".join(str(operation).replace("_", " ") for operation in self.operations)
-        joint = f" ({together})" if len(self.operations) > 1 else ""
-        seconds = f"PyTorch {format_seconds(self.call.torch_s)}, ours {format_seconds(self.call.time_s)}"
-        return f"{seconds}, {self.call.in_words}{joint}"
+        return f"PyTorch {format_seconds(self.torch_s)}, ours {format_seconds(self.time_s)}, {self.in_words}"
 
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """A problem of a module for which a confirmation has restored torch's own convolution, with the reason.
-
-    is_allowed: if false, our convolution still runs, since torch's own needs more workspace than the limit.
-    """
+    """A problem of a module for which ours is slower in the step, with the reason."""
 
     module: str
     problem: ConvProblem
     batch_size: int
     why: str
-    is_allowed: bool = True
 
     def __str__(self) -> str:
         return f"{self.module or 'the model itself'}: {self.problem}, batch {self.batch_size}: {self.why}"
@@ -95,7 +75,7 @@ class Confirmation:
     step / the time in tuning; None if unknown. put_back: problems for which torch's own was restored, since ours was
     slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower. kept:
     problems for which ours is slower in place but stays, since torch's own needs more workspace than the limit. load:
-    as in ``Measurement``. stored_on: date of the steps if they are from the database; None if they ran just now.
+    as in ``Measurement``.
     """
 
     step: InTurns
@@ -106,16 +86,11 @@ class Confirmation:
     is_withdrawn: bool = False
     kept: tuple[PutBack, ...] = ()
     load: float | None = None
-    stored_on: str | None = None
 
     @property
     def is_disturbed(self) -> bool:
         """Whether the machine was too busy for a conclusive comparison of steps."""
         return is_busy(self.load)
-
-    @property
-    def heading(self) -> str:
-        return "confirmed" if self.stored_on is None else f"confirmed on {self.stored_on}"
 
     @property
     def share(self) -> float:

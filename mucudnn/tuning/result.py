@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
-from mucudnn.tuning.confirmation import InPlace
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem
@@ -44,8 +43,8 @@ class TunedProblem:
     ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``: configurations of smaller
     batches that were not faster than torch's own in whole runs. ``account``: the solver's result under the limit,
     before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``: times in the model's
-    own step; None if it was not confirmed. ``load``: the machine's load during the whole runs, as in ``Measurement``;
-    None if unknown.
+    own step, in words; empty if it was not confirmed. ``load``: the machine's load during the whole runs, as in
+    ``Measurement``; None if unknown.
     """
 
     problem: ConvProblem
@@ -62,7 +61,7 @@ class TunedProblem:
     left_out: LeftOut = LeftOut()
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
-    in_place: InPlace | None = None
+    in_place: str = ""
     load: float | None = field(default=None, compare=False)
 
     @classmethod

@@ -144,7 +144,7 @@ class Config:
     ``time_limit``.
     confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
     interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
-    step is neither too short nor too long and the processes that take part tune together. Stored results are reused.
+    step is neither too short nor too long and the processes that take part tune together.
     thorough: measure every candidate that may win, with many samples: minutes instead of seconds. By default each
     algorithm is measured at one size, at other sizes only if it is the best, and not at all if results of similar
     problems rule it out.

@@ -9,10 +9,13 @@ import copy
 import pickle
 from collections.abc import Callable
 from importlib import import_module
+from math import inf
 from pathlib import Path
 
 import pytest
 import torch
+from support.clock.machine import FakeClock
+from support.clock.shared_machine import SharedProcessors
 from support.confirmed_net import REST_S, Machine, Net, X, confirmed, made_up_machine, torchs, tuned_net
 from support.ranks.alone import group_of_one
 from torch import Tensor, nn
@@ -188,7 +191,7 @@ def test_optimize_confirms_where_convolutions_can_be_timed(database: Path, monke
     recorded: list[int] = []
 
     def confirm_probe(model: nn.Module, sample_input: torch.Tensor, *_: object, **__: object) -> None:
-        times = InPlaceTimes(model, "cpu")
+        times = InPlaceTimes("cpu")
         with times.recording():
             model(sample_input)
         recorded.append(sum(spent.calls for spent in times.take().values()))
@@ -201,3 +204,48 @@ def test_optimize_confirms_where_convolutions_can_be_timed(database: Path, monke
 def test_a_step_that_is_no_function_is_refused() -> None:
     with pytest.raises(mucudnn.InvalidInputError, match="step is 3; give a function"):
         mucudnn.optimize(Net(), X, step=3)  # type: ignore[arg-type]
+
+
+# Others work, too
+
+
+class WorkingClock(FakeClock):
+    """What takes time works on processors that others use."""
+
+    def __init__(self, processors: SharedProcessors) -> None:
+        super().__init__()
+        self.processors = processors
+
+    def now(self) -> float:
+        return self.processors.now()
+
+    def advance(self, seconds: float) -> None:
+        self.processors.work(seconds)
+
+
+class Rests(dict[bool, float]):
+    """All else of a step takes longer with ours while others work."""
+
+    def __init__(self, processors: SharedProcessors) -> None:
+        super().__init__()
+        self.processors = processors
+
+    def __getitem__(self, is_ours: bool) -> float:
+        return 5 * REST_S if is_ours and self.processors.is_busy() else REST_S
+
+
+@pytest.mark.parametrize("quiet_from_s", [4.2, inf])
+def test_what_others_do_decides_nothing(monkeypatch: pytest.MonkeyPatch, quiet_from_s: float) -> None:
+    processors = SharedProcessors(others=1.0, quiet_from_s=quiet_from_s)
+    machine, watch = made_up_machine(monkeypatch, WorkingClock(processors)), processors.watch()
+    machine.rest_s = Rests(processors)
+    processors.work(1.0)
+    monkeypatch.setattr(module, "watch_of", lambda device_type: watch)
+    net, told = tuned_net(), list[str]()
+    found = confirmed(net, Config(), progress=lambda text, fraction: told.append(text))
+    assert found is not None
+    assert any(text.startswith("waiting for a quiet machine: others take") for text in told)
+    assert not torchs(net), "it is slower only while others work"
+    becomes_quiet = quiet_from_s < inf
+    assert found.is_disturbed == (not becomes_quiet)
+    assert ("measured on a busy machine, 100% of its speed was missing" in told[-1]) == (not becomes_quiet)

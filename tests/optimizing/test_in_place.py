@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
@@ -46,33 +47,33 @@ def tune(model: nn.Module, algorithm: str = "gemm", size: int = N) -> nn.Module:
     return model
 
 
-def counted(model: nn.Module, step: object = None) -> dict[tuple[str | None, ConvProblem | None, int, str], int]:
-    """Step once: (module, problem, batch size, operations) -> calls."""
-    times = InPlaceTimes(model, "cpu")
+def counted(model: nn.Module, step: object = None) -> dict[tuple[ConvProblem | None, int, str, bool], int]:
+    """Step once: (problem, batch size, operations, whether in the backward pass) -> calls."""
+    times = InPlaceTimes("cpu")
     with times.recording():
         model(torch.randn(N, 3, 8, 8)).sum().backward()
     return {key(place): spent.calls for place, spent in times.take().items()}
 
 
-def key(place: Place) -> tuple[str | None, ConvProblem | None, int, str]:
-    return place.module, place.problem, place.batch_size, " ".join(place.operations)
+def key(place: Place) -> tuple[ConvProblem | None, int, str, bool]:
+    return place.problem, place.batch_size, " ".join(place.operations), place.in_backward
 
 
 def test_torchs_own_calls_are_counted_by_module_with_both_gradients_in_one() -> None:
     assert counted(Twice()) == {
-        ("first", FIRST, N, "forward"): 1,
-        ("second", SECOND, N, "forward"): 2,
-        ("second", SECOND, N, "backward_data backward_filter"): 2,
-        ("first", FIRST, N, "backward_filter"): 1,
+        (FIRST, N, "forward", False): 1,
+        (SECOND, N, "forward", False): 2,
+        (SECOND, N, "backward_data backward_filter", True): 2,
+        (FIRST, N, "backward_filter", True): 1,
     }
 
 
 OURS = {
-    ("first", FIRST, N, "forward"): 1,
-    ("second", SECOND, N, "forward"): 2,
-    ("second", SECOND, N, "backward_data"): 2,
-    ("second", SECOND, N, "backward_filter"): 2,
-    ("first", FIRST, N, "backward_filter"): 1,
+    (FIRST, N, "forward", False): 1,
+    (SECOND, N, "forward", False): 2,
+    (SECOND, N, "backward_data", True): 2,
+    (SECOND, N, "backward_filter", True): 2,
+    (FIRST, N, "backward_filter", True): 1,
 }
 
 
@@ -87,14 +88,14 @@ def test_seconds_are_summed_and_are_those_of_the_calls(monkeypatch: pytest.Monke
     readings = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(readings)))
     for model in (Twice(), tune(Twice())):
-        times = InPlaceTimes(model, "cpu")
+        times = InPlaceTimes("cpu")
         with times.recording():
             model(torch.randn(N, 3, 8, 8)).sum().backward()
         spent = {key(place): one for place, one in times.take().items()}
-        assert spent["second", SECOND, N, "forward"].time_s == 2.0  # a second from one reading to the next
+        assert spent[SECOND, N, "forward", False].time_s == 2.0  # a second from one reading to the next
         assert not times.take()
-    assert spent["second", SECOND, N, "backward_data"].time_s == 2.0
-    assert spent["second", SECOND, N, "backward_filter"].time_s == 4.0  # with the gradient of the bias
+    assert spent[SECOND, N, "backward_data", True].time_s == 2.0
+    assert spent[SECOND, N, "backward_filter", True].time_s == 4.0  # with the gradient of the bias
 
 
 def test_other_convolutions_are_recorded_as_well() -> None:
@@ -105,7 +106,7 @@ def test_other_convolutions_are_recorded_as_well() -> None:
             "volume": nn.Conv3d(3, 4, 3),
         }
     )
-    times = InPlaceTimes(model, "cpu")
+    times = InPlaceTimes("cpu")
     with times.recording():
         model["row"](torch.randn(N, 3, 8)).sum().backward()
         model["up"](torch.randn(N, 3, 8, 8, requires_grad=True)).sum().backward()
@@ -114,13 +115,22 @@ def test_other_convolutions_are_recorded_as_well() -> None:
     row = ConvProblem(FORWARD, 3, 1, 8, 4, 1, 3, stride=(1, 2), padding=(0, 1))
     up = ConvProblem(FORWARD, 4, 16, 16, 3, 2, 2, stride=(2, 2))  # the convolution of which it is the gradient
     assert {key(place) for place in times.take()} == {
-        ("row", row, N, "forward"),
-        ("row", row, N, "backward_filter"),
-        ("up", up, N, "backward_data"),
-        ("up", up, N, "forward backward_filter"),
-        ("volume", None, N, "forward"),
-        (None, FIRST, N, "forward"),
+        (row, N, "forward", False),
+        (row, N, "backward_filter", True),
+        (up, N, "backward_data", False),
+        (up, N, "forward backward_filter", True),
+        (None, N, "forward", False),
+        (FIRST, N, "forward", False),
     }
+
+
+def test_what_is_recomputed_in_the_backward_pass_counts_there() -> None:
+    model, times = Twice(), InPlaceTimes("cpu")
+    with times.recording():
+        x = torch.randn(N, 3, 8, 8, requires_grad=True)
+        checkpoint(lambda x: model.second(model.first(x)), x, use_reentrant=False).sum().backward()
+    calls = {key(place): spent.calls for place, spent in times.take().items()}
+    assert calls[FIRST, N, "forward", False] == calls[FIRST, N, "forward", True] == 1
 
 
 def test_results_are_those_without_recording_and_errors_leave_nothing_behind() -> None:
@@ -129,7 +139,7 @@ def test_results_are_those_without_recording_and_errors_leave_nothing_behind() -
 
     before, model, x = replaced(), tune(Twice()), torch.randn(N, 3, 8, 8)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
-    times = InPlaceTimes(model, "cpu")
+    times = InPlaceTimes("cpu")
     with pytest.raises(RuntimeError, match="expected input"), times.recording():
         nn.Conv2d(3, 4, 3)(torch.randn(1, 2, 8, 8))
     assert not times.take()

@@ -164,7 +164,7 @@ class _Alone:
     def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
         own = copy.deepcopy(model)
         self._step, self._clock = batch.step_of(Trainee(own, loss=batch.loss)), clock
-        self._splitter = StepSplitter(own, self._step, clock, device=batch.labels.device.type)
+        self._splitter = StepSplitter(self._step, clock, device=batch.labels.device.type)
         self._samples_s: list[float] = []
         self._step()
 

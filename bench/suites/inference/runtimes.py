@@ -93,7 +93,7 @@ class RuntimeJob:
         memory = {"grown_bytes": grown_bytes}
         if self.runtime not in _PACKAGES:  # others have allocators of their own
             memory["peak_bytes"] = allocator_peak_bytes(outputs)
-        kinds = self._kinds(model, outputs) if self._tells_layers else lambda _: {}
+        kinds = self._kinds(outputs) if self._tells_layers else lambda _: {}
         ask: dict[int, Callable[[int], Any]] = {_MEMORY: lambda _: memory, _KINDS: kinds}
         return Ready(outputs, [np.array(array) for array in found], ask=lambda what: ask[what](what))
 
@@ -103,9 +103,9 @@ class RuntimeJob:
         is_graph = self.config.fuse or self.config.memory_budget is not None
         return self.runtime.tells_layers and not (self.runtime.is_ours and is_graph)
 
-    def _kinds(self, model: nn.Module, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
+    def _kinds(self, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
         """Return a function that calls the model once and returns the seconds of each kind of layer."""
-        times = KindTimes(model, outputs, WallClock())
+        times = KindTimes(outputs, WallClock())
         return lambda _: times.sample()
 
 

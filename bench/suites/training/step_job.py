@@ -163,8 +163,8 @@ class _Parts:
             return StepParts(failure=self.failure)
         try:
             if self.splitter is None or self.kinds is None:
-                self.splitter = StepSplitter(self.model, self.step, self.clock, self.runner)
-                self.kinds = KindTimes(self.model, self.step, self.clock, self.runner, is_compiled=self.is_compiled)
+                self.splitter = StepSplitter(self.step, self.clock, self.runner)
+                self.kinds = KindTimes(self.step, self.clock, self.runner, is_compiled=self.is_compiled)
             self.splitter.sample(steps)
             return StepParts(self.splitter.samples[-1], self.kinds.sample())
         except (MucudnnError, RuntimeError, MemoryError) as error:

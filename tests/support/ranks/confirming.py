@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.confirmed_net import ASKED, REST_S, Machine, Net, X, confirmed, made_up_machine, torchs, tuned_net
 from support.ranks.group import error_of
 from support.ranks.scenarios import Found
@@ -24,9 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
-from mucudnn.database.database import Database
 from mucudnn.distributed import team_of
-from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.words.config import Config
 
@@ -49,9 +46,8 @@ def outcome(net: Net, config: Config = ASKED, **given: Any) -> Found:
         warnings.simplefilter("always")
         found = confirmed(net, config, **given)
     own = sorted(f"{name} {operation}" for name, operation in torchs(net))
-    is_kept = found is not None and found.stored_on is not None
     texts = [str(one.message) for one in told if one.category is RuntimeWarning]
-    return {"found": repr(found), "torchs": own, "passes": len(passes), "told": texts, "is_kept": is_kept}
+    return {"found": repr(found), "torchs": own, "passes": len(passes), "told": texts}
 
 
 def team() -> Team:
@@ -60,37 +56,25 @@ def team() -> Team:
     return found
 
 
-def slow_on_one_rank(rank: int, folder: Path) -> Found:
+def slow_on_one_rank(rank: int, folder: Path, slow: int) -> Found:
     with machine(folder) as made_up:
-        if rank == RANKS - 1:
+        if rank == slow:
             made_up.ours_s[3] = SLOW_S
         return outcome(tuned_net(), team=team())
 
 
-def slow_step_on_one_rank(rank: int, folder: Path) -> Found:
-    """All but the convolutions is slower with ours on the last rank: the others wait for it."""
+def slow_step_on_one_rank(rank: int, folder: Path, slow: int) -> Found:
+    """All but the convolutions is slower with ours on this rank."""
     with machine(folder) as made_up:
-        if rank == RANKS - 1:
+        if rank == slow:
             made_up.rest_s[True] = 3 * REST_S
         return outcome(tuned_net(), team=team())
-
-
-def other_kind(rank: int, folder: Path) -> Found:
-    """The last rank has another device, on which a convolution is slow, and steps that need more rounds."""
-    with machine(folder) as made_up:
-        if rank == RANKS - 1:
-            made_up.ours_s[3] = SLOW_S
-            made_up.rest_s[True] = REST_S + 0.001  # that is undecided
-        ranks = team()
-        ranks.meet(Fingerprint(str(rank == RANKS - 1), "here", {}, {}))
-        return outcome(tuned_net(), team=ranks)
 
 
 def with_data_parallel(rank: int, folder: Path) -> Found:
     """A user's step waits for the gradients of all ranks."""
     with machine(folder) as made_up:
-        if rank == RANKS - 1:
-            made_up.ours_s[3] = SLOW_S
+        made_up.ours_s[3] = SLOW_S
         net = tuned_net()
         parallel = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -126,30 +110,6 @@ def step_on_one_rank(rank: int, folder: Path) -> Found:
 
     with machine(folder):
         return {"error": error_of(lambda: confirmed(tuned_net(), step=step if rank == 0 else None, team=team()))}
-
-
-def other_verdict(rank: int, folder: Path) -> Found:
-    """Torch's own may be put back on the first rank only."""
-    with machine(folder) as made_up:
-        made_up.ours_s[3] = SLOW_S
-        net = tuned_net(limit_bytes=1000 if rank == 0 else 999)
-        error = error_of(lambda: confirmed(net, team=team()))
-        return {"error": error, "torchs": len(torchs(net))}
-
-
-def kept(rank: int, folder: Path) -> Found:
-    """Confirm unasked; again; and once more where the last rank does not know of it."""
-    with machine(folder) as made_up:
-        if rank == RANKS - 1:
-            made_up.ours_s[3] = SLOW_S
-        first, again = outcome(tuned_net(), Config(), team=team()), outcome(tuned_net(), Config(), team=team())
-        dist.barrier()
-        with Database(folder / "measurements.sqlite") as database:
-            rows = len(database._file.read("SELECT * FROM confirmations"))
-        elsewhere = folder / f"{rank}.sqlite" if rank == RANKS - 1 else folder / "measurements.sqlite"
-        config = Config(database=elsewhere)
-        third = outcome(tuned_net(), config, team=team())
-        return {"first": first, "again": again, "third": third, "rows": rows}
 
 
 def optimized(rank: int, folder: Path) -> Found:
