@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from sys import float_info
 from typing import Any, TypeVar
@@ -312,6 +312,19 @@ class Config:
 
 SETTINGS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Config)}
 """The fields of ``Config``, with the arguments of ``_setting`` as their metadata, by name."""
+
+_init = Config.__init__
+
+
+@wraps(_init)
+def _init_without_typos(self: Config, *args: Any, **given: Any) -> None:
+    if unknown := [name for name in given if name not in SETTINGS]:
+        hint = did_you_mean(unknown[0], SETTINGS) or f"its settings are {', '.join(SETTINGS)}"
+        raise InvalidInputError(f"Config has no setting {unknown[0]}; {hint.rstrip()}")
+    _init(self, *args, **given)
+
+
+Config.__init__ = _init_without_typos  # type: ignore[method-assign]
 
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ import torch
 from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
-from mucudnn.words.errors import first_line
+from mucudnn.words.errors import InvalidInputError, first_line
 from mucudnn.words.torch_settings import TorchSettings, deterministic_torch
 
 EXACT, TENSOR_CORE, ROUNDED, ANY_ORDER = (
@@ -172,6 +176,21 @@ def test_errors_of_tf32_are_allowed_where_torchs_own_convolution_rounds_to_it(nu
     for dtype in ("float64", "float16", "bfloat16"):
         assert Config().error_bound(dtype, numerics) == DEFAULT_MAX_RELATIVE_ERROR[dtype]
     assert Config(max_relative_error=1e-7).error_bound("float32", numerics) == 1e-7
+
+
+@pytest.mark.parametrize(
+    ("typo", "hint"),
+    [
+        ("workspace_limt", r"did you mean workspace_limit\?"),
+        ("Strict", r"did you mean strict\?"),
+        ("colour", "its settings are"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_refused_with_the_one_that_is_meant(typo: str, hint: str) -> None:
+    for make in (Config, partial(replace, Config())):
+        with pytest.raises(InvalidInputError, match=f"Config has no setting {typo}; .*{hint}"):
+            make(**{typo: 1})
+    assert pickle.loads(pickle.dumps(Config(strict=True))) == copy.deepcopy(Config(strict=True)) == Config(strict=True)
 
 
 def test_time_for_a_first_call() -> None:
