@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from support.command_line import TUNE, commands, invoke, one_layer
 from support.places import TESTS
 from support.processes import loaded_by
@@ -22,6 +23,7 @@ from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.suites.training import benchmark as training
 from mucudnn.cli import doctor
+from mucudnn.cli.shared import options
 from mucudnn.words.config import Config
 from mucudnn.words.problem import MemoryFormat
 
@@ -162,3 +164,20 @@ def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
 def test_quick_tuning_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not config_of(monkeypatch, "tune", "alexnet", "--batch", "2").thorough
     assert config_of(monkeypatch, "tune", "alexnet", "--batch", "2", "--thorough").thorough
+
+
+def test_settings_that_a_command_does_not_offer_come_from_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of measuring do; what the command itself has decided stays."""
+    seen: list[Config] = []
+
+    @click.command()
+    @options.config("policy", deterministic=False)
+    def command(config: Config) -> None:
+        seen.append(config)
+
+    for name, value in (("STRICT", "1"), ("TIME_LIMIT", "3s"), ("DETERMINISTIC", "1"), ("FUSE", "1")):
+        monkeypatch.setenv(f"MUCUDNN_{name}", value)
+    assert CliRunner().invoke(command, ["--policy", "all"]).exit_code == 0
+    assert replace(seen[0], database=None) == Config(policy="all", strict=True, time_limit="3s")
+    monkeypatch.setenv("MUCUDNN_STRICT", "maybe")
+    assert CliRunner().invoke(command).exit_code != 0
