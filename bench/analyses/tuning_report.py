@@ -73,7 +73,7 @@ def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
 
 def _unmeasured(tuned: TunedProblem) -> str:
     """Return how many candidates a time limit left unmeasured, such as ``11 of 15``; empty if there are none."""
-    left_out = len(tuned.left_out.unmeasured)
+    left_out = len(tuned.left_out)
     return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
 
 
@@ -176,5 +176,5 @@ def _tuned(row: TunedLayer) -> Record:
         "relative_error": tuned.relative_error,
         "reason": tuned.reason,
         "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
-        **asdict(tuned.left_out),
+        "unmeasured": [asdict(one) for one in tuned.left_out],
     }

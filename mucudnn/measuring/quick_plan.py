@@ -11,13 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import TYPE_CHECKING
 
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Expectation, Prior
-from mucudnn.measuring.race import Race
-from mucudnn.measuring.thresholds import CHECKED_PART, HOPELESS, HOPELESS_ARITHMETIC, MAPPED_BYTES, SECOND, SMALL_PART
+from mucudnn.measuring.thresholds import (
+    CHECKED_PART,
+    HOPELESS,
+    HOPELESS_ARITHMETIC,
+    MAPPED_BYTES,
+    OPTIMISM,
+    SECOND,
+    SMALL_PART,
+)
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.words.torch_settings import TORCHS_OWN
+
+if TYPE_CHECKING:
+    from mucudnn.measuring.race import Race
 
 
 @dataclass
@@ -145,6 +156,24 @@ class QuickPlan:
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
 
+    def promising(self) -> list[Candidate]:
+        """Return the candidates without a result that may win, at every size: those that a thorough race measures."""
+        failed = {of for of, failure in self.failed.items() if not failure.is_passed_over}
+        return [c for c in self.race.candidates if c.micro_config not in {*self.known, *failed} and self.may_win(c)]
+
+    def may_win(self, candidate: Candidate) -> bool:
+        """Whether a candidate that has not run may win, judged by smaller sizes of its algorithm.
+
+        Torch's own always is worth a run, since everything is compared with it, and only a run shows its workspace.
+        """
+        if candidate.algorithm.is_torchs_own:
+            return True
+        own = [(c, m) for c, m in self._measured() if c.algorithm.name == candidate.algorithm.name]
+        if any(m.relative_error > self.race.max_relative_error for _, m in own) or not self.race.fits(candidate):
+            return False
+        smaller = [self.margin(c, m) for c, m in own if c.micro_batch_size < candidate.micro_batch_size]
+        return min(smaller, default=0.0) <= OPTIMISM
+
     def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
         if self.race.is_baseline(candidate):
@@ -169,21 +198,25 @@ class QuickPlan:
         setup_s = 0.0 if self.race.may_keep else measurement.setup_s
         return setup_s + self.race.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
-    def fastest_s(self, within_bytes: float = inf) -> float:
+    def fastest_s(self, within_bytes: float = inf, size: int = 0) -> float:
         """Return the seconds of the fastest candidate within the workspace limit and error bound; inf if there is none.
 
-        within_bytes: largest workspace of the candidates to consider, if a budget is divided.
+        within_bytes: largest workspace of the candidates to consider, if a budget is divided, and in a thorough race.
+        size: consider only micro-batch sizes that divide it, in a thorough race, since remainders and small limits need
+        the smallest sizes.
         """
         winning = [m for c, m in self._measured() if self.race.can_win(c, m.relative_error)]
-        if self.every_size:
+        if self.every_size or self.race.thorough:
             winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
+        if self.race.thorough:
+            winning = [m for m in winning if size % m.micro_config.micro_batch_size == 0]
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
         """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace is too large."""
         if not self.race.can_win(candidate, measurement.relative_error):
             return inf
-        return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
+        return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement), candidate.micro_batch_size)
 
     def _bytes_of(self, measurement: Measurement) -> int:
         """Return the workspace bytes that count in comparisons, without prepared bytes if these may be cached."""

@@ -29,9 +29,5 @@ REACH = 4.0  # limit on the distance: sum of the log2 ratios of channels and pix
 HOPELESS_IN_LIKE = {2: 1.6, 3: 1.35}
 HOPELESS_ELSEWHERE = 4.0  # the same for neighbours with another operation
 
-# The thorough race. Assumed largest speedup, per sample, of a larger micro-batch over the best smaller one of the same
-# algorithm. It is lower against stored times, so that noise does not bring back candidates that an earlier run skipped.
+# In a thorough race, the assumed largest speedup, per sample, of a larger micro-batch over a smaller one.
 OPTIMISM = 2.0
-OPTIMISM_WHEN_STORED = 1.2
-MARGIN = 1.1  # a smaller lead may be noise, however steady the samples are
-FIRST_MARGIN = 1.5  # after a single sample

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mucudnn.database.environment_store import EnvironmentStore
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.prior import Prior
-from mucudnn.measuring.quick_race import QuickRace
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet
 from mucudnn.measuring.race import Race
-from mucudnn.measuring.thorough_race import ThoroughRace
 from mucudnn.measuring.timing.comparison import QUICK, THOROUGH
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.measuring.whole_runs import Machine
@@ -23,7 +20,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.tuning.choose import Outcome, Verify, is_solvable
 from mucudnn.tuning.job import Alone, Job, expected_s
-from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
+from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.words.config import BatchSizePolicy, Config
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
@@ -121,8 +118,9 @@ class Benchmarker:
         with ExitStack() as measuring:
             for source in self.machine.sources:
                 measuring.enter_context(source.measuring())
-            every = self.quiet.measured(self._thorough_race(job, limit_bytes))
-            for done, result in enumerate(every if thoroughly else self._results(job, limit_bytes)):
+            every = self._race(job, limit_bytes, thorough=True)
+            results = self.quiet.measured(every) if thoroughly else self._results(job, limit_bytes)
+            for done, result in enumerate(results):
                 self.store.add(job.task.problem, self.versions[result.micro_config.algorithm], result)
                 job.results[result.micro_config] = result
                 if isinstance(result, Measurement):
@@ -131,9 +129,8 @@ class Benchmarker:
                 self.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
         job.declared_bytes = job.baseline_bytes()
         if self.config.time_limit_s is not None:
-            race = self._race(job, limit_bytes)
-            hurried = race.hurried() if isinstance(race, ThoroughRace) else ()
-            job.left_out = LeftOut(*(tuple(c.micro_config for c in some) for some in (race.missing(), hurried)))
+            left_out = self._race(job, limit_bytes, thorough=self.config.thorough).missing()
+            job.left_out = tuple(candidate.micro_config for candidate in left_out)
 
     def _begin_race(self) -> None:
         """Give the next race its part of the time limit, less what earlier problems took beyond theirs."""
@@ -144,35 +141,25 @@ class Benchmarker:
 
     def _results(self, job: Job, limit_bytes: int | None) -> Iterator[Measurement | Failure]:
         """Measure the job's missing candidates in a quick race, then in a thorough race if none fits the limit."""
-        yield from self.quiet.measured(self._race(job, limit_bytes))
+        yield from self.quiet.measured(self._race(job, limit_bytes, thorough=self.config.thorough))
         if not self.config.thorough and not is_solvable(job.measured_task(limit_bytes), job.allowed()):
-            yield from self.quiet.measured(self._thorough_race(job, limit_bytes))
+            yield from self.quiet.measured(self._race(job, limit_bytes, thorough=True))
 
-    def _race(self, job: Job, limit_bytes: int | None) -> Race:
-        if self.config.thorough:
-            return self._thorough_race(job, limit_bytes)
-        return QuickRace(
-            **self._bounds(job, limit_bytes),
+    def _race(self, job: Job, limit_bytes: int | None, *, thorough: bool) -> Race:
+        return Race(
+            task=replace(job.task, limit_bytes=limit_bytes),
+            candidates=job.candidates,
+            machine=self.machine,
+            stored=job.measurements(),
+            stored_failures=job.failures(),
+            max_relative_error=job.error_bound,
+            time_limit_s=self._race_ends_s and max(0.0, self._race_ends_s - self.machine.clock.now()),
+            may_keep=job.task.problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
             prior=self._prior(),
             every_size=self.config.workspace_budget_bytes is not None,
             flops_per_s=peak_flops_per_s(self.machine.device, job.task.problem.dtype),
+            thorough=thorough,
         )
-
-    def _thorough_race(self, job: Job, limit_bytes: int | None) -> Race:
-        return ThoroughRace(**self._bounds(job, limit_bytes))
-
-    def _bounds(self, job: Job, limit_bytes: int | None) -> dict[str, Any]:
-        """Return the arguments of any race of a job."""
-        return {
-            "task": replace(job.task, limit_bytes=limit_bytes),
-            "candidates": job.candidates,
-            "machine": self.machine,
-            "stored": job.measurements(),
-            "stored_failures": job.failures(),
-            "max_relative_error": job.error_bound,
-            "time_limit_s": self._race_ends_s and max(0.0, self._race_ends_s - self.machine.clock.now()),
-            "may_keep": job.task.problem.operation is Operation.FORWARD and self.config.cache_budget_bytes != 0,
-        }
 
     def _prior(self) -> Prior:
         """Return the expected times from all measurements of this machine so far, to which this tuning adds its own."""
@@ -190,7 +177,8 @@ class Benchmarker:
             return full_s
         budget = self.config.workspace_budget_bytes
         limit = job.task.limit_bytes if budget is None else budget
-        return full_s * (1 + len(self._race(job, limit).missing())) / (1 + len(job.candidates))
+        missing = self._race(job, limit, thorough=self.config.thorough).missing()
+        return full_s * (1 + len(missing)) / (1 + len(job.candidates))
 
     def verifier(self, jobs: Sequence[Job]) -> Verify:
         """Return a function that returns whole runs (complete calls) of these jobs' tasks, making missing ones."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.choose import Outcome, refuted
 from mucudnn.tuning.infeasible import smallest_bytes
-from mucudnn.tuning.result import LeftOut, TunedProblem, allowed
+from mucudnn.tuning.result import TunedProblem, allowed
 from mucudnn.words.errors import MucudnnError
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
@@ -33,7 +33,7 @@ class Job:
     candidates: list[Candidate]
     unsupported: list[Failure]
     results: dict[MicroConfig, Measurement | Failure]
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: tuple[MicroConfig, ...] = ()
     outcomes: dict[tuple[MicroConfig, ...], Outcome] = field(default_factory=dict)
     declared_bytes: int | None = None
     choice: TunedProblem | None = None

@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Candidates cut by a time limit: unmeasured, or measured with fewer samples than usual; without hopeless ones."""
-
-    unmeasured: tuple[MicroConfig, ...] = ()
-    hurried: tuple[MicroConfig, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class TunedProblem:
     """The choice for one problem, with its reason. Times are medians of complete calls, interleaved with torch's own.
 
@@ -58,7 +50,7 @@ class TunedProblem:
     failures: tuple[Failure, ...] = ()
     limit_bytes: int | None = None
     error_bound: float = inf
-    left_out: LeftOut = LeftOut()
+    left_out: tuple[MicroConfig, ...] = ()
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: str = ""
@@ -93,14 +85,14 @@ class TunedProblem:
         failures: Sequence[Failure] = (),
         *,
         error_bound: float,
-        left_out: LeftOut = LeftOut(),
+        left_out: tuple[MicroConfig, ...] = (),
         refuted: tuple[tuple[MicroConfig, ...], ...] = (),
     ) -> TunedProblem:
         """Return a copy of this choice with the measurements and failures of all candidates added."""
         return replace(
             self,
             relative_error=relative_error_of(self.configuration, measurements),
-            reason=self.reason + ("; of what was measured within the time limit" if left_out.unmeasured else ""),
+            reason=self.reason + ("; of what was measured within the time limit" if left_out else ""),
             measurements=tuple(measurements),
             failures=tuple(failures),
             error_bound=error_bound,
@@ -226,16 +218,12 @@ class TuningInterrupted(KeyboardInterrupt):
 
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     """Return a description of the candidates that a time limit left unmeasured; empty if there are none."""
-    unmeasured = [of for one in tuned for of in one.left_out.unmeasured]
-    hurried = sum(len(one.left_out.hurried) for one in tuned)
+    unmeasured = [of for one in tuned for of in one.left_out]
+    if not unmeasured:
+        return ""
     worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
     names = ", ".join(sorted({source_of(of.algorithm) for of in unmeasured}))
-    parts = []
-    if unmeasured:
-        parts.append(f"{len(unmeasured)} of {worth_measuring} candidates were not measured ({names}): give it more")
-    if hurried:
-        parts.append(f"{hurried} measured with fewer samples than usual")
-    return f"time limit: {'; '.join(parts)}" if parts else ""
+    return f"time limit: {len(unmeasured)} of {worth_measuring} candidates were not measured ({names}): give it more"
 
 
 def tuned_of(module: TunedModule) -> tuple[TunedProblem, ...]:
@@ -270,8 +258,7 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
         "speedup": tuned.speedup,
         "workspace_bytes": tuned.configuration.workspace_bytes,
         "relative_error": tuned.relative_error,
-        "unmeasured": len(tuned.left_out.unmeasured),
-        "hurried": len(tuned.left_out.hurried),
+        "unmeasured": len(tuned.left_out),
         "is_disturbed": tuned.is_disturbed,
     }
 

@@ -14,7 +14,7 @@ from support.races import CLOCK, SIZES, fake, given_of, race_of
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.prior import Prior
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
-from mucudnn.measuring.quick_race import QuickRace
+from mucudnn.measuring.race import Race
 from mucudnn.solver.reuse import solve_wr
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Failure, Measurement, MicroConfig, passed_over, too_large
@@ -26,7 +26,7 @@ NEAR = [ConvProblem(Operation.FORWARD, c=c, h=3, w=3, k=2, r=1, s=1) for c in (3
 def search(
     given: dict[str, Any], prior: Prior | None = None, **how: object
 ) -> dict[tuple[str, int], Measurement | Failure]:
-    found = QuickRace(**given, prior=prior or Prior(), **how).measure()
+    found = Race(**given, prior=prior or Prior(), **how).measure()
     return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}
 
 
@@ -70,7 +70,7 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
         algorithms = [fake("native", 0.02, scratch_bytes_per_sample=10), fake("other", scratch_bytes_per_sample=10)]
         resort = LastResort("resort", CLOCK, lambda size: per_sample_s * size)
         job = given_of(*algorithms, resort, **bounds)
-        found = QuickRace(**job, every_size=every_size)
+        found = Race(**job, every_size=every_size)
         results = [*found.measure()]
         assert found.knowing(results, 0.0).is_done
         return {r.micro_config.micro_batch_size for r in results if r.micro_config.algorithm == "resort"}
@@ -311,7 +311,7 @@ def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -
     results = search(job)
     assert set(results) == {("native", LARGEST)}
     known = tuple(results.values())
-    left = QuickRace(**given_of(fake("native"), fake("best"), stored=known)).missing()
+    left = Race(**given_of(fake("native"), fake("best"), stored=known)).missing()
     assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
 
 

@@ -69,21 +69,6 @@ def test_a_hopeless_algorithm_is_not_measured_at_every_size() -> None:
     assert 8 not in slow.sizes_run
 
 
-def test_a_slow_moment_of_the_machine_rules_out_nothing() -> None:
-    moments = iter([0.001] * 8 + [0.001] + [0.05] * 10)  # the check of the result, the warm-up, a slow first sample
-    bumpy = FakeAlgorithm("bumpy", CLOCK, lambda size: next(moments, 0.001 * size), scratch_bytes_per_sample=1)
-    results = results_of(fake("steady", 0.01), bumpy)
-    assert {size for name, size in results if name == "bumpy"} == set(SIZES)
-    best = results["bumpy", 8]
-    assert isinstance(best, Measurement)
-    assert best.step_s == pytest.approx(0.008)
-
-
-def test_torch_is_measured_at_every_size_however_slow() -> None:
-    results = results_of(fake("fast", 0.01), fake("native", 0.9, scratch_bytes_per_sample=1), limit_bytes=4)
-    assert {size for name, size in results if name == "native"} == set(SIZES)
-
-
 def test_a_slow_algorithm_stays_if_it_needs_less_workspace() -> None:
     results = results_of(fake("fast", 0.01, prepared_bytes=100), fake("small", 0.05))
     small = results["small", 1]

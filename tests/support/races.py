@@ -8,7 +8,7 @@ from typing import Any
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.measuring.candidates import Candidate, find_candidates
-from mucudnn.measuring.thorough_race import ThoroughRace
+from mucudnn.measuring.race import Race
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.words.problem import ConvProblem
 from mucudnn.words.results import Failure, Measurement
@@ -36,12 +36,12 @@ def given_of(
     return {"task": task, "candidates": candidates, "machine": machine, "stored": stored, **bounds}
 
 
-def race_on(problem: ConvProblem, batch_size: int, candidates: Sequence[Candidate], clock: FakeClock) -> ThoroughRace:
-    return ThoroughRace(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock))
+def race_on(problem: ConvProblem, batch_size: int, candidates: Sequence[Candidate], clock: FakeClock) -> Race:
+    return Race(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock), thorough=True)
 
 
-def race_of(*algorithms: FakeAlgorithm, **bounds: object) -> ThoroughRace:
-    return ThoroughRace(**given_of(*algorithms, **bounds))
+def race_of(*algorithms: FakeAlgorithm, **bounds: object) -> Race:
+    return Race(**given_of(*algorithms, **bounds), thorough=True)
 
 
 def results_of(*algorithms: FakeAlgorithm, **bounds: object) -> dict[tuple[str, int], Measurement | Failure]:

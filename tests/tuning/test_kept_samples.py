@@ -20,7 +20,7 @@ from mucudnn.database.samples import unpacked
 from mucudnn.database.schema import Row
 from mucudnn.measuring.timing.timer import relative_spread
 from mucudnn.optimizing.report import Report
-from mucudnn.tuning.result import LeftOut, TunedProblem, Tuning
+from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.tuning.tuner import tune
 from mucudnn.words.config import Config
 from mucudnn.words.results import MicroConfig
@@ -113,8 +113,8 @@ def test_what_the_limit_left_out_is_told(bench: Bench) -> None:
     tuned = short(bench, HURRIED)
     measured = {m.micro_config for m in tuned.measurements}
     assert measured == {MicroConfig("native", 1), MicroConfig("native", BATCH)}, "the first that fits, and the baseline"
-    assert not measured.intersection(tuned.left_out.unmeasured)
-    assert len(tuned.left_out.unmeasured) == 6
+    assert not measured.intersection(tuned.left_out)
+    assert len(tuned.left_out) == 6
     assert tuned.reason.endswith("; of what was measured within the time limit")
     expected = "time limit: 6 of 8 candidates were not measured (native, quick): give it more"
     assert expected in str(tuned)
@@ -124,7 +124,7 @@ def test_what_the_limit_left_out_is_told(bench: Bench) -> None:
 def test_the_same_without_a_limit_leaves_out_nothing(bench: Bench) -> None:
     for config in (THOROUGH, replace(THOROUGH, time_limit=1e6)):
         tuned = short(bench, config)
-        assert tuned.left_out == LeftOut()
+        assert tuned.left_out == ()
         assert tuned.configuration.algorithms == ("quick",)
         assert "time limit" not in str(tuned)
         bench.database = Database(":memory:")
@@ -135,17 +135,17 @@ def test_the_next_run_with_time_enough_measures_what_was_left_out(bench: Bench) 
     ran = [size for size in bench.native.sizes_run if size in (1, BATCH)]
     tuned = short(bench, THOROUGH)
     assert tuned.configuration.algorithms == ("quick",)
-    assert tuned.left_out == LeftOut()
+    assert tuned.left_out == ()
     assert [size for size in bench.native.sizes_run if size in (1, BATCH)] == ran  # only what was left out
     steps = bench.steps
-    assert short(bench, THOROUGH).left_out == LeftOut()
+    assert short(bench, THOROUGH).left_out == ()
     assert bench.steps == steps
 
 
 def test_each_run_within_the_limit_goes_on_where_the_last_one_ended(bench: Bench) -> None:
     config, left = replace(THOROUGH, time_limit=0.05), []
     while not left or left[-1]:
-        left.append(len(short(bench, config).left_out.unmeasured))
+        left.append(len(short(bench, config).left_out))
         assert len(left) < 9
     assert left == sorted(left, reverse=True)
     assert len(set(left)) == len(left) > 2
@@ -160,23 +160,7 @@ def test_what_the_race_drops_and_what_fails_is_not_left_out(bench: Bench) -> Non
     config, machine = Config(workspace_limit=1000, time_limit=1e6, thorough=True), fake_machine(bench.clock, algorithms)
     (tuned,) = tune([FORWARD], BATCH, config, database=bench.database, machine=machine).problems
     assert MicroConfig("hopeless", 8) not in {m.micro_config for m in tuned.measurements}
-    assert tuned.left_out == LeftOut()
-
-
-def test_fewer_samples_than_usual_are_told(bench: Bench) -> None:
-    """There is time for a first sample of each, and none for a second."""
-    limits = (tenths / 10 for tenths in range(1, 100))
-    tuned = next(found for limit in limits if not (found := afresh(bench, limit)).left_out.unmeasured)
-    few = {m.micro_config for m in tuned.measurements if m.samples < 3}
-    assert tuned.left_out.hurried
-    assert set(tuned.left_out.hurried) <= few
-    assert f"time limit: {len(tuned.left_out.hurried)} measured with fewer samples than usual" in str(tuned)
-    assert "of what was measured" not in tuned.reason
-
-
-def afresh(bench: Bench, limit: float) -> TunedProblem:
-    bench.database = Database(":memory:")
-    return short(bench, replace(THOROUGH, time_limit=limit))
+    assert tuned.left_out == ()
 
 
 def table(tuned: TunedProblem) -> TableTuning:
@@ -187,7 +171,7 @@ def table(tuned: TunedProblem) -> TableTuning:
 
 
 def whole(tuned: TunedProblem) -> TunedProblem:
-    return replace(tuned, left_out=LeftOut())
+    return replace(tuned, left_out=())
 
 
 def test_tables_records_and_frames_have_it(bench: Bench) -> None:
@@ -195,10 +179,10 @@ def test_tables_records_and_frames_have_it(bench: Bench) -> None:
     assert_as_stored("tune-time-limit", tuning_table(table(tuned)))
     one, two = json.loads(json.dumps(tuning_record(table(tuned))))["problems"]
     assert {of["algorithm"] for of in one["unmeasured"]} == {"native", "quick"}
-    assert (two["unmeasured"], two["hurried"]) == ([], [])
+    assert two["unmeasured"] == []
     frame = Tuning(HURRIED, ENVIRONMENT, (tuned, whole(tuned))).to_frame()
     assert list(frame.unmeasured) == [6, 0]
-    assert tuned.to_json()["left_out"]["unmeasured"]
+    assert tuned.to_json()["left_out"]
 
 
 def test_where_nothing_is_left_out_tables_have_no_such_column(bench: Bench) -> None:
