@@ -1,10 +1,9 @@
-"""Comparison of ranks that tune together: settings before tuning, and choices afterwards. Pure functions."""
+"""Comparison of ranks that tune together: settings before tuning. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from hashlib import sha256
 from typing import Any, Self
 
 from mucudnn.words.errors import SharingError
@@ -110,35 +109,3 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_SHOWN
     return ", ".join(map(shown, names[:_MOST_SHOWN])) + (f" and {more} more" if more > 0 else "")
-
-
-Described = Mapping[str, Mapping[str, str]]  # convolution -> its decided values, by name
-
-_MOST_NAMED = 5  # convolutions that were chosen differently
-
-
-def digest(choices: Described) -> str:
-    """Return a hash of a rank's tuned choices, for comparison between ranks.
-
-    >>> digest({"conv1": {"configuration": "gemm 8"}}) == digest({"conv1": {"configuration": "gemm 4×2"}})
-    False
-    """
-    return sha256(repr([(name, [*of.items()]) for name, of in choices.items()]).encode()).hexdigest()
-
-
-def require_agreement(choices: Mapping[int, Described]) -> None:
-    """Raise ``SharingError`` if ranks made different choices; name each differing rank and its first difference."""
-    names = dict.fromkeys(name for described in choices.values() for name in described)
-    own = {name: {rank: described.get(name, {}) for rank, described in choices.items()} for name in names}
-    if found := [f"{name}: {what}" for name, of in own.items() if (what := _difference(of)) is not None]:
-        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        each = "; ".join(found[:_MOST_NAMED])
-        raise SharingError(f"the ranks chose differently: {each}{more}; please report this")
-
-
-def _difference(described: Mapping[int, Mapping[str, str]]) -> str | None:
-    for what in dict.fromkeys(what for of in described.values() for what in of):
-        values = {rank: of.get(what, "nothing") for rank, of in described.items()}
-        if len({*values.values()}) > 1:
-            return f"{what} is {by_rank(values)}"
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict
@@ -12,15 +12,7 @@ from typing import Any, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from mucudnn.distributed.fingerprint import (
-    Described,
-    Fingerprint,
-    by_rank,
-    digest,
-    kinds,
-    require_agreement,
-    require_alike,
-)
+from mucudnn.distributed.fingerprint import Fingerprint, by_rank, kinds, require_alike
 from mucudnn.words.errors import InvalidInputError, SharingError, first_line
 from mucudnn.words.values import shown
 
@@ -133,17 +125,18 @@ class Team:
         if len({*values.values()}) > 1:
             raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
 
-    def agree(self, choices: Described) -> None:
+    def agree(self, choices: Mapping[str, str]) -> None:
         """Require equal tuned choices on all ranks with the same kind of device, as the last exchange of messages.
 
-        Raises ``SharingError`` on every rank, with the differences, if the choices differ.
+        choices: by convolution. Raises ``SharingError`` on every rank, with the first difference, if they differ.
         """
-        digests = self.gather(digest(choices))
-        differ = any(len({digests[rank] for rank in ranks}) > 1 for ranks in self._kinds)
-        every = self.gather(choices) if differ else []
+        every = self.gather(choices)
         self._is_over = True
-        for ranks in self._kinds if differ else ():
-            require_agreement({rank: every[rank] for rank in ranks})
+        for ranks in self._kinds:
+            for name in dict.fromkeys(name for rank in ranks for name in every[rank]):
+                values = {rank: every[rank].get(name, "nothing") for rank in ranks}
+                if len({*values.values()}) > 1:
+                    raise SharingError(f"the ranks chose differently: {name}: {by_rank(values)}; please report this")
 
     def gather(self, message: T) -> list[T]:
         """Send a message to all ranks, and return the messages of all ranks, by rank.

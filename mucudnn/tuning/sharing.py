@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from itertools import chain
@@ -88,18 +88,10 @@ class Sharing(Alone):
 
         Raises ``SharingError``, naming convolutions and ranks, if they differ.
         """
-        self._team.agree({_in_words(task): described(one) for task, one in zip(tasks, tuned, strict=True)})
-
-
-def described(tuned: TunedProblem) -> Mapping[str, str]:
-    """Return as text the parts of a tuning result that determine what runs, for comparison between ranks."""
-    return {
-        "configuration": str(tuned.configuration),
-        "order": repr(tuned.configuration.micro_configs),
-        "limit": repr(tuned.limit_bytes),
-        "measurements": repr(sorted(map(repr, tuned.measurements))),
-        "refuted": repr(tuned.refuted),
-    }
+        chosen = (
+            f"{one.configuration}, {(one.configuration.micro_configs, one.limit_bytes, one.refuted)}" for one in tuned
+        )
+        self._team.agree(dict(zip(map(_in_words, tasks), chosen, strict=True)))
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:

@@ -1,4 +1,4 @@
-"""What ranks must have in common before they tune and must choose alike, and the errors that name differences."""
+"""What ranks must have in common before they tune, and the errors that name differences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mucudnn.distributed.fingerprint import Fingerprint, differences, digest, kinds, require_agreement, require_alike
+from mucudnn.distributed.fingerprint import Fingerprint, differences, kinds, require_alike
 from mucudnn.words.errors import SharingError
 
 ONE = Fingerprint("cpu, a device", "host:file", {"torch": "2.13"}, {"threads": "2"}, ("conv1", "conv2"))
@@ -39,31 +39,3 @@ def test_convolutions_are_named_that_one_rank_has_alone() -> None:
         assert differences([ONE, ONE, replace(ONE, convolutions=convolutions)]) == [expected]
     explained = replace(ONE, in_kind={"threads": "1"}, convolutions=())
     assert differences([ONE, explained]) == ["threads is 2 on rank 0, 1 on rank 1"]
-
-
-# Whether all ranks chose alike, and what is said where they did not.
-
-
-CHOICES = {"conv1": {"configuration": "native 8", "limit": "64"}, "conv2": {"configuration": "gemm 8", "limit": "64"}}
-OTHER = CHOICES | {"conv2": {"configuration": "native 8", "limit": "32"}}
-
-
-@pytest.mark.parametrize(
-    "other", [OTHER, {}, {"conv1": CHOICES["conv1"]}, CHOICES | {"conv3": {}}, dict(reversed(CHOICES.items()))]
-)
-def test_digests_tell_choices_apart(other: dict[str, dict[str, str]]) -> None:
-    assert digest(CHOICES) != digest(other)
-
-
-def test_the_convolution_is_named_with_ranks_and_what_differs_first() -> None:
-    with pytest.raises(SharingError) as raised:
-        require_agreement({0: CHOICES, 3: OTHER, 4: CHOICES})
-    message = str(raised.value)
-    assert "conv2: configuration is native 8 on rank 3, gemm 8 on ranks 0, 4" in message
-    assert "conv1" not in message
-    assert "limit" not in message
-
-
-def test_what_one_rank_lacks_is_named() -> None:
-    with pytest.raises(SharingError, match="conv2: configuration is gemm 8 on rank 0, nothing on rank 1"):
-        require_agreement({0: CHOICES, 1: {"conv1": CHOICES["conv1"]}})
