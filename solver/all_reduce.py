@@ -13,13 +13,7 @@ Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-
-from mucudnn.solver.costs import FloatArray
 from mucudnn.words.communication import AllReduce, Link
-from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.values import whole
 
 
@@ -68,53 +62,6 @@ def all_reduce_s(algorithm: AllReduce, ranks: int, size_bytes: float, link: Link
     Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
     """
     return rounds(algorithm, ranks) * link.latency_s + volume(algorithm, ranks) * size_bytes / link.bytes_per_s
-
-
-def lower_bound_s(ranks: int, size_bytes: float, link: Link) -> float:
-    """Return a lower bound on the seconds of any all-reduce of ``size_bytes``.
-
-    Each rank must send and receive 2 (p - 1) / p of the bytes, and its data needs at least log2 p rounds to reach all
-    ranks.
-
-    Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
-    """
-    p = whole(ranks, "ranks", 1)
-    return max(2 * (p - 1) / p * size_bytes / link.bytes_per_s, _ceil_log2(p) * link.latency_s)
-
-
-def fitted_link(algorithm: AllReduce, ranks: int, times_s: Mapping[int, float]) -> Link:
-    """Fit latency and bandwidth to measured all-reduces, by least squares of the relative errors.
-
-    times_s: measured seconds by message size in bytes. A latency below 0 becomes 0.
-
-    Raises ``InvalidInputError`` for a single rank, for fewer than two sizes, for times that are not above 0, and if the
-    times do not grow with the bytes.
-    """
-    if ranks < 2 or len(times_s) < 2 or min(times_s.values()) <= 0:
-        raise InvalidInputError(
-            f"a link cannot be fitted to {len(times_s)} times of {ranks} ranks; it needs two sizes or more, times "
-            "above 0, and two ranks or more"
-        )
-    measured = np.array([*times_s.values()])
-    per_latency = np.full(measured.size, float(rounds(algorithm, ranks)))
-    per_byte_s = volume(algorithm, ranks) * np.array([*times_s], dtype=float)
-    alpha, beta = _least_squares([per_latency, per_byte_s], measured)
-    if alpha < 0:
-        alpha, (beta,) = 0.0, _least_squares([per_byte_s], measured)
-    if beta <= 0:
-        raise InvalidInputError(
-            "the measured all-reduces take no longer for more bytes, so no bandwidth can be fitted; measure again on "
-            "an idle network, or give --latency and --bandwidth"
-        )
-    return Link(alpha, 1 / beta)
-
-
-def _least_squares(columns: Sequence[FloatArray], times_s: FloatArray) -> list[float]:
-    """Return the factors for a linear combination of columns that fits the times with least squared relative errors."""
-    matrix = np.stack(columns, axis=1) / times_s[:, None]
-    scale = matrix.max(axis=0)  # Bytes and rounds differ by orders of magnitude.
-    solution = np.linalg.lstsq(matrix / scale, np.ones(times_s.size), rcond=None)[0]
-    return [float(factor) for factor in solution / scale]
 
 
 def _floor_log2(p: int) -> int:

@@ -2,8 +2,7 @@
 
 Gradients become ready in a known order. A bucket is a sequence of consecutive gradients that is sent as one message,
 once its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small
-buckets start earlier. The best buckets are found exactly, for any message cost. The idea of merging gradients is due to
-MG-WFBP (Shi, Chu and Li, 2019).
+buckets start earlier. The best cap is found exactly, for any message cost.
 """
 
 from __future__ import annotations
@@ -56,30 +55,6 @@ def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost
     for first, last in pairwise([0, *ends]):
         end_s = max(end_s, gradients[last - 1].ready_s) + cost(int(sums[last] - sums[first]))
     return end_s
-
-
-def best_merging(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
-    """Return the buckets whose last message ends earliest; ties go to the largest last bucket.
-
-    gradients: in the order in which they become ready. Dynamic programming over the end of the last bucket is exact,
-    because sending the first buckets earlier never delays the following ones.
-
-    Raises ``InvalidInputError`` for gradients out of order.
-    """
-    _require_order(gradients)
-    sums = _sums(gradients).tolist()
-    least_s, begins = [0.0], [0]  # for n gradients: when they are sent, where their last bucket begins
-    for last in range(1, len(gradients) + 1):
-        ready_s = gradients[last - 1].ready_s
-        times_s = [max(least_s[first], ready_s) + cost(sums[last] - sums[first]) for first in range(last)]
-        begins.append(min(range(last), key=times_s.__getitem__))
-        least_s.append(times_s[begins[-1]])
-    ends: list[int] = []
-    end = len(gradients)
-    while end:
-        ends.insert(0, end)
-        end = begins[end]
-    return Buckets(tuple(ends), least_s[-1])
 
 
 def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:

@@ -1,14 +1,15 @@
-"""Measures training steps at several local batches (samples on one device): times, and when each gradient is ready.
+"""Measures training steps with torch's convolutions and with mucudnn's, in turns, at several local batches.
 
-Timed steps alternate with instrumented ones, which read the clock at every gradient. The readings are stored as
-fractions of the step.
+A local batch is the number of samples on one device. An additional step reads the clock at every gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,16 @@ from torch import Tensor, nn
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.tracing.own_step import OwnStep
 from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.progress import Progress, silent
+from mucudnn.words.progress import Progress, share_of, silent
+
+_TUNING = 0.9  # share of the progress bar
+
+
+class Convolutions(StrEnum):
+    """The convolutions of a step: torch's own, or mucudnn's choices."""
+
+    TORCH = "torch"
+    MUCUDNN = "mucudnn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,100 +47,79 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Measured training steps by ascending local batch, and name and bytes of each gradient.
+    """Measured training steps by ascending local batch, and the bytes of each gradient.
 
     gradients: in the order in which they become ready.
     """
 
-    gradients: tuple[tuple[str, int], ...]
-    steps: tuple[MeasuredStep, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Total bytes of all gradients of a step."""
-        return sum(size for _, size in self.gradients)
+    gradients: tuple[int, ...]
+    steps: Mapping[Convolutions, tuple[MeasuredStep, ...]]
 
 
 def measure_steps(
     model: nn.Module,
     arguments_of: Callable[[int], tuple[Any, ...]],
     local_batches: Sequence[int],
+    tuned: Callable[[nn.Module, tuple[Any, ...], Progress], nn.Module],
     clock: Clock,
     *,
     rounds: int = 5,
-    together: Callable[[], object] = lambda: None,
     progress: Progress = silent,
 ) -> MeasuredSteps:
     """Measure training steps of a model: forward pass, backward pass, and gradient descent with momentum.
 
-    arguments_of: makes the model's arguments for a number of samples. rounds: number of rounds over all local batches,
-    after a warm-up round. together: called before each step, to synchronize ranks that compute at the same time. The
-    learning rate is 0, so that parameters do not change.
+    arguments_of: makes the model's arguments for a number of samples. tuned: converts a copy of the model to mucudnn's
+    convolutions for these arguments; where its step is slower, torch's counts, which ``optimize`` would restore.
+    rounds: number of rounds over both kinds of convolutions at each local batch, after a warm-up round. The learning
+    rate is 0, so that parameters do not change.
 
     Raises ``InvalidInputError`` if no parameter of the model gets a gradient.
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    watched = {n: _WatchedStep(model, arguments_of(n), optimizer, clock) for n in sorted({*local_batches})}
-    for number in range(rounds + 1):
-        for n, step in watched.items():
-            progress(f"steps of {n} samples", number / (rounds + 1))
-            together()
-            step.sample(is_counted=number > 0)
-    order = watched[max(watched)].order()
+    found: dict[Convolutions, list[MeasuredStep]] = {which: [] for which in Convolutions}
+    order: list[str] = []
+    share = 1 / len(local_batches)
+    for index, n in enumerate(sorted(local_batches, reverse=True)):
+        arguments = arguments_of(n)
+        ours = tuned(deepcopy(model), arguments, share_of(progress, index * share, _TUNING * share))
+        both = [_Step(one, OwnStep(arguments), clock) for one in (model, ours)]
+        samples_s: list[list[float]] = [[], []]
+        for number in range(rounds + 1):
+            progress(f"steps of {n} samples", (index + _TUNING + (1 - _TUNING) * number / (rounds + 1)) * share)
+            for step, taken in zip(both, samples_s, strict=True):
+                taken.append(clock.time(step, 1))
+        times_s = [median(taken[1:]) for taken in samples_s]
+        moments = [step.moments() for step in both]
+        order = order or sorted(moments[0][0], key=moments[0][0].__getitem__)
+        which_runs = (0, int(times_s[1] < times_s[0]))
+        for which, place in zip(Convolutions, which_runs, strict=True):
+            ready, end = moments[place]
+            parts = np.minimum(np.maximum.accumulate([ready[name] for name in order]), end).tolist()
+            found[which].insert(0, MeasuredStep(n, times_s[place], tuple(parts), end))
     if not order:
         raise InvalidInputError("no parameter of the model gets a gradient, so there is nothing to reduce")
     sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
-    return MeasuredSteps(
-        tuple((name, sizes[name]) for name in order), tuple(step.result(order, n) for n, step in watched.items())
-    )
+    return MeasuredSteps(tuple(sizes[name] for name in order), {which: tuple(steps) for which, steps in found.items()})
 
 
-@dataclass(slots=True, eq=False)
-class _WatchedStep:
-    """A recorder of steps of one local batch in pairs: a timed step, and one that reads the clock at every gradient."""
+class _Step:
+    """A training step of a model on its arguments."""
 
-    model: nn.Module
-    arguments: tuple[Any, ...]
-    optimizer: torch.optim.Optimizer
-    clock: Clock
-    step_s: list[float] = field(default_factory=list)
-    ready: dict[str, list[float]] = field(default_factory=dict)
-    backward_end: list[float] = field(default_factory=list)
-    _own: OwnStep = field(init=False)
+    def __init__(self, model: nn.Module, step: OwnStep, clock: Clock) -> None:
+        self.model, self.clock, self._own = model, clock, step
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
 
-    def __post_init__(self) -> None:
-        self._own = OwnStep(self.arguments)
-
-    def sample(self, is_counted: bool) -> None:
-        step_s = self.clock.time(self._run, 1)
-        ready, backward_end = self._looked_into()
-        if is_counted:
-            self.step_s.append(step_s)
-            self.backward_end.append(backward_end)
-            for name, part in ready.items():
-                self.ready.setdefault(name, []).append(part)
-
-    def order(self) -> list[str]:
-        return sorted(self.ready, key=lambda name: median(self.ready[name]))
-
-    def result(self, order: Sequence[str], local_batch: int) -> MeasuredStep:
-        backward_end = median(self.backward_end)
-        parts = np.maximum.accumulate([median(self.ready[name]) for name in order])
-        ready = np.minimum(parts, backward_end).tolist()
-        return MeasuredStep(local_batch, median(self.step_s), tuple(ready), backward_end)
-
-    def _run(self) -> None:
+    def __call__(self) -> None:
         self._own(self.model)
-        self.optimizer.step()
+        self._optimizer.step()
 
-    def _looked_into(self) -> tuple[dict[str, float], float]:
+    def moments(self) -> tuple[dict[str, float], float]:
         """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
         moments: dict[str, float] = {}
         begun_s = self.clock.now()
         with _noted(self.model, moments, self.clock):
             self._own(self.model)
         backward_end_s = self.clock.now()
-        self.optimizer.step()
+        self._optimizer.step()
         elapsed_s = self.clock.now() - begun_s
         parts = {name: (moment - begun_s) / elapsed_s for name, moment in moments.items()}
         return parts, (backward_end_s - begun_s) / elapsed_s

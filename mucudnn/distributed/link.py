@@ -1,38 +1,19 @@
-"""Measurement of the link between the ranks that torchrun started: interleaved all-reduces of several sizes."""
+"""The process group of the ranks that torchrun started."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from statistics import median
 from traceback import clear_frames
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from mucudnn.measuring.timing.timer import Clock
-from mucudnn.words.errors import UnavailableError
-
-SIZES = tuple(4**exponent for exponent in range(5, 13))  # 1 KiB to 16 MiB
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device
 _TIMEOUT_S = 86400.0  # the other ranks wait while the first one tunes
-
-
-def launched_rank() -> int:
-    """Return the rank of this process from torchrun's environment variables.
-
-    Raises ``UnavailableError`` if torchrun did not start this process.
-    """
-    rank = os.environ.get("RANK", "")
-    if not (rank.isdecimal() and dist.is_available()):
-        raise UnavailableError(
-            "this process is not a rank of torchrun; start it with torchrun --nproc-per-node N -m mucudnn ..., or "
-            "give the latency and the bandwidth"
-        )
-    return int(rank)
 
 
 @contextmanager
@@ -77,30 +58,6 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
             yield
     finally:
         dist.destroy_process_group()
-
-
-def all_reduce_times_s(
-    clock: Clock, device: str = "cpu", *, sizes: Sequence[int] = SIZES, rounds: int = 11
-) -> Mapping[int, float]:
-    """Measure all-reduces; return seconds by size in bytes: the maximum over ranks of the median over rounds.
-
-    All ranks of the default group must call this function. sizes: multiples of four bytes, as the data is float32.
-    """
-    tensors = {size: torch.zeros(size // 4, device=device) for size in sizes}
-    samples: dict[int, list[float]] = {size: [] for size in sizes}
-    for number in range(rounds + 1):  # the first round is a warm-up, which connects the ranks
-        for size, tensor in tensors.items():
-            dist.barrier()
-            elapsed_s = clock.time(_all_reduce_of(tensor), 1)
-            if number:
-                samples[size].append(elapsed_s)
-    slowest = torch.tensor([median(taken) for taken in samples.values()], dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return dict(zip(sizes, slowest.tolist(), strict=True))
-
-
-def _all_reduce_of(tensor: torch.Tensor) -> Callable[[], object]:
-    return lambda: dist.all_reduce(tensor)
 
 
 def gathered(value: Any) -> list[Any]:

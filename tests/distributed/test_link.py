@@ -1,4 +1,4 @@
-"""The link between ranks, and buckets of DistributedDataParallel, on one rank alone; two are in ``test_cli_scale``."""
+"""A process group that exists, and buckets of DistributedDataParallel, on one rank alone."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from support.clock.ticking import TickingClock
 from support.ranks.alone import group_of_one
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mucudnn.distributed.link import all_reduce_times_s, joined, launched_rank
+from mucudnn.distributed.link import joined
 from mucudnn.solver.buckets import DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES, ddp_ends
-from mucudnn.words.errors import UnavailableError
 
 
 @pytest.fixture
@@ -24,23 +22,10 @@ def one_rank() -> Iterator[None]:
         yield
 
 
-def test_each_size_has_the_time_of_one_all_reduce(one_rank: None) -> None:
-    assert all_reduce_times_s(TickingClock(), sizes=(4, 64), rounds=3) == {4: 1.0, 64: 1.0}
-
-
 def test_a_group_that_is_there_is_used_and_left_alone(one_rank: None) -> None:
     with joined("cpu"):
         assert dist.is_initialized()
     assert dist.is_initialized()
-
-
-def test_the_rank_is_the_one_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    assert launched_rank() == 3
-    for rank in ("", "first"):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(UnavailableError, match="start it with torchrun"):
-            launched_rank()
 
 
 # Buckets that DistributedDataParallel really makes, once it has seen a step.

@@ -29,7 +29,7 @@ from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.report.records import config_record
 from mucudnn.bench.report.tables import bound_in_words, milliseconds, new_table, ratio, spread
-from mucudnn.bench.scaling.local_batches import Convolutions
+from mucudnn.bench.scaling.steps import Convolutions
 from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches

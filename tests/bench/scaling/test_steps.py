@@ -9,8 +9,9 @@ import torch
 from support.clock.machine import FakeClock
 from torch import Tensor, nn
 
-from mucudnn.bench.scaling.steps import measure_steps
+from mucudnn.bench.scaling.steps import Convolutions, measure_steps
 from mucudnn.words.errors import InvalidInputError
+from mucudnn.words.progress import Progress
 
 
 class _Slow(torch.autograd.Function):
@@ -45,30 +46,49 @@ def arguments_of(n: int) -> tuple[Tensor, ...]:
 
 
 def test_steps_and_the_moments_of_their_gradients_are_measured() -> None:
+    """Ours takes as long but a second less in the first layer."""
     clock = FakeClock()
     model = TwoLayers(clock)
     before = [parameter.clone() for parameter in model.parameters()]
-    calls: list[float] = []
-    measured = measure_steps(
-        model, arguments_of, (4, 1, 4), clock, rounds=2, together=lambda: calls.append(clock.seconds)
-    )
-    assert measured.gradients == (("second.weight", 48), ("first.weight", 24))
-    assert measured.size_bytes == 72
-    assert [(step.local_batch, step.step_s) for step in measured.steps] == [(1, 6.0), (4, 24.0)]
-    for step in measured.steps:  # 2 n forward, 2 n until the second layer, 2 n until the first
-        assert step.ready == pytest.approx((4 / 6, 1.0))
-        assert step.backward_end == 1.0
-    assert len(calls) == 6  # before each of two sizes, in the round that does not count and in two
+    asked = []
+
+    def tuned(one: nn.Module, arguments: tuple[Tensor, ...], progress: Progress) -> nn.Module:
+        asked.append(len(arguments[0]))
+        assert one is not model
+        one.clock = clock
+        one.first.register_forward_hook(lambda *_: clock.advance(-1))  # type: ignore[operator, union-attr]
+        return one
+
+    measured = measure_steps(model, arguments_of, (1, 4), tuned, clock, rounds=2)
+    assert asked == [4, 1]
+    assert measured.gradients == (48, 24)
+    for which, more in ((Convolutions.TORCH, 0), (Convolutions.MUCUDNN, -1)):
+        steps = measured.steps[which]
+        assert [(step.local_batch, step.step_s) for step in steps] == [(1, 6.0 + more), (4, 24.0 + more)]
+        for step in steps:  # 2 n forward, 2 n until the second layer, 2 n until the first
+            assert step.ready == pytest.approx(((4 * step.local_batch + more) / step.step_s, 1.0))
+            assert step.backward_end == 1.0
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, new)
         assert new.grad is None or new.requires_grad
 
 
-def test_nothing_to_reduce_is_refused() -> None:
+def test_where_ours_is_slower_torchs_counts() -> None:
     clock = FakeClock()
     model = TwoLayers(clock)
+
+    def tuned(one: nn.Module, *_: object) -> nn.Module:
+        one.clock = clock
+        one.first.register_forward_hook(lambda *_: clock.advance(1))  # type: ignore[operator, union-attr]
+        return one
+
+    torchs, ours = measure_steps(model, arguments_of, (1, 4), tuned, clock).steps.values()
+    assert ours == torchs
+
+
+def test_nothing_to_reduce_is_refused() -> None:
+    clock = FakeClock()
+    model = TwoLayers(clock).requires_grad_(False)
     x = nn.Parameter(torch.ones(1, 2))  # is what makes the step run
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
     with pytest.raises(InvalidInputError, match="no parameter"):
-        measure_steps(nn.ModuleList([model, nn.ParameterList([x])])[0], lambda n: (x,), (1,), clock)
+        measure_steps(model, lambda n: (x,), (1,), lambda *_: model, clock)

@@ -1,38 +1,25 @@
-"""A device made up of known times: its tuning, its steps, and predictions of them."""
+"""A device made up of known steps, and predictions of them."""
 
 from __future__ import annotations
 
-from support.problems.made_up_sweeps import layer, powers, tuning
-
-from mucudnn.bench.scaling.local_batches import local_batches
-from mucudnn.bench.scaling.prediction import Cluster, Device, ScaleResult, predict_from
-from mucudnn.bench.scaling.steps import MeasuredStep, MeasuredSteps
-from mucudnn.bench.sources.table_tuning import TableTuning
+from mucudnn.bench.scaling.prediction import Device, Point, predict
+from mucudnn.bench.scaling.steps import Convolutions, MeasuredStep, MeasuredSteps
 from mucudnn.words.communication import AllReduce, Link
 
-UP_TO = 8
+UP_TO, BATCH, RANKS = 8, 32, (1, 2, 4, 64)
 MIB = 2**20
-GRADIENTS = (("last", MIB), ("middle", 40 * MIB), ("first", 3 * MIB))
-RING = Cluster(Link(1e-5, 1e9), AllReduce.RING)
-
-
-def made_up_tuning() -> TableTuning:
-    """Torch takes 4 + n ms for n samples, another algorithm n ms for two and more, twice in a network."""
-    torchs = powers("native", UP_TO, lambda n: 4.0 + n)
-    return tuning(layer(torchs + powers("quick", UP_TO, lambda n: 9.0 if n == 1 else 1.0 * n), UP_TO, count=2))
-
-
-def made_up_steps() -> MeasuredSteps:
-    """Steps of torch whose rest is 10 + 2 n ms; a tenth of them is the optimizer."""
-    parts = (0.5, 0.6, 0.9)
-    steps = [MeasuredStep(n, (2 * (4 + n) + 10 + 2 * n) / 1e3, parts, 0.9) for n in (1, 4, UP_TO)]
-    return MeasuredSteps(GRADIENTS, tuple(steps))
+GRADIENTS = (MIB, 40 * MIB, 3 * MIB)  # bytes, the last layer's first
+LINK = Link(1e-5, 1e9)
 
 
 def made_up_device(largest: int = 32) -> Device:
-    return Device(local_batches(made_up_tuning(), UP_TO, largest), made_up_steps())
+    """Steps of 20 + 4 n ms with PyTorch's convolutions, of 10 + 4 n with ours; a tenth of them is the optimizer."""
+    steps = {
+        which: tuple(MeasuredStep(n, (before_ms + 4 * n) / 1e3, (0.5, 0.6, 0.9), 0.9) for n in (1, 4, UP_TO))
+        for which, before_ms in ((Convolutions.TORCH, 20), (Convolutions.MUCUDNN, 10))
+    }
+    return Device(MeasuredSteps(GRADIENTS, steps), largest)
 
 
-def made_up_result(cluster: Cluster = RING) -> ScaleResult:
-    tuned, steps = made_up_tuning(), made_up_steps()
-    return predict_from(tuned, (steps, None), cluster, (1, 2, 4, 64), up_to=UP_TO, batch=32, local_batch=UP_TO)
+def made_up_points() -> list[Point]:
+    return [*predict(made_up_device(), LINK, AllReduce.RING, RANKS, batch=BATCH, local_batch=UP_TO)]

@@ -9,7 +9,7 @@ from support.ranks.data_parallel import PARTING, ROUNDS, SETTING, SMALL_CAP, mea
 from support.ranks.group import Ranks
 
 from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.scaling.local_batches import Convolutions
+from mucudnn.bench.scaling.steps import Convolutions
 from mucudnn.words.communication import Communication
 
 SLOWEST_S = 200 + 1  # of a step of rank 1, and for the clock to be read
