@@ -6,8 +6,9 @@ measured, such as a layer) is written before the subject's rows. Benchmarks that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.bench.folders.header import FORMAT_VERSION, Header
@@ -70,12 +71,12 @@ def line_of(header: Header, subject: Mapping[str, Any], tunings: Sequence[TunedP
     return json_line(record)
 
 
-def candidates_of_lines(where: str, lines: Iterable[str], header: Header) -> tuple[list[Line], list[str]]:
+def read_candidates(path: Path, header: Header) -> tuple[list[Line], list[str]]:
     """Return the valid lines of ``candidates.jsonl``, the last one of each subject, and messages about the others.
 
-    where: prefix of the line number in messages.
+    A missing file has no lines. Raises ``InvalidInputError`` if the file cannot be read.
     """
-    found, problems = checked_lines(where, lines, partial(_checked, header=header))
+    found, problems = checked_lines(path, partial(_checked, header=header)) if path.exists() else ([], [])
     return [*{subject_key(line, header): line for line in found}.values()], problems
 
 

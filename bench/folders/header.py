@@ -94,11 +94,6 @@ def read_header(folder: Path) -> Header:
         )
     record = read_object(path)
     require_version(path, record)
-    return header_of(path, record)
-
-
-def header_of(path: Path, record: Mapping[str, Any]) -> Header:
-    """Convert a JSON object read from ``path`` to a header. Raises ``InvalidInputError``, which names ``path``."""
     try:
         return Header(
             benchmark=str(record["benchmark"]),
@@ -133,10 +128,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
-        if path.suffix.lower() == ".json":
-            what = f"invalid JSON: {error.msg}; the file is incomplete: write it again"
-        else:
-            what = "not the result of a benchmark: name a folder written with --out, or a file written with --json"
+        what = f"invalid JSON: {error.msg}; the file is incomplete: write it again"
         raise InvalidInputError(f"{path}, line {error.lineno}: {what}") from None
     except RecursionError:
         raise InvalidInputError(f"{path}: nested too deeply for the result of a benchmark") from None

@@ -1,27 +1,24 @@
-"""Reads result folders, and ``--json`` files with the same content, into pandas, and reports unreadable parts."""
+"""Reads result folders into pandas, and reports unreadable parts."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas
 
-from mucudnn.bench.folders.candidates import CANDIDATES_FILE, candidates_of_lines
+from mucudnn.bench.folders.candidates import CANDIDATES_FILE, read_candidates
 from mucudnn.bench.folders.header import (
     ROWS_FILE,
     SUMMARY_FILE,
     Header,
-    header_of,
-    header_record,
     read_header,
     read_object,
     require_version,
 )
-from mucudnn.bench.folders.rows import COLUMNS, Line, Rows, lines_in, read_rows, rows_of_lines
+from mucudnn.bench.folders.rows import COLUMNS, Line, read_rows
 from mucudnn.words.errors import InvalidInputError
 
 
@@ -64,15 +61,6 @@ class ResultFolder:
             found.setdefault(one.reason, []).append(one.what)
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of all files of the folder as one JSON object, as ``--json`` writes it."""
-        return {
-            **header_record(self.header),
-            "rows": self.lines,
-            "candidates": self.candidates,
-            "summary": self.summary,
-        }
-
 
 def read_folder(path: Path) -> ResultFolder:
     """Read a result folder.
@@ -87,42 +75,11 @@ def read_folder(path: Path) -> ResultFolder:
     except InvalidInputError as error:
         told = f"{file} cannot be read, so it is unknown what was left out: {error}"
         summary, problems = {}, (told if file.exists() else f"{file} does not exist: the run has not ended",)
-    rows, file = read_rows(path / ROWS_FILE, header), path / CANDIDATES_FILE
-    candidates = candidates_of_lines(f"{file}, line", lines_in(file) if file.exists() else (), header)
-    return _result(path, header, rows, candidates, summary, problems)
-
-
-def read_result_file(path: Path) -> ResultFolder:
-    """Read a file that a benchmark wrote with ``--json``, or a result folder.
-
-    Raises ``InvalidInputError`` with file and line if the file was not written by a benchmark.
-    """
-    if path.is_dir():
-        return read_folder(path)
-    record = read_object(path)
-    require_version(path, record)
-    header = header_of(path, record)
-    try:
-        rows = rows_of_lines(f"{path}, row", map(json.dumps, record["rows"]), header)
-        candidates = candidates_of_lines(f"{path}, candidates", map(json.dumps, record["candidates"]), header)
-        summary = record["summary"] and _checked_summary(path, record["summary"])
-    except (KeyError, TypeError) as error:
-        raise InvalidInputError(f"{path} lacks {error}; it is not the result of a benchmark") from None
-    return _result(path, header, rows, candidates, summary, ())
-
-
-def _result(
-    path: Path,
-    header: Header,
-    found: Rows,
-    candidates: tuple[list[Line], list[str]],
-    summary: Mapping[str, Any],
-    problems: tuple[str, ...],
-) -> ResultFolder:
+    found, (candidates, undone) = read_rows(path / ROWS_FILE, header), read_candidates(path / CANDIDATES_FILE, header)
     rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
-    problems = (*found.problems, *candidates[1], *problems)
-    return ResultFolder(path, header, found.lines, rows, tuple(candidates[0]), summary, problems)
+    problems = (*found.problems, *undone, *problems)
+    return ResultFolder(path, header, found.lines, rows, tuple(candidates), summary, problems)
 
 
 def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
@@ -136,14 +93,3 @@ def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError) as error:
         raise InvalidInputError(f"{file}: left_out is invalid: {error}") from None
     return summary
-
-
-def flat_rows(folder: ResultFolder) -> Iterator[dict[str, Any]]:
-    """Yield the rows for ``--csv``, with ``time_s`` in place of the samples, and lists and objects as JSON text."""
-    lists = {"samples_s", "format_version", "folder"}
-    for row in folder.rows.to_dict("records"):
-        yield {
-            str(name): json.dumps(value) if isinstance(value, list | dict) else value
-            for name, value in row.items()
-            if name not in lists
-        }

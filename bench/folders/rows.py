@@ -137,49 +137,41 @@ class Rows:
 
 
 def read_rows(path: Path, header: Header) -> Rows:
-    """Read ``rows.jsonl``. Raises ``InvalidInputError`` if the file cannot be read."""
+    """Read ``rows.jsonl``; invalid lines, and lines of other folders, yield a message instead of a row.
+
+    If a row was measured several times, the last result is used. Raises ``InvalidInputError`` if the file cannot be
+    read.
+    """
     if not path.exists():
         return Rows((), (f"{path} does not exist: nothing was measured yet",))
-    return rows_of_lines(f"{path}, line", lines_in(path), header)
-
-
-def rows_of_lines(where: str, lines: Iterable[str], header: Header) -> Rows:
-    """Parse the lines of a rows file; invalid lines, and lines of other folders, yield a message instead of a row.
-
-    where: prefix of the line number in messages. If a row was measured several times, the last result is used.
-    """
-    found, problems = checked_lines(where, lines, partial(_checked, header=header))
+    found, problems = checked_lines(path, partial(_checked, header=header))
     last = {row_key(line, header): line for line in found}
     counts = Counter(line["turns"] for line in found)
     incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
     incomplete = {turns: wanted for turns, wanted in incomplete.items() if counts[turns] != wanted}
     problems += [
-        f"{where}s: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
+        f"{path}: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
         for turns, wanted in incomplete.items()
     ]
     return Rows(tuple(last.values()), tuple(problems), frozenset(incomplete), max(counts, default=0))
 
 
-def lines_in(path: Path) -> list[str]:
-    """Return the lines of a text file. Raises ``InvalidInputError`` if the file cannot be read."""
+def checked_lines(path: Path, checked: Callable[[str], Line]) -> tuple[list[Line], list[str]]:
+    """Parse a file; return the objects of its valid lines, and a message about each invalid one.
+
+    checked: parses a line, or raises ``InvalidInputError``, as this function does if the file cannot be read.
+    """
     try:
-        return path.read_bytes().decode(errors="replace").split("\n")
+        lines = path.read_bytes().decode(errors="replace").split("\n")
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def checked_lines(where: str, lines: Iterable[str], checked: Callable[[str], Line]) -> tuple[list[Line], list[str]]:
-    """Parse lines; return the objects of the valid ones, and a message about each invalid one.
-
-    where: prefix of the line number in messages. checked: parses a line, or raises ``InvalidInputError``.
-    """
     found, problems = list[Line](), list[str]()
     for number, line in enumerate(lines, start=1):
         try:
             if line:
                 found.append(checked(line))
         except InvalidInputError as error:
-            problems.append(f"{where} {number}: {error}; it is left out")
+            problems.append(f"{path}, line {number}: {error}; it is left out")
     return found, problems
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import mucudnn
 from mucudnn.bench.folders.header import HEADER_FILE, folders_below
-from mucudnn.bench.folders.reading import read_folder, read_result_file
+from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.pages.measured import OPERATIONS
 from mucudnn.bench.pages.pictures import pictures_or_reason, write_pictures
 from mucudnn.bench.pages.report import Report, report_of
@@ -52,12 +52,10 @@ class Reports:
 
 
 def reports_in(path: Path) -> Reports:
-    """Read the reports in a path: a result folder, a file written by ``--json``, or a folder of result folders.
+    """Read the reports in a path: a result folder, or a folder of result folders.
 
     Unreadable result folders are skipped. Raises ``InvalidInputError`` if nothing can be read.
     """
-    if path.is_file():
-        return Reports(path, {path.name: report_of(read_result_file(path))})
     folders = [] if (path / HEADER_FILE).exists() else folders_below(path)
     if not folders:
         return Reports(path, {path.name: report_of(read_folder(path))})

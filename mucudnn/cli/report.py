@@ -13,7 +13,7 @@ _SECOND = "operations"  # suffix of the second CSV file, which has a row per ope
 
 
 @click.command(cls=FileCommand)
-@click.argument("folder", metavar="DIR", type=ResultFolder(or_file=True))
+@click.argument("folder", metavar="DIR", type=ResultFolder())
 @click.option(
     "--html",
     "html_file",
@@ -31,8 +31,7 @@ _SECOND = "operations"  # suffix of the second CSV file, which has a row per ope
 def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures: Path | None) -> None:
     """Show the result folder DIR, which a benchmark wrote with --out, or all result folders in DIR together.
 
-    Nothing is measured: every number is computed from the stored samples. DIR may also be a file that a benchmark wrote
-    with --json.
+    Nothing is measured: every number is computed from the stored samples.
     """
     from mucudnn.bench.pages import reports
     from mucudnn.bench.report.export import write_each

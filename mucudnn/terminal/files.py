@@ -86,21 +86,16 @@ class OutputFile(click.Path):
 
 
 class ResultFolder(click.Path):
-    """Parameter type of an existing folder with results.
+    """Parameter type of an existing folder with results."""
 
-    or_file: whether a file that a benchmark wrote with --json is allowed too.
-    """
-
-    def __init__(self, *, or_file: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(path_type=Path)
-        self.or_file = or_file
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not path.is_dir() and not (self.or_file and path.is_file()):
-            other = ", or its file of --json" if self.or_file else ""
+        if not path.is_dir():
             what = "is not a folder" if path.exists() else "does not exist"
-            self.fail(f"{path} {what}; name a folder that a benchmark wrote with --out{other}", param, ctx)
+            self.fail(f"{path} {what}; name a folder that a benchmark wrote with --out", param, ctx)
         return path
 
 

@@ -72,32 +72,20 @@ class Outputs:
                     console.print(each, soft_wrap=isinstance(each, str))
 
     @contextmanager
-    def shown(
-        self,
-        tables: Callable[[ResultFolder], Iterable[Table | str]],
-        rows: Callable[[ResultFolder], Rows] | None = None,
-        figure: Callable[[ResultFolder], Figure] | None = None,
-    ) -> Iterator[Path]:
+    def shown(self, tables: Callable[[ResultFolder], Iterable[Table | str]]) -> Iterator[Path]:
         """Yield a result folder for a benchmark to write to; then show its results, even after an exception.
 
-        The folder is given by ``--out``, or temporary. tables, rows, figure: functions that get the folder's content
-        and return the arguments of ``tell``; by default the CSV file has the folder's own rows.
+        The folder is given by ``--out``, or temporary. tables: makes what is printed of the folder's content.
         """
 
         def show() -> None:
             from mucudnn.bench.folders.header import HEADER_FILE
-            from mucudnn.bench.folders.reading import flat_rows, read_folder
+            from mucudnn.bench.folders.reading import read_folder
 
             if (path / HEADER_FILE).exists():
                 folder = read_folder(path)
                 nothing = [f"nothing was measured: {reason}" for reason in folder.left_out_by_reason]
-                self.tell(
-                    str(folder.header.environment),
-                    *(tables(folder) if folder.lines else nothing),
-                    rows=[*flat_rows(folder)] if rows is None else rows(folder),
-                    record=folder.to_json(),
-                    figure=partial(figure, folder) if figure else None,
-                )
+                self.tell(str(folder.header.environment), *(tables(folder) if folder.lines else nothing))
 
         with ExitStack() as stack:
             path = self.out or Path(stack.enter_context(TemporaryDirectory(prefix="mucudnn-")))
