@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,29 +12,24 @@ import torch
 from support.clock.shared_machine import SharedProcessors
 from support.command_line import invoke
 from support.cudnn.backend import FakeBackend
-from support.database_rows import FAST, PROBLEM
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.analyses.check import Finding, check
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.cli import doctor
-from mucudnn.database.database import Database
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn import library as cudnn_library
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import prover as proving
-from mucudnn.running.environment import current_environment
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-
-NAMES = ("NVIDIA H200", "NVIDIA T4", "NVIDIA H200")
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Three GPUs of two kinds, with cuDNN; the devices that were made current."""
+    """Two GPUs with cuDNN and a driver that nvidia-smi names; the devices that were made current."""
     current: list[int] = []
 
     @contextmanager
@@ -43,16 +37,15 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         current.append(index)
         yield
 
-    properties = SimpleNamespace(total_memory=141 * 2**30, major=9, minor=0)
+    properties = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 2**30, major=9, minor=0)
     library = SimpleNamespace(version_text="9.19.0", path="/lib/libcudnn.so.9")
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(NAMES))
-    monkeypatch.setattr(torch.cuda, "get_device_name", NAMES.__getitem__)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "device", made_current)
     monkeypatch.setattr(cudnn_library, "library", lambda: library)
-    monkeypatch.setattr(doctor, "driver", lambda: "580.65.06")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="580.65.06\n580.65.06\n"))
     monkeypatch.setattr(registry, "cudnn_backend", FakeBackend)
     return current
 
@@ -62,19 +55,20 @@ def without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
 
 
-def state(name: str) -> doctor.Finding:
-    (found,) = (finding for finding in doctor.accelerators() if finding.name == name)
-    return found
+def state(name: str) -> str:
+    return dict(doctor.accelerators())[name]
 
 
-def test_equal_gpus_are_told_together_with_what_computes_on_them(
+def test_gpus_are_told_with_what_computes_on_them_in_lines_of_100_columns(
     gpus: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "machine", lambda: [doctor.Finding("CPU", "made up")])
+    monkeypatch.setattr(doctor, "machine", lambda: [("CPU", "made up")])
     some = [registry.algorithm(name) for name in ("native", "gemm")]
     monkeypatch.setattr(registry, "algorithms", lambda device_type="cpu": some)
-    assert_as_stored("doctor", invoke("doctor").output)
+    output = invoke("doctor").output
+    assert_as_stored("doctor", output)
     assert gpus == [0, 1]
+    assert max(map(len, output.splitlines())) <= 100
 
 
 @pytest.mark.usefixtures("gpus")
@@ -84,12 +78,9 @@ def test_a_gpu_without_cudnn_has_the_other_algorithms(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cudnn_library, "library", missing)
     monkeypatch.setattr(registry, "cudnn_backend", missing)
-    assert state("cuDNN") == doctor.Finding(
-        "cuDNN", "none: there is no cuDNN: it is gone", "install a CUDA build of torch"
-    )
-    native, *_, cudnn = doctor.on_gpu(0)
-    assert native.state != "nothing"
-    assert (cudnn.name, cudnn.state) == ("cudnn", "nothing")
+    assert state("cuDNN") == "none: there is no cuDNN: it is gone; install a CUDA build of torch"
+    assert "native" in state("cuda:0")
+    assert state("cuda:0").endswith("none of cuDNN")
 
 
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,45 +90,36 @@ def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    found = state("GPU")
-    assert found.state == "none: torch can use no GPU: Found no NVIDIA driver on your system."
-    assert found.remedy.startswith("see nvidia-smi")
-    assert doctor.gpus() == {}
+    assert state("GPU").startswith("none: torch can use no GPU: Found no NVIDIA driver on your system.")
+    assert "see nvidia-smi" in state("GPU")
 
 
 def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> None:
         raise ImportError("libcuda.so.1: cannot open shared object file\nand much more")
 
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert state("CuPy") == "none: pip install 'mucudnn[cuda12]'"
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
-    monkeypatch.setattr(doctor, "version", lambda name: "14.2.0")
     monkeypatch.setattr(doctor, "import_module", broken)
-    found = doctor.cupy()
-    reason = "which cannot be imported: libcuda.so.1: cannot open shared object file"
-    assert found.state == f"14.2.0 (cupy-cuda13x), {reason}"
-    assert found.remedy
-    monkeypatch.setattr(doctor, "import_module", lambda name: None)
-    assert doctor.cupy() == doctor.Finding("CuPy", "14.2.0 (cupy-cuda13x)")
+    reason = "cannot be imported: libcuda.so.1: cannot open shared object file"
+    assert state("CuPy") == f"{reason}; fix that, or pip install 'mucudnn[cuda12]'"
+    monkeypatch.setattr(doctor, "import_module", lambda name: SimpleNamespace(__version__="14.2.0"))
+    assert state("CuPy") == "14.2.0"
 
 
-@pytest.mark.parametrize(("others", "state"), [(0.0, "quiet"), (0.6, "others take 60% of a core")])
-def test_the_load_is_told_with_a_remedy(others: float, state: str) -> None:
-    found = doctor.load(SharedProcessors(others=others).watch())
-    assert (found.name, found.state) == ("load", state)
-    assert bool(found.remedy) is (others > 0)
+def test_more_threads_than_cores_have_a_remedy() -> None:
+    assert doctor.threads(2, 2.0) == "2; this process may use 2 cores"
+    found = doctor.threads(4, 1.0)
+    assert found.startswith("4; this process may use 1 core: torch uses 4 threads")
+    assert found.endswith("call torch.set_num_threads(1) first, or set OMP_NUM_THREADS=1")
 
 
-def test_times_under_load_are_told_with_a_remedy(tmp_path: Path) -> None:
-    path, here, doubtful = tmp_path / "some.sqlite", current_environment(), replace(FAST, load=0.9)
-    assert [*doctor.stored(path, here)] == [doctor.Finding("database", str(path))]
-    with Database(path) as database:
-        database.add(here, PROBLEM, 1, FAST)
-        assert [*doctor.stored(path, here)] == [doctor.Finding("database", str(path))]
-        database.add(here, replace(PROBLEM, c=2), 1, doubtful)
-        database.add(replace(here, threads=here.threads + 1), PROBLEM, 1, doubtful)
-    (found,) = doctor.stored(path, here)
-    assert found.state == f"{path}: 1 of its times were measured under load"
-    assert "measured again" in found.remedy
+def test_the_load_is_told_with_a_remedy() -> None:
+    assert doctor.load(SharedProcessors(others=0.0).watch()) == "quiet"
+    assert doctor.load(SharedProcessors(others=0.6).watch()) == (
+        "others take 60% of a core; end other processes, or measure later"
+    )
 
 
 # ``mucudnn check``: torch's own convolutions of a model, proven; what is wrong, and the lines that show it.

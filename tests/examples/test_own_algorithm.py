@@ -57,7 +57,7 @@ def test_it_is_one_file_of_less_than_80_lines_that_keeps_the_contract(installed:
 def test_doctor_lists_it_and_the_package_that_brings_it(installed: Path, tmp_path: Path) -> None:
     told = output(["-m", "mucudnn", "doctor"], tmp_path, installed)
     assert "own-algorithm 0.1" in told
-    assert told.count(NAME) == 2  # what the package brings, and what the algorithm computes
+    assert told.count(NAME) == 2  # among the algorithms, and with the package that brings it
     assert NAME not in output(["-m", "mucudnn", "doctor"], tmp_path)
 
 
