@@ -27,6 +27,7 @@ from mucudnn.enabling.on_import import enable_with_torch
 from mucudnn.terminal.files import FileCommand, OutputFile, whole_text
 from mucudnn.words.config import Config
 from mucudnn.words.errors import InvalidInputError, OutputError
+from mucudnn.words.text_tables import preformatted
 
 _SIGNAL = "SIGUSR2"
 
@@ -98,13 +99,10 @@ def _tell() -> None:
 def _write_report(path: Path, program: str) -> None:
     from mucudnn.enabling.switch import status
 
-    found = status()
+    found, title = status(), f"mucudnn run {program}"
+    text = f"{title}\n\n{found}\n\n{found.to_frame().to_string(index=False)}"
     with whole_text(path) as page:
-        page.write(
-            f"<!doctype html><html lang='en'><meta charset='utf-8'><title>mucudnn run {escape(program)}</title>"
-            f"<h1>mucudnn run {escape(program)}</h1><pre>{escape(str(found))}</pre>"
-            f"{found.to_frame().to_html(index=False)}</html>\n"
-        )
+        page.write(f"<!doctype html><meta charset='utf-8'><title>{escape(title)}</title>{preformatted(text)}\n")
 
 
 def _holds_modules(name: str) -> bool:

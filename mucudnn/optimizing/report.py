@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from types import MethodType
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +21,7 @@ from mucudnn.tuning.confirmation import Confirmation, PutBack
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.words.problem import ConvProblem, Operation
 from mucudnn.words.results import Configuration, MicroConfig, source_of
-from mucudnn.words.text_tables import aligned, filled, listed
+from mucudnn.words.text_tables import aligned, filled, listed, preformatted
 from mucudnn.words.units import format_bytes, format_seconds
 from mucudnn.words.values import instance
 
@@ -94,15 +93,8 @@ class Report:
         return pandas.DataFrame(list(rows))
 
     def _repr_html_(self) -> str:
-        """Return the table as HTML for notebooks."""
-        if self.memory:
-            return f"<pre>{escape(str(self))}</pre>"
-        if not self.layers:
-            return "".join(f"<p>{escape(line)}</p>" for line in self._without_layers())
-        head = _html_row("th", self._heading())
-        body = "".join(_html_row("td", row) for row in self._rows())
-        notes = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in self._summary())
-        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
+        """Return the report as preformatted text for notebooks."""
+        return preformatted(str(self))
 
     def _without_layers(self) -> list[str]:
         """Return the lines that replace an empty table, with the reason why no convolution is tuned."""
@@ -309,7 +301,3 @@ def _speedup(*tuned: TunedProblem) -> str:
 
 def _named(name: str) -> str:
     return name or "(the model itself)"
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

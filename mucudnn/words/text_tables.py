@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from textwrap import fill
 
 WIDTH = 100
@@ -34,3 +35,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         shown = name if len(name) <= first else f"{name[: first - 1 - keep]}…{name[-keep:]}"
         padded = (cell.ljust(width) for cell, width in zip((shown, *cells), (first, *widths), strict=True))
         yield "  ".join(padded).rstrip()
+
+
+def preformatted(text: str) -> str:
+    """Return text as HTML that keeps its lines and columns."""
+    return f"<pre>{escape(text)}</pre>"
