@@ -51,5 +51,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "without what is done once a call, over its number of samples. Where a line falls, small "
             "micro-batches cost.",
         ),
+        "bands": Kind(
+            "Time against memory in bands of rows",
+            "The line is the least predicted time of a call within each memory of activations and workspace; squares "
+            "are measured.",
+        ),
     }
 )

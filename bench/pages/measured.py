@@ -10,7 +10,6 @@ from math import exp, log, nan
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pandas
 
 from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
@@ -18,7 +17,7 @@ from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.folders.reading import ResultFolder
 from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, problem_of
 from mucudnn.bench.folders.speedups import Estimate, mean_speedup, speedup_of
-from mucudnn.bench.report.tables import shares
+from mucudnn.bench.report.tables import shares, spread
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.words.problem import Operation
 from mucudnn.words.results import BUSY
@@ -47,7 +46,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     """
     rows = _with_known_types(folder.rows)
     rows = _with_speedups(rows, folder.header.subject_columns)
-    rows["spread"] = [_spread(samples) for samples in rows["samples_s"]]
+    rows["spread"] = [spread(samples)["noise"] if len(samples) > 1 else nan for samples in rows["samples_s"]]
     rows = rows.astype({name: float for name in _METRICS if name in rows})
     if not has_problems(rows):
         return _with_models(rows)
@@ -118,13 +117,6 @@ def _kinds(kinds_s: object) -> str | None:
     if not isinstance(kinds_s, dict):
         return None
     return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
-
-
-def _spread(samples: list[float]) -> float:
-    if len(samples) < 2:
-        return nan
-    low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
-    return float((high - low) / middle)
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas
 
+from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.pages.drawing import (
     FAINT,
     MARKERS,
@@ -239,10 +240,32 @@ def micro_batches(report: Report) -> Figure | None:
     return figure
 
 
+def bands(report: Report) -> Figure | None:
+    """Draw the predicted time of a model's call against its memory, and what was measured of it and of torch."""
+    rows = report.rows
+    banded = [row for row in rows.to_dict("records") if isinstance(row.get("front"), list)]
+    if not banded:
+        return None
+    figure, panel = panels(len(banded), 3.2)
+    for axes, row in zip(panel, banded, strict=True):
+        sizes, times = np.array(row["front"]).T
+        axes.step(sizes / _MIB, times * 1e3, where="post", color=SERIES[0], label="in bands, predicted")
+        torchs = rows[(rows["turns"] == row["turns"]) & (rows["contestant"] == TORCH)].to_dict("records")
+        for one, colour, name in zip((row, *torchs), (SERIES[0], TORCH_COLOUR), ("in bands", "PyTorch"), strict=False):
+            style: dict[str, Any] = {"color": colour, "markersize": 4, "label": f"{name}, measured"}
+            axes.plot(one["peak_bytes"] / _MIB, one["time_s"] * 1e3, "s", **style)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        label(axes, plain(f"{row['network']}, {row['contestant']}"), "activations and workspace, MiB", "ms per call")
+    legend_above(figure)
+    return figure
+
+
 _DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
     "speedups": speedups,
     "divided": divided,
     "limits": limits,
     "desirable": desirable,
     "micro-batches": micro_batches,
+    "bands": bands,
 }

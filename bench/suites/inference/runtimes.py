@@ -34,6 +34,7 @@ from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.rows import Row, Subject
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.report.records import config_record
+from mucudnn.graph.model import BandedModel
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.environment import current_environment
 from mucudnn.words.config import Config
@@ -90,7 +91,7 @@ class RuntimeJob:
         model, x = self.subject()
         outputs = _PREPARE[self.runtime](model.eval(), x, self)
         found, grown_bytes = resident_growth(outputs)
-        memory = {"grown_bytes": grown_bytes}
+        memory = {"grown_bytes": grown_bytes, "front": _front(outputs)}
         if self.runtime not in _PACKAGES:  # others have allocators of their own
             memory["peak_bytes"] = allocator_peak_bytes(outputs)
         kinds = self._kinds(outputs) if self._tells_layers else lambda _: {}
@@ -107,6 +108,17 @@ class RuntimeJob:
         """Return a function that calls the model once and returns the seconds of each kind of layer."""
         times = KindTimes(outputs, WallClock())
         return lambda _: times.sample()
+
+
+def _front(outputs: _Outputs) -> list[tuple[int, float]] | None:
+    """Return predicted bytes and seconds of a call in bands of rows, for every plan worth having; None without bands.
+
+    The least memory comes first.
+    """
+    model = outputs.args[0] if isinstance(outputs, partial) else None
+    if not isinstance(model, BandedModel):
+        return None
+    return sorted((plan.memory_bytes, plan.time_s) for plan in model.findings[0].front)
 
 
 def _torch(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
@@ -274,9 +286,9 @@ def _row(subject: Subject, runtime: Runtime, entrant: Entrant[_Arrays], torchs: 
     return Row(subject, runtime, entrant.samples_s, failure=entrant.failure, more=more)
 
 
-def _memory(process: OwnProcess[_Arrays]) -> dict[str, int | None]:
+def _memory(process: OwnProcess[_Arrays]) -> dict[str, Any]:
     try:
-        columns: dict[str, int | None] = process.ask(_MEMORY)
+        columns: dict[str, Any] = process.ask(_MEMORY)
     except OwnProcessError:
         return {}
     return columns

@@ -79,19 +79,18 @@ def scale(
     from mucudnn.bench.scaling.report import in_words, scale_table
     from mucudnn.bench.scaling.steps import measure_steps
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
-    from mucudnn.bench.sources.networks import arguments_for
     from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.words.progress import progress_bar
 
     environment = tuning_environment(device, config)  # fails early if the device is missing
     up_to = max(2, min(up_to, batch))
-    model, (x, *_) = seeded_model(source, up_to, device, **sizes)
+    model, x = seeded_model(source, up_to, device, **sizes)
     model.train()
     with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
         steps = measure_steps(
             model,
-            lambda n: arguments_for(source, x[:n]),
+            lambda n: (x[:n],),
             sorted({round(up_to ** (i / (_SIZES - 1))) for i in range(_SIZES)}),
             lambda one, arguments, progress: optimize(
                 one, arguments, replace(config, confirm=False), progress=progress

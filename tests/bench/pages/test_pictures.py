@@ -13,9 +13,13 @@ import numpy as np
 import pandas
 import pytest
 from numpy.typing import NDArray
+from support.clock.machine import ENVIRONMENT
 from support.result_folders import MIB, training_layers, write_random_folder
 
+from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.pages import pictures
 from mucudnn.bench.pages.measured import UNDIVIDED, gains
 from mucudnn.bench.pages.report import Report, report_of
@@ -86,6 +90,19 @@ def test_times_of_a_sample_are_drawn_by_micro_batch_size(report: Report) -> None
         of = first.allowed[first.allowed["algorithm"] == line.get_label()]
         assert list(line.get_xdata()) == list(of["micro_batch_size"])
         assert list(line.get_ydata()) == pytest.approx(list(of["step_s"] / of["micro_batch_size"] * 1e3))
+
+
+def test_the_front_in_bands_is_drawn_beside_what_was_measured(tmp_path: Path) -> None:
+    header = Header("inference", "a net", {}, ENVIRONMENT, subject_columns=("network",), wanted=1)
+    front = [[2 * MIB, 0.3], [4 * MIB, 0.2]]
+    with open_folder(tmp_path / "folder", header) as folder:
+        torchs = Row({"network": "unet"}, "torch", (0.25,), more={"peak_bytes": 8 * MIB, "front": None})
+        ours = Row({"network": "unet"}, "mucudnn", (0.31,), more={"peak_bytes": 3 * MIB, "front": front})
+        folder.add([torchs, ours])
+    (axes,) = drawn(pictures.bands(report_of(read_folder(tmp_path / "folder")))).axes
+    line, measured, torch = (one.get_xydata().tolist() for one in axes.lines)
+    assert line == [[2, 300], [4, 200]]
+    assert (measured, torch) == ([[3, 310]], [[8, 250]])
 
 
 def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
