@@ -94,6 +94,7 @@ def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "see nvidia-smi" in state("GPU")
 
 
+@pytest.mark.usefixtures("gpus")
 def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> None:
         raise ImportError("libcuda.so.1: cannot open shared object file\nand much more")
