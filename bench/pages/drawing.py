@@ -1,9 +1,13 @@
-"""Elements shared by the pictures: style, colours, axes, box plots and legends."""
+"""Elements shared by the pictures: style, colours, axes, box plots and legends.
+
+matplotlib is optional, imported to draw a figure, and its global state is left alone.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mucudnn.bench.contests.variants import TORCH
 from mucudnn.bench.pages.measured import CONTESTANT
-from mucudnn.bench.report.plots import new_figure
+from mucudnn.words.errors import UnavailableError
 from mucudnn.words.torch_settings import TORCHS_OWN
 from mucudnn.words.units import format_bytes
 
@@ -34,10 +38,80 @@ STYLE: Any = {
     "axes.edgecolor": FAINT,
     "grid.color": LINE,
 }
+_SVG_DPI = 72  # resolution of matplotlib's SVG, which is fixed
 _MOST_LETTERS = 44
 _COLUMNS = 3  # number of panels side by side
 _PANEL_INCHES = 4.4
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 2.8, 0.2  # width of a column of a legend, height of a line
+
+
+def require_matplotlib() -> None:
+    """Raise ``UnavailableError`` if matplotlib is not installed. Call this before a long measurement."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UnavailableError("plots need matplotlib, which is not installed: pip install 'mucudnn[report]'") from None
+
+
+def new_figure(width_inches: float, height_inches: float) -> Figure:
+    """Return an empty figure in constrained layout."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure made by ``new_figure`` as an SVG file.
+
+    The layout is computed first, because ``savefig`` would draw the figure twice, once only for the layout.
+    """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    FigureCanvasSVG(figure)  # The layout depends on the canvas's text widths.
+    figure.set_dpi(_SVG_DPI)
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+        figure.set_layout_engine(None)
+    stream = BytesIO()
+    figure.savefig(stream, format="svg", dpi=_SVG_DPI, metadata={"Date": None})
+    return stream.getvalue()
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    """Set title and axis labels of a plot, and draw a light grid. x, y: the labels, which include units."""
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    for axis, text in ((axes.xaxis, x), (axes.yaxis, y)):
+        if not text:
+            axis.set_label_coords(0, 0)  # Skips matplotlib's slow search for a place that is clear of tick labels.
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def batch_axis(axes: Axes, up_to: int) -> None:
+    """Make the x axis one of batch sizes from 1 to ``up_to``: logarithmic, with ticks at powers of two and the end."""
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    axes.set_xscale("log", base=2)
+    sizes = [2**exponent for exponent in range(up_to.bit_length()) if 2**exponent < 0.8 * up_to]
+    axes.xaxis.set_major_locator(FixedLocator([*sizes, up_to]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlim(0.9, 1.1 * up_to)
+
+
+def ratio_axis(axes: Axes) -> None:
+    """Make the y axis logarithmic, for positive ratios, with tick labels such as 0.5 instead of powers of ten."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    least, most = axes.get_ylim()
+    axes.set_ylim(0.8 * least, max(1.25 * most, 4 * least))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
 
 
 def plain(text: str) -> str:
@@ -81,7 +155,7 @@ def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
     """Create a figure with ``count`` axes, three in each row."""
     columns = min(_COLUMNS, count)
     lines = -(-count // columns)
-    figure = new_figure(_PANEL_INCHES * columns, lines * height_inches, "")
+    figure = new_figure(_PANEL_INCHES * columns, lines * height_inches)
     every = list(figure.subplots(lines, columns, squeeze=False).flatten())
     for axes in every[count:]:
         axes.set_visible(False)
@@ -92,7 +166,7 @@ def named_rows(
     names: Sequence[str], row_inches: float, width_inches: float, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure with axes side by side that share a y axis, on which the names are listed from top to bottom."""
-    figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)), "")
+    figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)))
     every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
     every[0].set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
     every[0].set_ylim(len(names) - 0.4, -0.6)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from io import BytesIO
 from itertools import islice
 from math import nan
 from pathlib import Path
@@ -23,21 +22,26 @@ from mucudnn.bench.pages.drawing import (
     SERIES,
     STYLE,
     TORCH_COLOUR,
+    batch_axis,
     beside,
     colours,
     draw_boxes,
+    label,
     legend_above,
     named_rows,
+    new_figure,
     panels,
     plain,
+    ratio_axis,
+    require_matplotlib,
     series_label,
+    svg,
     with_series,
     x_ratio_axis,
 )
 from mucudnn.bench.pages.kinds import KINDS, MOST_SUBJECTS, Kind
 from mucudnn.bench.pages.measured import gains, has_problems, published_gains_of, with_layers
 from mucudnn.bench.pages.report import Report, Subject
-from mucudnn.bench.report.plots import batch_axis, label, new_figure, ratio_axis, require_matplotlib, write_figure
 from mucudnn.terminal.files import whole_file
 from mucudnn.words.errors import UnavailableError
 from mucudnn.words.problem import Operation
@@ -61,9 +65,7 @@ def drawn(report: Report) -> Iterator[tuple[str, bytes]]:
     with rc_context(STYLE):
         for name, draw in _DRAW.items():
             if (figure := draw(report)) is not None:
-                stream = BytesIO()
-                write_figure(figure, stream, "svg", metadata={"Date": None})
-                yield name, stream.getvalue()
+                yield name, svg(figure)
 
 
 def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
@@ -153,7 +155,7 @@ def limits(report: Report) -> Figure | None:
     if rows.empty:
         return None
     kinds, by_series = sorted(set(rows["kind"])), colours(rows["series"])
-    figure = new_figure(13, max(4.5, 1.3 + 0.13 * len(kinds) * len(by_series)), "")
+    figure = new_figure(13, max(4.5, 1.3 + 0.13 * len(kinds) * len(by_series)))
     rates, boxes = figure.subplots(1, 2)
     for index, (name, colour) in enumerate(by_series.items()):
         of = rows[rows["series"] == name]

@@ -1,4 +1,4 @@
-"""Output of commands: printed tables, and the files for ``--csv``, ``--json``, ``--plot`` and ``--out``."""
+"""Output of commands: printed tables, and the files for ``--csv``, ``--json`` and ``--out``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mucudnn.terminal.files import OutputFile, OutputFolder
 from mucudnn.words.errors import InvalidInputError, OutputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
     from mucudnn.bench.folders.reading import ResultFolder
@@ -27,43 +26,27 @@ if TYPE_CHECKING:
 _OUT_HELP = "Keep all samples in this result folder. Run the same command again to resume."
 
 
-Rows = Sequence[Mapping[str, Any]] | Callable[[Path], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The output files requested by ``--csv``, ``--json``, ``--plot`` and ``--out``."""
+    """The output files requested by ``--csv``, ``--json`` and ``--out``."""
 
     csv_file: Path | None = None
     json_file: Path | None = None
-    plot_file: Path | None = None
     out: Path | None = None
 
-    @property
-    def folder(self) -> Path:
-        """The folder given by ``--out``, for commands that require this option."""
-        assert self.out is not None
-        return self.out
-
     def tell(
-        self,
-        *printed: Table | str,
-        rows: Rows = (),
-        record: Mapping[str, Any] | None = None,
-        figure: Callable[[], Figure] | None = None,
+        self, *printed: Table | str, rows: Sequence[Mapping[str, Any]] = (), record: Mapping[str, Any] | None = None
     ) -> None:
         """Write results to the requested files, then print them, even if writing fails.
 
-        printed: tables and texts. rows: the rows of the CSV file, or a function that writes the file.
+        printed: tables and texts. rows: the rows of the CSV file. record: the object of the JSON file.
         """
-        from mucudnn.bench.report.plots import save_png
         from mucudnn.terminal.console import output
 
         try:
             write_each(
-                (self.csv_file, rows if callable(rows) else partial(write_csv, rows=rows)),
+                (self.csv_file, partial(write_csv, rows=rows)),
                 (self.json_file, partial(write_json, record=record or {})),
-                (self.plot_file, lambda path: save_png(figure(), path) if figure else None),
             )
         finally:
             console = output()
@@ -99,31 +82,14 @@ class Outputs:
             show()
 
 
-def outputs(*kinds: str, required: bool = False) -> Decorator:
-    """Return a decorator that adds some of the options ``--csv``, ``--json``, ``--plot`` and ``--out`` to a command.
-
-    required: whether ``--out`` is required.
+def outputs(*kinds: str) -> Decorator:
+    """Return a decorator that adds some of the options ``--csv``, ``--json`` and ``--out`` to a command.
 
     kinds: the options. The command gets their values as one argument, ``outputs``.
     """
-    every = {
+    every: dict[str, Decorator] = {
         "csv": options.option("csv", OutputFile(), "Also write the numbers to this CSV file.", variable="csv_file"),
         "json": options.option("json", OutputFile(), "Also write the results to this JSON file.", variable="json_file"),
-        "plot": click.option(
-            "--plot",
-            "plot_file",
-            metavar="FILE.png",
-            type=OutputFile(suffix=".png"),
-            help="Also draw a plot into this PNG file.",
-        ),
-        "out": click.option("--out", type=OutputFolder(), required=required, help=_OUT_HELP),
+        "out": click.option("--out", type=OutputFolder(), help=_OUT_HELP),
     }
-    return bundled("outputs", _outputs, *(every[kind] for kind in kinds))
-
-
-def _outputs(**files: Path | None) -> Outputs:
-    if files.get("plot_file") is not None:
-        from mucudnn.bench.report.plots import require_matplotlib
-
-        require_matplotlib()
-    return Outputs(**files)
+    return bundled("outputs", Outputs, *(every[kind] for kind in kinds))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,9 +20,9 @@ from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
 from mucudnn.bench.pages import pictures
+from mucudnn.bench.pages.drawing import svg
 from mucudnn.bench.pages.measured import UNDIVIDED, gains
 from mucudnn.bench.pages.report import Report, report_of
-from mucudnn.bench.report.plots import write_figure
 from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
 from mucudnn.bench.sources.published import published_gains, published_times
 
@@ -151,7 +150,7 @@ def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Re
     figure = drawn(pictures.micro_batches(alone))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_figure(figure, io.BytesIO(), "svg")
+        svg(figure)
     (axes,), (legend,) = figure.axes, figure.legends
     assert axes.get_window_extent().y1 <= legend.get_window_extent().y0
 
