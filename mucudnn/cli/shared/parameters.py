@@ -141,27 +141,6 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return c, h, w
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """Parse comma-separated names. Raises ``InvalidInputError`` if there is no name.
-
-    >>> parse_names("gemm, direct")
-    ('gemm', 'direct')
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise InvalidInputError(
-            f"algorithms has no name in {text!r}; mucudnn doctor lists them: give some, or leave it out"
-        )
-    return names
-
-
-def parse_size(text: str) -> str:
-    """Return ``text`` if it is a size in bytes. Raises ``InvalidInputError`` for other text, including ``none``."""
-    if parse_bytes(text) is None:
-        raise InvalidInputError(f"{text!r} is not a size; give one, such as 64MiB")
-    return text
-
-
 def parse_sizes(text: str) -> tuple[int | None, ...]:
     """Parse distinct workspace limits; ``none`` is no limit. Raises ``InvalidInputError`` for other text.
 
