@@ -13,7 +13,7 @@ from mucudnn.bench.sources.models import blamed_in_training, load_model
 from mucudnn.distributed import team_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.environment import Environment
-from mucudnn.tracing.headroom import Headroom, Limits, find_headroom
+from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tuning.divide import Divided
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
@@ -163,8 +163,8 @@ def table_with_headroom(
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     device: str = "cpu",
-) -> tuple[LayerTable, Headroom]:
-    """Return the layers of a model, and the headroom of a training step with ``batch`` samples (by default 1).
+) -> tuple[LayerTable, Limits]:
+    """Return the layers of a model, and the headroom in a training step with ``batch`` samples (by default 1).
 
     Headroom is the workspace that each convolution can use without raising the step's peak memory. Modules with the
     same geometry stay separate layers, because each has its own headroom. Other arguments are those of ``load_source``.
@@ -179,10 +179,10 @@ def table_with_headroom(
     sample = torch.zeros(batch or 1, *shape, dtype=getattr(torch, dtype))
     sample = sample.to(device=device, memory_format=TORCH_FORMATS[memory_format])
     with blamed_in_training(source, sample.shape):
-        headroom = find_headroom(model.to(device=device), sample)
-    if not headroom.timeline.calls:
+        limits = find_headroom(model.to(device=device), sample)
+    if not limits:
         raise InvalidInputError(f"{source} runs no convolution in a training step: there is no headroom to use")
-    return module_by_module(table), headroom
+    return module_by_module(table), limits
 
 
 def module_by_module(table: LayerTable) -> LayerTable:

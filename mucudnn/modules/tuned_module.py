@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -63,6 +64,19 @@ class TunedModule:
             f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "
             "first make each such module PyTorch's own again with module.__class__ = module.untuned_class"
         )
+
+
+@contextmanager
+def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Make the modules run torch's convolution inside the block."""
+    before = [(module, module.choices) for module in modules]
+    try:
+        for module, _ in before:
+            module.choices = None
+        yield
+    finally:
+        for module, choices in before:
+            module.choices = choices
 
 
 def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:

@@ -162,7 +162,7 @@ def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits
         return None
     from mucudnn.tracing.headroom import find_headroom
 
-    return find_headroom(model, sample_input).limits
+    return find_headroom(model, sample_input)
 
 
 def _require_step(step: object) -> None:

@@ -13,7 +13,7 @@ from mucudnn.distributed.team import Team
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
-from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.modules.tuned_module import TunedModule, running_torchs_own
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tuning.choose import baseline_of
@@ -95,7 +95,7 @@ class ModelSteps:
         mark = watch.mark()
         with ExitStack() as stack:
             if not ours:
-                stack.enter_context(_torchs_own(self.modules.values()))
+                stack.enter_context(running_torchs_own(self.modules.values()))
             stack.enter_context(self._times.recording() if recorded else untouched)
             begun_s = self._clock.now()
             self.step(self.model)
@@ -191,16 +191,3 @@ def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
         for module, tuned, choices in before:
             module.tuned, module.choices = tuned, choices
         raise
-
-
-@contextmanager
-def _torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Make the modules run torch's convolution inside the block."""
-    before = [(module, module.choices) for module in modules]
-    try:
-        for module, _ in before:
-            module.choices = None
-        yield
-    finally:
-        for module, choices in before:
-            module.choices = choices

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -19,35 +19,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mucudnn.kernels.contract.allocation import block_bytes
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.modules.conv_transpose2d import conv_transpose2d
-from mucudnn.running import operators
+from mucudnn.modules.tuned_module import TunedModule, running_torchs_own
 from mucudnn.tracing.convolutions import TRACED, Call, call_of, problem_operation
 from mucudnn.tracing.own_step import leaf, undisturbed
 from mucudnn.words.errors import InvalidInputError
 from mucudnn.words.problem import ConvProblem, Operation
 
-if TYPE_CHECKING:
-    import pandas
-
-_TORCHS_FORWARD = torch.ops.aten.convolution.default
-_TORCHS_BACKWARD = torch.ops.aten.convolution_backward.default
-_OUR_BACKWARD = {
-    operators.conv2d_backward_data: Operation.BACKWARD_DATA,
-    operators.conv2d_backward_filter: Operation.BACKWARD_FILTER,
-}
-_TRANSPOSED_ARGUMENT = {_TORCHS_FORWARD: 6, _TORCHS_BACKWARD: 7}
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One operator of the step, and the bytes in use when it ends, including its operands and results.
-
-    transient_bytes: additional bytes of tensors while a convolution runs; see ``ConvolutionCall``.
-    """
-
-    operator: str
-    live_bytes: int
-    transient_bytes: int = 0
+_FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +33,13 @@ class ConvolutionCall:
     """One operation (y, dx or dw) of one call of a convolution module; ``problem`` describes the operation.
 
     in_use_bytes: bytes in use while the operation runs, without any workspace, including its result and copies of
-    operands that are not in the problem's memory format. event: index of the operator that ran it; dx and dw of torch's
-    backward operator have the same event.
+    operands that are not in the problem's memory format.
     """
 
     name: str
     problem: ConvProblem
     batch_size: int
     in_use_bytes: int
-    event: int
 
     @property
     def operation(self) -> Operation:
@@ -71,86 +47,58 @@ class ConvolutionCall:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTimeline:
-    """The operators of one training step in execution order, and the convolutions among them.
+class TracedStep:
+    """The memory of a training step. base_bytes: parameters, buffers and input, included in every number.
 
-    base_bytes: parameters, buffers and input, included in every number. real_because: the reason why the step ran on
-    real tensors; None if it ran on fake ones, without memory or arithmetic.
+    peak_bytes: most bytes in use, without workspaces and memory allocated inside an operator.
     """
 
     base_bytes: int
-    events: tuple[Event, ...]
+    peak_bytes: int
     calls: tuple[ConvolutionCall, ...]
-    real_because: str | None = None
-
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes in use during the step, without workspaces and memory allocated inside an operator."""
-        return max((event.live_bytes + event.transient_bytes for event in self.events), default=self.base_bytes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the timeline as plain values for ``json.dumps``, sizes in bytes."""
-        return asdict(self) | {"peak_bytes": self.peak_bytes}
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a data frame with a row for each convolution call: module, geometry, bytes in use, event index."""
-        import pandas
-
-        rows = []
-        for call in self.calls:
-            numbers = {name: getattr(call, name) for name in ("batch_size", "in_use_bytes", "event")}
-            rows.append({"name": call.name} | asdict(call.problem) | numbers)
-        return pandas.DataFrame(rows)
 
 
-def trace_step(model: nn.Module, sample_input: Any) -> MemoryTimeline:
-    """Trace the memory of one training step of the model; return the bytes in use after each operator.
+def trace_step(model: nn.Module, sample_input: Any) -> TracedStep:
+    """Trace the memory of one training step of the model with torch's own convolutions.
 
     The step is a forward pass, the sum of all floating-point outputs as the loss, and a backward pass into gradients
-    that start as None.
-
-    sample_input: the only argument, or a tuple of all positional ones. A model in training mode runs as it is, any
-    other after ``model.train()``, under the current autocast state. Gradients, buffers (running statistics), mode and
-    random state are restored afterwards.
+    that start as None. sample_input: the only argument, or a tuple of all positional ones. The model's gradients,
+    buffers, mode and the random state are restored afterwards.
 
     The step runs on fake tensors and a copy of the model without memory. If that fails (control flow on tensor values,
     an operator without a fake kernel, a model that cannot be copied), the model itself runs on real tensors. The output
-    is kept until the step ends, as in a training loop that holds it in a variable.
-
-    Only memory on the model's type of device is counted; on CUDA, in the allocator's blocks of 512 bytes.
+    is kept until the step ends, as in a training loop that holds it in a variable. Only memory on the model's type of
+    device is counted; on CUDA, in the allocator's blocks of 512 bytes.
 
     Raises ``InvalidInputError`` if the output has no floating tensor, and any error of the model.
     """
     arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
-    with undisturbed(model):
-        try:
-            return _trace_fake(model, arguments)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return _trace(model, arguments, reason)
+    tuned = [module for module in model.modules() if isinstance(module, TunedModule)]
+    with undisturbed(model), running_torchs_own(tuned):
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with suppress(Exception):
+            with FakeCopyMode(fake):
+                without_memory = copy.deepcopy(model)
+            inputs = tree_map(lambda value: fake.from_tensor(value) if isinstance(value, Tensor) else value, arguments)
+            with fake:
+                return _trace(without_memory, inputs)
+        return _trace(model, arguments)
 
 
-def _trace_fake(model: nn.Module, arguments: tuple[Any, ...]) -> MemoryTimeline:
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with FakeCopyMode(fake):
-        without_memory = copy.deepcopy(model)
-    inputs = tree_map(lambda value: fake.from_tensor(value) if isinstance(value, Tensor) else value, arguments)
-    with fake:
-        return _trace(without_memory, inputs, None)
-
-
-def _trace(model: nn.Module, arguments: tuple[Any, ...], real_because: str | None) -> MemoryTimeline:
+def _trace(model: nn.Module, arguments: tuple[Any, ...]) -> TracedStep:
     inputs = tree_map(leaf, arguments)
     base = [*model.parameters(), *model.buffers(), *_tensors(inputs)]
     tracer = _Tracer(base, base[0].device.type if base else "cpu")
+    base_bytes = tracer.live_bytes
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(module, TRACED):
-                stack.callback(module.register_forward_pre_hook(tracer.entering(name), with_kwargs=True).remove)
+                entering = partial(tracer.enter, name)
+                stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(tracer.leave, always_call=True).remove)
         stack.enter_context(tracer)
         training_step(model, inputs)
-    return MemoryTimeline(tracer.base_bytes, tuple(tracer.events), tuple(tracer.calls), real_because)
+    return TracedStep(base_bytes, tracer.peak_bytes, tuple(tracer.calls))
 
 
 def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -177,8 +125,8 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
 class _Forward:
     """A convolution of the forward pass, recorded to find its module in the backward pass.
 
-    call: the module's call; None if no traced module was running. filter: storage and offset of w. shapes: shapes of
-    the problem's x and w. done: operations of the backward pass already matched with this convolution.
+    call: the module's call; None if no traced module was running. filter: storage and offset of w. done: operations of
+    the backward pass already matched with this convolution.
     """
 
     call: Call | None
@@ -190,27 +138,23 @@ class _Forward:
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counter of the bytes of tensor storages, from the operator that makes them until they are freed.
 
-    Views are free. A storage that is first seen as an operand existed before the step, and counts only if it is in
-    ``base``. On CUDA, bytes of the allocator's blocks are counted. Storages on other devices than the model's are not
-    counted.
+    Views are free. A storage that is first seen as an operand existed before the step, and counts only in ``base``.
     """
 
     def __init__(self, base: Sequence[Tensor], device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
-        self.base_bytes = self.live_bytes = self._bytes_of_all(base)
-        self.events: list[Event] = []
+        storages = [tensor.untyped_storage() for tensor in base if tensor.device.type == device_type]
+        own = {storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}
+        self.live_bytes = self.peak_bytes = sum(own.values())
         self.calls: list[ConvolutionCall] = []
         self.known: dict[int, ReferenceType[Any]] = {}
         self.made: dict[int, int] = {}  # bytes of the storages made in the step
         self.running: list[Call | None] = []
         self.forwards: list[_Forward] = []
 
-    def entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def enter(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self.running.append(call_of(name, module, arguments, named))
-
-        return enter
+    def enter(self, name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.running.append(call_of(name, module, arguments, named))
 
     def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         self.running.pop()
@@ -218,15 +162,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for operand in _tensors((args, kwargs)):
             self._meet(operand.untyped_storage())
-        before_bytes = self.live_bytes
+        before_bytes, first = self.live_bytes, len(self.calls)
         result = func(*args, **(kwargs or {}))
-        results = _tensors(result)
-        for tensor in results:
+        for tensor in _tensors(result):
             if tensor.device.type == self.device_type:
                 self._count(tensor.untyped_storage())
-        if results:
-            transient_bytes = self._convolutions(func, args, result, before_bytes)
-            self.events.append(Event(str(func), self.live_bytes, transient_bytes))
+        if func is _FORWARD:
+            self._forward(args[0], args[1], args[6], result)
+        elif func is _BACKWARD:
+            self._backward(args[0], args[1], args[2], args[7], result, before_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes, *(call.in_use_bytes for call in self.calls[first:]))
         return result
 
     def _meet(self, storage: torch.UntypedStorage) -> bool:
@@ -253,50 +198,26 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _block_bytes(self, size_bytes: int) -> int:
         return block_bytes(size_bytes, self.device_type)
 
-    def _bytes_of_all(self, tensors: Sequence[Tensor]) -> int:
-        storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == self.device_type]
-        return sum({storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}.values())
-
-    def _convolutions(self, func: Any, args: Any, result: Any, before_bytes: int) -> int:
-        """Record the convolutions that the operator ``func`` computes.
-
-        Returns how many more bytes were in use while they ran than after ``func``.
-        """
-        first = len(self.calls)
-        transposed = func is conv_transpose2d or (func in _TRANSPOSED_ARGUMENT and args[_TRANSPOSED_ARGUMENT[func]])
-        if func in (_TORCHS_FORWARD, operators.conv2d, conv_transpose2d):
-            read, w = args[:2]
-            x = result if transposed else read
-            operation = problem_operation(Operation.FORWARD, transposed=transposed)
-            if func is not operators.conv2d or not self._is_gradient(x, w):
-                self._remember(operation, x, w)
-            self._record(operation, x, w, (read, w), self.live_bytes)
-        elif func in _OUR_BACKWARD:
-            x, w, dy = args[:3]
-            operation = _OUR_BACKWARD[func]
-            self._record(operation, x, w, (dy, w if operation is Operation.BACKWARD_DATA else x), self.live_bytes)
-        elif func is _TORCHS_BACKWARD:  # torch computes dx, then dw while dx is allocated, as our two operators do
-            dy, read, w = args[:3]
-            x = dy if transposed else read
-            in_use_bytes = before_bytes
-            for of, gradient, other in zip(_OUR_BACKWARD.values(), result[:2], (w, read), strict=True):
-                if gradient is not None:
-                    in_use_bytes += self._block_bytes(gradient.untyped_storage().nbytes())
-                    operation = problem_operation(of, transposed=transposed)
-                    self._record(operation, x, w, (dy, other), in_use_bytes)
-        most_bytes = max((call.in_use_bytes for call in self.calls[first:]), default=0)
-        return max(0, most_bytes - self.live_bytes)
-
-    def _is_gradient(self, x: Tensor, w: Tensor) -> bool:
-        """Return whether a forward convolution is the dx of a transposed module, outside all forward passes."""
-        forward = None if self.running else self._forward_of(Operation.FORWARD, x, w)
-        return forward is not None and forward.call is not None and forward.call.is_transposed
-
-    def _remember(self, operation: Operation, x: Tensor, w: Tensor) -> None:
+    def _forward(self, read: Tensor, w: Tensor, transposed: bool, y: Tensor) -> None:
+        x = y if transposed else read
+        operation = problem_operation(Operation.FORWARD, transposed=transposed)
         call = self.running[-1] if self.running else None
         if call is not None and not _is_of(call, operation, x, w):
             call = None  # another convolution in the forward of a subclass
         self.forwards.append(_Forward(call, _identity(w), (x.shape, w.shape)))
+        self._record(operation, x, w, (read, w), self.live_bytes)
+
+    def _backward(
+        self, dy: Tensor, read: Tensor, w: Tensor, transposed: bool, gradients: Sequence[Any], before_bytes: int
+    ) -> None:
+        """Record dx, and dw while dx is allocated, as torch computes them."""
+        x, in_use_bytes = dy if transposed else read, before_bytes
+        each = zip((Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER), gradients, (w, read), strict=False)
+        for of, gradient, other in each:
+            if gradient is not None:
+                in_use_bytes += self._block_bytes(gradient.untyped_storage().nbytes())
+                operation = problem_operation(of, transposed=transposed)
+                self._record(operation, x, w, (dy, other), in_use_bytes)
 
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
@@ -309,10 +230,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         problem, batch_size = forward.call.problem.with_operation(operation), forward.call.batch_size
         torch_format = TORCH_FORMATS[problem.memory_format]
-        copied = [t for t in operands if not t.is_contiguous(memory_format=torch_format)]
+        copied = (t for t in operands if not t.is_contiguous(memory_format=torch_format))
         copied_bytes = sum(self._block_bytes(t.nbytes) for t in copied)
-        event = len(self.events)
-        self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes, event))
+        self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes))
 
     def _forward_of(self, operation: Operation, x: Tensor, w: Tensor) -> _Forward | None:
         """Return the latest forward convolution with this filter and these shapes not yet matched with ``operation``.

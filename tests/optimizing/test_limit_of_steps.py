@@ -20,7 +20,7 @@ from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.optimize import _most_kept, _put_in
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.tracing.convolutions import trace
-from mucudnn.tracing.headroom import find_headroom
+from mucudnn.tracing.training_step import trace_step
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.words.config import Config
 from mucudnn.words.problem import Operation
@@ -83,7 +83,7 @@ def test_the_peak_of_a_step_is_that_of_its_tensors_and_the_limit(net: str) -> No
         torch.manual_seed(0)
         made, shape = NETS[net]
         model, x = made(), torch.randn(shape)
-        timeline = find_headroom(model, x).timeline
+        timeline = trace_step(model, x)
         tensors_bytes = timeline.peak_bytes - timeline.base_bytes  # parameters and x are there before
         limit = tuned_by_hand(model, x, way)
         peak_bytes = allocator_peak_bytes(repeatable_step(model, x))

@@ -13,11 +13,8 @@ import torch
 from support.cuda.placeholders import MODE, module_on_cuda, on_cuda
 from support.hungry import NETS, checkpointed, grouped, make_hungry, residual, shared
 from torch import Tensor, nn
-from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
-from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from mucudnn.kernels.contract.allocation import block_bytes, peak_allocated_bytes
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.geometries import GEOMETRIES, geometry
 from mucudnn.tracing import training_step as tracing
 from mucudnn.tracing.headroom import (
@@ -27,61 +24,38 @@ from mucudnn.tracing.headroom import (
     reference_peak_bytes,
     torch_inner_bytes,
 )
-from mucudnn.tracing.training_step import ConvolutionCall, Event, MemoryTimeline, trace_step, training_step
+from mucudnn.tracing.training_step import ConvolutionCall, TracedStep, trace_step, training_step
 from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.words.problem import ConvProblem, Operation
 
 MIB = 2**20
 PROBLEM = ConvProblem(Operation.FORWARD, c=5, h=9, w=9, k=7, r=3, s=3)
 
 
-def peak_of_blocks(function: Callable[[], object]) -> int:
-    """Of what the CPU's allocator is asked for, as the caching allocator would round it."""
-    memory_only = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-    _enable_profiler_legacy(memory_only)
-    try:
-        function()
-    finally:
-        threads = _disable_profiler_legacy()
-    live = peak = 0
-    for event in (event for thread in threads for event in thread):
-        if str(event.kind()) == "memory_alloc":
-            size = event.cpu_memory_usage()
-            live += block_bytes(abs(size), "cuda") * (1 if size > 0 else -1)
-            peak = max(peak, live)
-    return peak
-
-
-def peak_of_step(model: nn.Module, x: Tensor, peak: Callable[..., int] = peak_allocated_bytes) -> int:
+def peak_of_step(model: nn.Module, x: Tensor) -> int:
     def step() -> None:
         training_step(model, (x,))
         model.zero_grad(set_to_none=True)
 
     step()
-    return peak(step)
+    return peak_allocated_bytes(step)
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "channels_last", "blocks of CUDA"])
+@pytest.mark.parametrize("torch_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("net", NETS, ids=lambda net: net.__name__)
-def test_the_peak_is_not_above_torchs(net: Callable[[], nn.Module], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every workspace at its limit, at the same time; and what torch needs is known to be no less.
-
-    In blocks, the CPU's storages are traced and counted as if they were in the caching allocator.
-    """
-    device_type, peak = "cpu", peak_allocated_bytes
-    if kind == "blocks of CUDA":
-        device_type, peak = "cuda", peak_of_blocks
-        monkeypatch.setattr(tracing, "block_bytes", lambda size, device_type: block_bytes(size, "cuda"))
-    torch_format = torch.channels_last if kind == "channels_last" else torch.contiguous_format
+def test_the_peak_is_not_above_torchs(
+    net: Callable[[], nn.Module], torch_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every workspace at its limit, at the same time; and what torch needs is known to be no less."""
     model = net().to(memory_format=torch_format)  # type: ignore[call-overload]
     x = torch.randn(4, 3, 16, 16).to(memory_format=torch_format)
     timeline = trace_step(model, x)
-    torchs_bytes = peak_of_step(model, x, peak)
+    torchs_bytes = peak_of_step(model, x)
     assert reference_peak_bytes(timeline, torch_inner_bytes) - timeline.base_bytes <= torchs_bytes
-    limits = headroom_limits(timeline, torch_inner_bytes, device_type)
+    limits = headroom_limits(timeline, torch_inner_bytes)
     assert any(limits.values())
     make_hungry(model, limits, monkeypatch)
-    assert peak_of_step(model, x, peak) <= torchs_bytes
+    assert peak_of_step(model, x) <= torchs_bytes
 
 
 @pytest.mark.parametrize("net", [residual, grouped, checkpointed, shared], ids=lambda net: net.__name__)
@@ -112,34 +86,16 @@ def test_torchs_backward_operator_peaks_as_its_two_halves(name: str) -> None:
     assert max(of_data, of_filter) <= fused_bytes
 
 
-@pytest.mark.parametrize("operation", Operation)
-def test_torch_copies_operands_in_another_memory_format(operation: Operation) -> None:
-    """As the bytes in use of a call assume."""
-    problem, n, _ = geometry("same-3x3", operation, c=16, k=8, memory_format=MemoryFormat.CHANNELS_LAST)
-    x, dy = torch.randn(problem.x_shape(n)), torch.randn(problem.y_shape(n))
-    w = torch.randn(problem.w_shape()).to(memory_format=torch.channels_last)
-    pieces = problem.stride, problem.padding, problem.dilation, problem.groups
-    copied = {Operation.FORWARD: (x,), Operation.BACKWARD_DATA: (dy,), Operation.BACKWARD_FILTER: (x, dy)}[operation]
-    result = {Operation.FORWARD: dy, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[operation]
-    with torch.no_grad():
-        third = None if operation is Operation.FORWARD else dy
-        peak_bytes = peak_allocated_bytes(lambda: torch_convolution(operation, x, w, third, pieces))
-    assert peak_bytes >= result.nbytes + sum(t.nbytes for t in copied) + torch_inner_bytes(problem, n)
-
-
 FORWARD = ConvProblem(Operation.FORWARD, 3, 8, 8, 4, 3, 3)
 FILTER = FORWARD.with_operation(Operation.BACKWARD_FILTER)
 KB = 1000
-TIMELINE = MemoryTimeline(
-    base_bytes=100 * KB,
-    events=(
-        *(Event("convolution", 300 * KB), Event("relu", 500 * KB)),
-        *(Event("convolution", 700 * KB, 50 * KB), Event("backward", 400 * KB)),
-    ),
-    calls=(
-        ConvolutionCall("conv", FORWARD, 2, 300 * KB, 0),
-        ConvolutionCall("conv", FORWARD, 2, 750 * KB, 2),
-        ConvolutionCall("conv", FILTER, 2, 400 * KB, 3),
+TRACED = TracedStep(
+    100 * KB,
+    750 * KB,
+    (
+        ConvolutionCall("conv", FORWARD, 2, 300 * KB),
+        ConvolutionCall("conv", FORWARD, 2, 750 * KB),
+        ConvolutionCall("conv", FILTER, 2, 400 * KB),
     ),
 )
 
@@ -153,27 +109,21 @@ def test_limits_by_hand(inner_kb: Mapping[ConvProblem, int], peak_kb: int) -> No
         assert batch_size == 2
         return inner_kb[problem] * KB
 
-    assert reference_peak_bytes(TIMELINE, inner) == peak_kb * KB
-    assert headroom_limits(TIMELINE, inner) == {  # the second call of the module has less room than the first
+    assert reference_peak_bytes(TRACED, inner) == peak_kb * KB
+    assert headroom_limits(TRACED, inner) == {  # the second call of the module has less room than the first
         ("conv", Operation.FORWARD): max((peak_kb - 750) * KB - MOST_LOST_BYTES, 0),
         ("conv", Operation.BACKWARD_FILTER): (peak_kb - 400) * KB - MOST_LOST_BYTES,
     }
 
 
-def test_without_convolutions_there_is_nothing_to_limit() -> None:
-    timeline = MemoryTimeline(100, (Event("relu", 500),), ())
-    assert reference_peak_bytes(timeline, torch_inner_bytes) == 500
-    assert headroom_limits(timeline, torch_inner_bytes) == {}
-
-
 # On CUDA: fake tensors, or those of the CPU in the place of the GPU's
 
 
-def trace_forward(model: nn.Module, x: Tensor) -> MemoryTimeline:
+def trace_forward(model: nn.Module, x: Tensor) -> TracedStep:
     """Of a step on CUDA the forward pass alone: torch's CPU build has no autograd for it."""
     there, inputs = module_on_cuda(model), (on_cuda(x),)
     with MODE, torch.no_grad():
-        return tracing._trace(there, inputs, None)
+        return tracing._trace(there, inputs)
 
 
 def test_a_step_on_cuda_is_counted_in_blocks() -> None:
@@ -190,9 +140,8 @@ def test_a_step_on_cuda_is_counted_in_blocks() -> None:
 
 def test_limits_leave_room_for_what_the_allocator_does_not_cut_off() -> None:
     in_use = [9 * MIB, 8 * MIB, 4 * MIB]
-    calls = tuple(ConvolutionCall(str(index), PROBLEM, 1, size, index) for index, size in enumerate(in_use))
-    timeline = MemoryTimeline(0, (Event("relu", 10 * MIB),), calls)
-    limits = headroom_limits(timeline, lambda problem, n: 0, "cuda")
+    calls = tuple(ConvolutionCall(str(index), PROBLEM, 1, size) for index, size in enumerate(in_use))
+    limits = headroom_limits(TracedStep(0, 10 * MIB, calls), lambda problem, n: 0, "cuda")
     assert list(limits.values()) == [MIB - 1024, MIB, 5 * MIB - 1024]
 
 

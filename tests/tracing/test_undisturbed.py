@@ -21,8 +21,7 @@ def test_leaves_no_trace(model: nn.Module, training: bool) -> None:
     gradients = {name: (p.grad, p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None}
     assert gradients
     random_state = torch.get_rng_state()
-    timeline = trace_step(model, x)
-    assert (timeline.real_because is None) == isinstance(model, nn.Sequential)
+    trace_step(model, x)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     for name, parameter in model.named_parameters():
         gradient, before = gradients[name]
@@ -49,7 +48,6 @@ def test_parts_that_are_frozen_stay_so() -> None:
     model = conv_net()
     frozen = model[1].eval()
     running = frozen.running_mean.clone()
-    operators = [event.operator for event in trace_step(model, torch.randn(4, 3, 12, 12)).events]
+    training_step(model, (torch.randn(4, 3, 12, 12),))
     assert not frozen.training
     assert torch.equal(frozen.running_mean, running)
-    assert operators.count("aten.add_.Tensor") == 1  # the batches counted by the other batch normalisation

@@ -32,8 +32,7 @@ def load_limited(
         return load_source(source, **sizes), None
     from mucudnn.bench.sources.table_tuning import table_with_headroom
 
-    table, headroom = table_with_headroom(source, **sizes, device=device)
-    return table, headroom.limits
+    return table_with_headroom(source, **sizes, device=device)
 
 
 def tuning_environment(device: str, config: Config) -> Environment:
