@@ -19,7 +19,13 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 @click.command(cls=FileCommand)
 @options.source
-@options.filters("--filter", "all")
+@options.option(
+    "filter",
+    parameters.Text("RxS,...", parameters.parse_filters),
+    "Use only layers with filters of these sizes, or all.",
+    "all",
+    "filters",
+)
 @options.option(
     "batch-scale",
     parameters.Finite(min=0, min_open=True),

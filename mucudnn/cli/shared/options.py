@@ -17,7 +17,6 @@ from mucudnn.cli.shared.parameters import (
     Text,
     choice,
     parse_device,
-    parse_filters,
     parse_shape,
     several,
 )
@@ -124,17 +123,6 @@ known_device = option(
 )
 device = together(known_device, _made_current)
 """Makes a GPU given by number the current one while the command runs."""
-
-
-def filters(option: str, default: str) -> Decorator:
-    """Return a decorator that adds an option to keep only layers whose filters have certain sizes."""
-    return click.option(
-        option,
-        "filters",
-        type=Text("RxS,...", parse_filters),
-        default=default,
-        help="Use only layers with filters of these sizes, or all.",
-    )
 
 
 layer_of_source = click.option(
