@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -11,13 +11,52 @@ import numpy as np
 import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import fail, invoke
-from support.machine_noise import SLOW, NoisyMachine
 
 from mucudnn.bench.analyses.comparison import FolderComparison, Pair, Verdict, compare_folders, in_words, judged
 from mucudnn.bench.folders.header import Header
 from mucudnn.bench.folders.reading import read_folder
 from mucudnn.bench.folders.rows import Row
 from mucudnn.bench.folders.writing import open_folder
+
+SPREAD = 0.04  # of the logarithm of a call's time
+DISTURBED, DISTURBANCE = 0.08, 0.33  # share of calls, and how much longer they take
+SLOW = 4 / 3
+_SHORTEST_S, _LONGEST_S = 2.0, 180.0  # of a phase, slow or not
+
+
+@dataclass(slots=True)
+class NoisyMachine:
+    """Two shared cores from a moment on. Phases are those of the machine: all calls of a time share them."""
+
+    seed: int
+    now_s: float = 0.0
+    _is_slow: bool = False
+    _until_s: float = 0.0
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self._is_slow = bool(self.random.integers(2))
+
+    def call(self, quiet_s: float) -> float:
+        """Return how long a call takes, now."""
+        while self.now_s >= self._until_s:
+            self._is_slow = not self._is_slow
+            self._until_s += float(np.exp(self.random.uniform(np.log(_SHORTEST_S), np.log(_LONGEST_S))))
+        took_s = quiet_s * float(np.exp(self.random.normal(0.0, SPREAD)))
+        took_s *= SLOW if self._is_slow else 1.0
+        took_s *= 1 + DISTURBANCE * (self.random.random() < DISTURBED)
+        self.now_s += took_s
+        return took_s
+
+    def in_turns(self, quiet_s: Mapping[str, float], rounds: int) -> dict[str, list[float]]:
+        """Return samples of contestants in turns, each 10 ms or a call, in a random order each round."""
+        samples: dict[str, list[float]] = {name: [] for name in quiet_s}
+        for _ in range(rounds):
+            for name in self.random.permutation([*quiet_s]):
+                samples[name].append(self.call(quiet_s[name]))
+        return samples
+
 
 TOLERANCE = 0.05
 ROWS, ROUNDS, REPEATS = 20, 81, 20
