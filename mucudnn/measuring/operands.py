@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +43,6 @@ class Operands:
         """Return the tensor (x, w or y) that the operation writes."""
         tensor: Tensor = getattr(self, _WRITTEN[operation])
         return tensor
-
-    def with_own_result(self, operation: Operation) -> Operands:
-        """Return these operands with a new, uninitialized tensor in place of the one that the operation writes."""
-        own: dict[str, Any] = {_WRITTEN[operation]: torch.empty_like(self.written(operation))}
-        return replace(self, **own)
 
 
 _PERIOD = 2**20 - 3  # a prime, so that rows, channels and samples differ

@@ -54,11 +54,6 @@ def whole_run(
     return partial(convolve, *call, *geometry, measured)
 
 
-def run_whole(problem: ConvProblem, configuration: Configuration, operands: Operands) -> Tensor:
-    """Make one untimed call of a configuration, and return the result of the operation."""
-    return whole_run(problem, configuration, operands)()
-
-
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
     """Call the baseline (torch's own convolution, undivided); return the result of the operation."""
     call, geometry = _call(problem, operands)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.kernels.torch_ops import gemm
-from mucudnn.measuring.whole_runs import Machine, run_torch, run_whole, training_operands, whole_run
+from mucudnn.measuring.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
@@ -60,7 +60,7 @@ def test_ours_is_the_registered_operator_and_right(problem: ConvProblem) -> None
 @pytest.mark.parametrize("operation", Operation)
 def test_only_a_forward_pass_is_recorded_as_in_training(operation: Operation, configuration: Configuration) -> None:
     problem = PROBLEM.with_operation(operation)
-    result = run_whole(problem, configuration, training_operands(problem, 3))
+    result = whole_run(problem, configuration, training_operands(problem, 3))()
     assert (result.grad_fn is not None) is (operation is Operation.FORWARD)
 
 

@@ -16,7 +16,7 @@ from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proving.trial import check_heap
 from mucudnn.measuring.timing.timer import WallClock
-from mucudnn.measuring.whole_runs import Machine, run_whole
+from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.testing.geometries import random_problem
 from mucudnn.tuning.tuner import tune_tasks
 from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
@@ -57,7 +57,7 @@ def why_wrong(problem: ConvProblem, batch_size: int, machine: Machine) -> str | 
 
 def _run(problem: ConvProblem, configuration: object, operands: Operands) -> torch.Tensor:
     with torch.no_grad():
-        return run_whole(problem, configuration, operands)  # type: ignore[arg-type]
+        return whole_run(problem, configuration, operands)()  # type: ignore[arg-type]
 
 
 def main(first: int, end: int) -> None:
