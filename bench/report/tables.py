@@ -28,8 +28,6 @@ def new_table(title: str, left: tuple[str, ...], right: Sequence[str], footer: t
 
 def memory_bound(config: Config) -> str:
     """Return what bounds memory under a config as text for titles, such as ``workspace limit 64 MiB``."""
-    if config.memory_budget_bytes is not None:
-        return f"memory budget {format_bytes(config.memory_budget_bytes)}"
     if config.workspace_budget_bytes is not None:
         return f"workspace budget {format_bytes(config.workspace_budget_bytes)}"
     if config.has_headroom_limit:
