@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from random import Random
@@ -38,7 +37,7 @@ from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 _OWN_SIZES = (3, 2)  # mini-batch and micro-batch of the caller's problems
 _MOST_DRAWS = 300  # attempts to draw a random problem that the algorithm supports
 
-_Case = tuple[ConvProblem, int, int]  # problem, mini-batch and micro-batch sizes
+_Cut = tuple[ConvProblem, tuple[int, ...]]  # problem and micro-batches
 _Check = Callable[[], None]
 
 
@@ -72,9 +71,16 @@ def check_algorithm(
     except InvalidInputError as error:
         raise AssertionError(str(error)) from None
     bounds = DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {})
-    return check_contract(
-        algorithm, bounds, problems=problems, random_problems=random_problems, seed=seed, report=report
-    )
+    passed = check_contract(algorithm, bounds, problems=problems, random_problems=random_problems, seed=seed)
+    if report is not None:
+        cuts = set(passed)
+        checked = {problem for problem, _ in cuts}
+        formats, dtypes = ({getattr(problem, name) for problem in checked} for name in ("memory_format", "dtype"))
+        report(
+            f"{algorithm.name}: {len(passed)} checks passed: {len(checked)} problems ({len(formats)} memory format(s), "
+            f"{len(dtypes)} dtype(s)), each against float64 between guard zones, in {len(cuts)} cuts into micro-batches"
+        )
+    return len(passed)
 
 
 def check_contract(
@@ -84,126 +90,92 @@ def check_contract(
     problems: Iterable[ConvProblem] = (),
     random_problems: int = 100,
     seed: int = 0,
-    report: Callable[[str], object] | None = None,
-) -> int:
-    """Check an algorithm, even a built-in one, as ``check_algorithm``. bounds: largest relative error by dtype."""
-    suite = _Suite(algorithm, bounds, seed)
-    with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
-        for case in _cases():
-            suite.check(case)
-        for case in (*_cases_of_each_kind(), *((problem, *_OWN_SIZES) for problem in problems)):
-            suite.check_thoroughly(case)
-        if not suite.passed:
-            raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
-        for number in range(seed, seed + random_problems):
-            suite.check_at_random(number)
-    if report is not None:
-        report(suite.summary())
-    return suite.passed
+) -> list[_Cut]:
+    """Check an algorithm, even a built-in one, as ``check_algorithm``; return what each check passed was of.
 
+    bounds: largest relative error by dtype.
+    """
+    passed: list[_Cut] = []
 
-@dataclass(slots=True)
-class _Suite:
-    """The checks of one algorithm. bounds: largest relative error by dtype. cuts: problems with their micro-batches."""
-
-    algorithm: Algorithm
-    bounds: Mapping[str, float]
-    seed: int
-    passed: int = 0
-    cuts: set[tuple[ConvProblem, tuple[int, ...]]] = field(default_factory=set)
-
-    def summary(self) -> str:
-        """Return one line with the number of checks passed, of problems, and of divisions into micro-batches."""
-        problems = {problem for problem, _ in self.cuts}
-        formats, dtypes = ({getattr(p, name) for p in problems} for name in ("memory_format", "dtype"))
-        return (
-            f"{self.algorithm.name}: {self.passed} checks passed: {len(problems)} problems ({len(formats)} memory "
-            f"format(s), {len(dtypes)} dtype(s)), each against float64 between guard zones, in {len(self.cuts)} cuts "
-            "into micro-batches"
-        )
-
-    def check(self, case: _Case) -> None:
-        """Check the algorithm's result for one problem, and how NaN and Inf spread."""
-        self._run_all(self._checks_of_result, case)
-
-    def check_thoroughly(self, case: _Case) -> None:
-        """Run the checks of ``check``, and those of divisions into micro-batches, threads, sums and the bias."""
-        self._run_all(self._checks_of_result, case)
-        self._run_all(self._checks_of_calls, case)
-
-    def check_at_random(self, seed: int) -> None:
-        """Check the result of one random call. Does nothing if no problem is drawn that the algorithm supports."""
-        random = Random(seed)
-        drawn = (random_problem(random) for _ in range(_MOST_DRAWS))
-        problem = next((p for p in drawn if p is not None and self.algorithm.supports(p) is None), None)
-        if problem is None:
-            return
-        micro_batches = random_micro_batches(random, self.algorithm, problem)
-        has_bias = problem.operation is Operation.FORWARD and random.random() < 0.5
-        check = partial(check_result, self.algorithm, problem, micro_batches, self.bounds[problem.dtype])
-        self._run(partial(check, has_bias=has_bias), problem, micro_batches, seed)
-
-    def _run_all(self, checks: Callable[[ConvProblem, list[int]], Iterator[_Check]], case: _Case) -> None:
-        problem, batch_size, micro_batch_size = case
-        with _told_of(f"{self.algorithm.name}: {problem}, slices of {micro_batch_size}"):
-            reason = self.algorithm.supports(problem)
-            check_reason(reason)
-            check_reason(self.algorithm.supports_micro_batch(problem, micro_batch_size))
-        if reason is None:
-            micro_batches = split(self.algorithm, problem, batch_size, micro_batch_size)
-            for check in checks(problem, micro_batches):
-                self._run(check, problem, micro_batches, self.seed)
-
-    def _checks_of_result(self, problem: ConvProblem, micro_batches: list[int]) -> Iterator[_Check]:
-        algorithm, bound = self.algorithm, self.bounds[problem.dtype]
-        yield partial(check_workspace, algorithm, problem, micro_batches[0])
-        yield partial(check_result, algorithm, problem, micro_batches, bound)
-        if fuses(algorithm, problem):
-            yield partial(check_epilogue, algorithm, problem, micro_batches, bound, "ReLU6")
-        yield partial(check_nothing_is_hidden, algorithm, problem)
-        if algorithm.is_local(problem):
-            yield partial(check_locality, algorithm, problem)
-            if problem.operation is Operation.BACKWARD_FILTER and problem.dtype == "float32":
-                yield partial(check_locality_of_padding, algorithm, problem)
-
-    def _checks_of_calls(self, problem: ConvProblem, micro_batches: list[int]) -> Iterator[_Check]:
-        algorithm, bound = self.algorithm, self.bounds[problem.dtype]
-        call = (algorithm, problem, micro_batches)
-        yield partial(_in_uneven_threads, partial(check_result, *call, bound))
-        yield partial(check_splits, algorithm, problem, sum(micro_batches), bound)
-        if algorithm.deterministic:
-            yield partial(check_determinism, *call)
-        if problem.operation is Operation.FORWARD:
-            yield partial(check_result, *call, bound, has_bias=True)
-        if fuses(algorithm, problem):
-            yield partial(check_epilogue, *call, bound, None)
-            for activation, adds in product(ACTIVATIONS, (False, True)):
-                yield partial(_in_uneven_threads, partial(check_epilogue, *call, bound, activation, adds=adds))
-        if problem.operation is Operation.BACKWARD_FILTER:
-            yield partial(check_added, *call, bound)
-            if problem.item_bytes < 4 and algorithm.supports_micro_batch(problem, 1) is None:
-                yield partial(check_float32_sums, algorithm, problem)
-
-    def _run(self, check: _Check, problem: ConvProblem, micro_batches: Sequence[int], seed: int) -> None:
+    def run(check: _Check, problem: ConvProblem, micro_batches: Sequence[int], seed: int) -> None:
         sizes = " + ".join(map(str, micro_batches))
-        with _told_of(f"{self.algorithm.name}: {problem}, micro-batches {sizes}, seed {seed}"):
+        with _told_of(f"{algorithm.name}: {problem}, micro-batches {sizes}, seed {seed}"):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for each other backend
             check()
-        self.passed += 1
-        self.cuts.add((problem, tuple(micro_batches)))
+        passed.append((problem, tuple(micro_batches)))
+
+    with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
+        for problem, batch_size, n, is_thorough in _cases(problems):
+            with _told_of(f"{algorithm.name}: {problem}, slices of {n}"):
+                reason = algorithm.supports(problem)
+                check_reason(reason)
+                check_reason(algorithm.supports_micro_batch(problem, n))
+            if reason is None:
+                micro_batches = split(algorithm, problem, batch_size, n)
+                for checks in (_checks, _more_checks) if is_thorough else (_checks,):
+                    for check in checks(algorithm, problem, micro_batches, bounds[problem.dtype]):
+                        run(check, problem, micro_batches, seed)
+        if not passed:
+            raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
+        for number in range(seed, seed + random_problems):
+            random = Random(number)
+            drawn = (random_problem(random) for _ in range(_MOST_DRAWS))
+            found = next((p for p in drawn if p is not None and algorithm.supports(p) is None), None)
+            if found is not None:
+                sizes = random_micro_batches(random, algorithm, found)
+                has_bias = found.operation is Operation.FORWARD and random.random() < 0.5
+                check = partial(check_result, algorithm, found, sizes, bounds[found.dtype], has_bias=has_bias)
+                run(check, found, sizes, number)
+    return passed
 
 
-def _cases() -> Iterator[_Case]:
-    """Yield every geometry of the suite in float32, with mini-batch and micro-batch sizes."""
+def _cases(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
+    """Yield problems with mini-batch and micro-batch size, and whether to check them thoroughly.
+
+    Every geometry comes in float32, then one of each kind in every dtype, and the caller's own.
+    """
     for operation, name, memory_format in product(Operation, GEOMETRIES, MemoryFormat):
-        yield geometry(name, operation, memory_format=memory_format)
-
-
-def _cases_of_each_kind() -> Iterator[_Case]:
-    """Yield one geometry of each kind in every dtype, with mini-batch and micro-batch sizes."""
+        yield *geometry(name, operation, memory_format=memory_format), False
     kinds = product(Operation, ONE_OF_EACH_KIND, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
     for operation, name, memory_format, dtype in kinds:
-        yield geometry(name, operation, memory_format=memory_format, dtype=dtype)
+        yield *geometry(name, operation, memory_format=memory_format, dtype=dtype), True
+    for problem in own:
+        yield problem, *_OWN_SIZES, True
+
+
+def _checks(algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float) -> Iterator[_Check]:
+    """Yield checks of the result, and of how NaN and Inf spread."""
+    call = (algorithm, problem, micro_batches)
+    yield partial(check_workspace, algorithm, problem, micro_batches[0])
+    yield partial(check_result, *call, bound)
+    if fuses(algorithm, problem):
+        yield partial(check_epilogue, *call, bound, "ReLU6")
+    yield partial(check_nothing_is_hidden, algorithm, problem)
+    if algorithm.is_local(problem):
+        yield partial(check_locality, algorithm, problem)
+        if problem.operation is Operation.BACKWARD_FILTER and problem.dtype == "float32":
+            yield partial(check_locality_of_padding, algorithm, problem)
+
+
+def _more_checks(
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float
+) -> Iterator[_Check]:
+    """Yield checks of divisions into micro-batches, threads, sums and the bias."""
+    call = (algorithm, problem, micro_batches)
+    yield partial(_in_uneven_threads, partial(check_result, *call, bound))
+    yield partial(check_splits, algorithm, problem, sum(micro_batches), bound)
+    if algorithm.deterministic:
+        yield partial(check_determinism, *call)
+    if problem.operation is Operation.FORWARD:
+        yield partial(check_result, *call, bound, has_bias=True)
+    if fuses(algorithm, problem):
+        yield partial(check_epilogue, *call, bound, None)
+        for activation, adds in product(ACTIVATIONS, (False, True)):
+            yield partial(_in_uneven_threads, partial(check_epilogue, *call, bound, activation, adds=adds))
+    if problem.operation is Operation.BACKWARD_FILTER:
+        yield partial(check_added, *call, bound)
+        if problem.item_bytes < 4 and algorithm.supports_micro_batch(problem, 1) is None:
+            yield partial(check_float32_sums, algorithm, problem)
 
 
 def _in_uneven_threads(check: _Check) -> None:

@@ -20,6 +20,7 @@ from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.measuring.guard_zones import GuardedBuffer
+from mucudnn.measuring.operands import Operands
 from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are checked
@@ -78,15 +79,16 @@ class GuardedMemory:
 
 @dataclass
 class Call:
-    """One call of one operation of an algorithm: its tensors and, after ``run``, the bytes that the call allocated.
+    """One call of one operation of an algorithm, on random numbers of torch's global generator.
 
-    The operands are random numbers of torch's global generator.
+    undeclared_bytes: after ``run``, the largest excess of the bytes that an open, step or close allocated over the
+    declared ones; may be negative.
     """
 
     problem: ConvProblem
     batch_size: int
     memory: GuardedMemory = field(default_factory=GuardedMemory)
-    excess_bytes: list[int] = field(default_factory=list)
+    undeclared_bytes: int = -(2**63)
 
     def __post_init__(self) -> None:
         self.x = self.memory.tensor(self.problem, self.problem.x_shape(self.batch_size))
@@ -101,11 +103,7 @@ class Call:
     @property
     def written(self) -> Tensor:
         """The tensor that the call writes, initially filled with NaN, or with zeros if the algorithm adds to it."""
-        return {
-            Operation.FORWARD: self.y,
-            Operation.BACKWARD_DATA: self.x,
-            Operation.BACKWARD_FILTER: self.w,
-        }[self.problem.operation]
+        return Operands(self.x, self.w, self.y).written(self.problem.operation)
 
     @torch.no_grad()
     def run(
@@ -163,13 +161,9 @@ class Call:
         if (where := self.memory.trespass()) is not None:
             raise AssertionError(f"written outside the output, prepared or scratch: {where}")
 
-    @property
-    def undeclared_bytes(self) -> int:
-        """Largest excess of the bytes that an open, step or close allocated over the declared ones; may be negative."""
-        return max(self.excess_bytes)
-
     def _count(self, declared_bytes: int, function: Callable[[], None]) -> None:
-        self.excess_bytes.append(peak_allocated_bytes(function, self.x.device.type) - declared_bytes)
+        excess_bytes = peak_allocated_bytes(function, self.x.device.type) - declared_bytes
+        self.undeclared_bytes = max(self.undeclared_bytes, excess_bytes)
 
 
 def _have_the_same_bits(one: Tensor, other: Tensor) -> bool:

@@ -55,7 +55,8 @@ def test_every_promise_is_kept(name: str) -> None:
         compiled.algorithm(name)  # or this build has none
     bounds = {dtype: LOOSER.get(name, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
-    assert check_contract(algorithm(name), bounds, problems=strided, random_problems=3) >= 20  # test_fuzz has more
+    passed = check_contract(algorithm(name), bounds, problems=strided, random_problems=3)  # test_fuzz has more
+    assert len(passed) >= 20
 
 
 @pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
