@@ -128,42 +128,23 @@ class FileCommand(click.Command):
 
 
 def check_outputs(ctx: click.Context) -> None:
-    """Raise ``BadParameter`` for an output file that cannot be written or is another file of the command."""
+    """Raise ``BadParameter`` for an output file that cannot be written, or is an input or the database."""
     given = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
     taken = {
-        f"{os.path.realpath(name)}{suffix}": param
+        f"{os.path.realpath(str(value))}{suffix}": param.get_error_hint(ctx)
         for param, value in given
-        if not isinstance(param.type, OutputFile)
-        for name in _names(value)
+        if isinstance(value, (str, Path)) and "\0" not in str(value) and not isinstance(param.type, OutputFile)
         for suffix in ("", *SIDECARS)
     }
     for param, value in given:
-        if not isinstance(param.type, OutputFile) or value is None:
-            continue
-        for path in param.type.files(value):
-            try:
-                require_writable(path)
-            except OutputError as error:
-                raise click.BadParameter(str(error), ctx, param) from error
-            if is_stream(path):
-                continue
-            real = Path(os.path.realpath(path))
-            folder = taken.get(str(real.parent))
-            if folder is not None and (real.exists() or isinstance(folder.type, OutputFolder)):
-                raise click.BadParameter(f"{path} is in the folder of the results; name a file elsewhere", ctx, param)
-            if other := taken.get(str(real)):
-                hint = other.get_error_hint(ctx)
-                raise click.BadParameter(f"{path} is also {hint} and would be lost; name another file", ctx, param)
-            taken[str(real)] = param
-
-
-def _names(value: object) -> Iterator[str]:
-    """Yield possible file names in the value of a parameter, also ``file.py`` of ``file.py:factory``."""
-    if isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _names(each)
-    elif isinstance(value, (str, Path)) and "\0" not in str(value):
-        yield from filter(None, (str(value), str(value).rpartition(":")[0]))
+        if isinstance(param.type, OutputFile) and value is not None:
+            for path in param.type.files(value):
+                try:
+                    require_writable(path)
+                except OutputError as error:
+                    raise click.BadParameter(str(error), ctx, param) from error
+                if other := taken.get(os.path.realpath(path)):
+                    raise click.BadParameter(f"{path} is also {other} and would be lost; name another file", ctx, param)
 
 
 @contextmanager

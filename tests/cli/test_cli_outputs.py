@@ -87,12 +87,11 @@ def test_no_command_writes_over_a_database(tuned: Path, layers: Path, tmp_path: 
     assert rows(tuned) == rows(other) == before
 
 
-def test_two_outputs_cannot_be_one_file(layers: Path, tmp_path: Path, unmeasured: None) -> None:
-    out = tmp_path / "m.lp"
-    tune = ("tune", layers, "--workspace-budget", "1MiB", "--write-lp", out)
-    assert "is also '--write-lp'" in fail(*tune, "--json", another_spelling(out))
-    out.symlink_to(layers)
-    assert "is also 'SOURCE'" in fail(*tune)
+def test_the_users_model_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unmeasured: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text("raise SystemExit('imported')\n")
+    for source in ("model:make", "model.py:make"):
+        assert "is a Python file" in fail("tune", source, "--input", "3x8x8", "--json", "model.py")
 
 
 def test_an_output_that_fails_in_the_end_costs_neither_table_nor_rows(
