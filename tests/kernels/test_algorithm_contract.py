@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -40,12 +41,16 @@ LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; th
 @pytest.fixture
 def each_dtype_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the thorough checks those of float32 and float16 in one format, of the others in the other; in fuzz all."""
-    every = [*contract._cases_of_each_kind()]
-    is_first = [(p.dtype in ("float32", "float16"), p.memory_format is MemoryFormat.CONTIGUOUS) for p, _, _ in every]
-    some = [
-        case for case, (first_dtype, first_format) in zip(every, is_first, strict=True) if first_dtype is first_format
-    ]
-    monkeypatch.setattr(contract, "_cases_of_each_kind", lambda: iter(every if IS_FULL else some))
+    every = contract._cases
+
+    def some(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
+        for case in every(own):
+            problem, _, _, is_thorough = case
+            is_first = problem.dtype in ("float32", "float16")
+            if IS_FULL or not is_thorough or is_first is (problem.memory_format is MemoryFormat.CONTIGUOUS):
+                yield case
+
+    monkeypatch.setattr(contract, "_cases", some)
 
 
 @pytest.mark.usefixtures("each_dtype_in_one_format")
