@@ -225,8 +225,8 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
 def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     """Return a decorator that adds options of fields of ``Config``, by name or as decorators, to a command.
 
-    The command gets their values as one argument, ``config``. fixed: values of other fields. Fields of ``MEASURING``
-    that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
+    The command gets their values as one argument, ``config``. fixed: values of other fields. Settings of
+    measuring that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
     """
     options = (setting(one) if isinstance(one, str) else one for one in settings)
     return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
@@ -237,8 +237,8 @@ def _config(**values: Any) -> Config:
     if values.get("workspace_budget") is not None:
         refuse_given("--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit")
         del values["workspace_limit"]
-    unoffered = {name: text for name, text in variables(os.environ).items() if name in set(MEASURING) - set(values)}
-    return Config(**{**unoffered, **values})
+    named = {name: one for name, one in variables(os.environ).items() if name in (*MEASURING, "first_call_time")}
+    return Config(**{**named, **values})
 
 
 MEASURING = (
