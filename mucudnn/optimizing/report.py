@@ -12,7 +12,6 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from mucudnn.graph.model import BandedModel
 from mucudnn.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.modules.tuned_module import TunedModule
@@ -191,8 +190,8 @@ def report(model: torch.nn.Module) -> Report:
 
     Raises ``InvalidInputError`` if ``model`` is not a module.
     """
-    if isinstance(model, BandedModel):
-        found: tuple[Fitted, ...] = model.findings
+    found = getattr(model, "findings", None)  # of a graph, whose modules are not loaded for models without one
+    if isinstance(found, tuple) and found and all(isinstance(one, Fitted) for one in found):
         return Report(tuple(pair for one in found for pair in one.convolutions), memory=found)
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
