@@ -63,9 +63,9 @@ def test_doctor_lists_it_and_the_package_that_brings_it(installed: Path, tmp_pat
 
 def test_it_is_measured_and_stored_where_it_is_asked_for_and_known_elsewhere(installed: Path, tmp_path: Path) -> None:
     assert output(["-c", TUNED], tmp_path, installed).split() == ["native", NAME]
-    stored = output(["-m", "mucudnn", "database", "export", "--database", "measurements.sqlite", "all.csv"], tmp_path)
+    stored = output(["-m", "mucudnn", "database", "export", "--database", "measurements.sqlite", "all.jsonl"], tmp_path)
     assert stored is not None
-    assert f",{NAME},1," in (tmp_path / "all.csv").read_text()
+    assert f'"algorithm": "{NAME}"' in (tmp_path / "all.jsonl").read_text()
     without = run(["-c", TUNED], tmp_path)
     assert without.returncode == 1
     assert f"algorithms has {NAME}; this machine has native, " in without.stderr
