@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -190,8 +191,9 @@ def report(model: torch.nn.Module) -> Report:
 
     Raises ``InvalidInputError`` if ``model`` is not a module.
     """
-    found = getattr(model, "findings", None)  # of a graph, whose modules are not loaded for models without one
-    if isinstance(found, tuple) and found and all(isinstance(one, Fitted) for one in found):
+    graphs = sys.modules.get("mucudnn.graph.model")  # loaded for models that run as graphs alone
+    if graphs is not None and isinstance(model, graphs.BandedModel):
+        found: tuple[Fitted, ...] = model.findings
         return Report(tuple(pair for one in found for pair in one.convolutions), memory=found)
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
