@@ -80,14 +80,6 @@ def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
     return tuple(_every(device_type))
 
 
-def algorithm_versions(*device_types: str) -> dict[str, int]:
-    """Return the version of every algorithm of these device types by name (default: of all device types).
-
-    Algorithms that a source such as cuDNN lists for each problem are left out, as in ``algorithms``.
-    """
-    return {one.name: one.version for device_type in device_types or _DEVICE_TYPES for one in algorithms(device_type)}
-
-
 def as_called(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm to use for an undivided mini-batch.
 

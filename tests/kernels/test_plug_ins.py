@@ -13,7 +13,7 @@ from support.plug_in import Doubling, Pointwise
 
 import mucudnn
 from mucudnn.kernels import plug_ins, registry
-from mucudnn.kernels.registry import algorithm, algorithm_versions, algorithms, installed_plug_ins, register
+from mucudnn.kernels.registry import algorithm, algorithms, installed_plug_ins, register
 from mucudnn.words.errors import InvalidInputError
 
 
@@ -42,7 +42,6 @@ def test_what_is_registered_is_one_of_the_algorithms_the_last() -> None:
     assert algorithms()[0].name == "native"
     assert mine not in algorithms("cuda")
     assert algorithm("test/pointwise") is mine
-    assert algorithm_versions()["test/pointwise"] == mine.version
 
 
 @pytest.mark.parametrize(
